@@ -1,0 +1,157 @@
+"""Batched augmentation with per-sample randomness, drawn anew at every serve.
+
+A random number here is a function of (seed, pass, sample id, serve, how many were drawn before), not
+of a generator's history: the same for any number of workers, the same after a resume. To freeze a
+sample's augmentation (`reaugment=False`), every serve draws as its first one did.
+
+An augmentation is a function (images, draws) -> images over a batch [N, C, H, W].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive numbers over the bits
+MASK = (1 << 64) - 1
+
+
+class Draws:
+    """Random numbers for one batch, one a sample and call."""
+
+    def __init__(self, keys: NDArray[np.uint64]) -> None:
+        self.keys = keys
+        self._drawn = 0
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
+        self._drawn += 1
+        bits = _mix(self.keys + np.uint64(self._drawn * GOLDEN & MASK))
+        return low + (high - low) * (bits >> np.uint64(11)) / float(1 << 53)
+
+    def integers(self, low: int, high: int) -> NDArray[np.int64]:
+        """Uniform on low, ..., high - 1."""
+        return np.floor(self.uniform(low, high)).astype(np.int64)
+
+
+def draw_keys(
+    seed: int, pass_index: int, ids: NDArray[np.int64], serves: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """One key for every sample of a batch."""
+    run = np.array([(seed * GOLDEN + pass_index + 1) & MASK], dtype=np.uint64)
+    return _mix(_mix(_mix(run) + ids.astype(np.uint64)) + serves.astype(np.uint64))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Augmentation(Protocol):
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Called by the loader for each batch, on the consumer's thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One after the other."""
+
+    steps: Sequence[Augmentation]
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        for step in self.steps:
+            images = step(images, draws)
+        return images
+
+
+@dataclass(frozen=True, slots=True)
+class PadCrop:
+    """Pad with zeros, then crop back to the size at a random place."""
+
+    padding: int
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        height, width = images.shape[-2:]
+        span = 2 * self.padding + 1
+        tops = _column_on(images, draws.integers(0, span))
+        lefts = _column_on(images, draws.integers(0, span))
+        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        rows = tops[:, None] + torch.arange(height, device=images.device)
+        columns = lefts[:, None] + torch.arange(width, device=images.device)
+        batch = torch.arange(len(images), device=images.device)
+        picked = padded.permute(0, 2, 3, 1)[
+            batch[:, None, None], rows[:, :, None], columns[:, None, :]
+        ]
+        return picked.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Mirror left and right, with probability `p`."""
+
+    p: float = 0.5
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        flipped = torch.from_numpy(np.flatnonzero(draws.uniform() < self.p)).to(images.device)
+        out = images.clone(memory_format=torch.preserve_format)
+        out[flipped] = images[flipped].flip(-1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Cutout:
+    """Zero a random square of `size` pixels; it may reach over the edge."""
+
+    size: int
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        height, width = images.shape[-2:]
+        rows = _window(images, draws.integers(0, height), height, self.size)
+        columns = _window(images, draws.integers(0, width), width, self.size)
+        inside = rows[:, None, :, None] & columns[:, None, None, :]
+        return images.masked_fill(inside, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A crop of random area and shape, resized to a square of `size` (antialiased)."""
+
+    size: int
+    min_scale: float = 0.08
+    max_ratio: float = 4 / 3
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        from torchvision.transforms.v2.functional import resized_crop  # slow to import
+
+        height, width = images.shape[-2:]
+        area = height * width * draws.uniform(self.min_scale, 1.0)
+        ratio = np.exp(draws.uniform(-np.log(self.max_ratio), np.log(self.max_ratio)))
+        heights = np.clip(np.rint(np.sqrt(area / ratio)), 1, height).astype(int)
+        widths = np.clip(np.rint(np.sqrt(area * ratio)), 1, width).astype(int)
+        tops = np.floor(draws.uniform() * (height - heights + 1)).astype(int)
+        lefts = np.floor(draws.uniform() * (width - widths + 1)).astype(int)
+        boxes = zip(tops.tolist(), lefts.tolist(), heights.tolist(), widths.tolist(), strict=True)
+        size = [self.size, self.size]
+        return torch.stack(
+            [
+                resized_crop(image, *box, size, antialias=True)
+                for image, box in zip(images, boxes, strict=True)
+            ]
+        )
+
+
+def _column_on(images: torch.Tensor, values: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(values).to(images.device)
+
+
+def _window(
+    images: torch.Tensor, centres: NDArray[np.int64], extent: int, size: int
+) -> torch.Tensor:
+    first = _column_on(images, centres - size // 2)[:, None]
+    places = torch.arange(extent, device=images.device)
+    return (places >= first) & (places < first + size)

@@ -1,0 +1,112 @@
+"""Where samples come from, and in which order.
+
+The order of a pass is f(seed, pass, rank, world): every rank shuffles the same permutation and takes
+every world-th id of it, so ranks never meet and a saved run needs no list of ids to go on.
+
+Data sets here are map-style: `len()` and `[i] -> (picture, label)`, a picture being uint8 [3, H, W].
+They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.decoding import PictureDecoder
+from loaders.errors import SourceError
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
+CIFAR10_FOLDER = "cifar-10-batches-py"
+
+
+def pass_order(
+    samples: int,
+    *,
+    seed: int,
+    pass_index: int,
+    shuffle: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+) -> NDArray[np.int64]:
+    """Ids that `rank` serves in pass `pass_index`; as many on every rank (the first few twice)."""
+    order = np.arange(samples)
+    if shuffle:
+        order = np.random.default_rng(np.random.SeedSequence((seed, pass_index))).permutation(order)
+    return np.resize(order, samples_per_rank(samples, world_size) * world_size)[rank::world_size]
+
+
+def samples_per_rank(samples: int, world_size: int) -> int:
+    return -(-samples // world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureArrays:
+    """Pictures that are decoded already: uint8 [N, H, W, 3] in memory."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(self.pixels[index]).permute(2, 0, 1), int(self.labels[index])
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFiles:
+    """Pictures in files, decoded when asked for."""
+
+    paths: Sequence[Path]
+    labels: Sequence[int]
+    classes: tuple[str, ...]
+    decoder: PictureDecoder
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.decoder(self.paths[index]), self.labels[index]
+
+
+def picture_folder(root: Path, size: int) -> PictureFiles:
+    """`root/CLASS/*.jpg`, classes in alphabetical order (torchvision's ImageFolder layout)."""
+    if not root.is_dir():
+        raise SourceError(f"no folder {root}: give the folder that holds one folder a class")
+    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in PICTURE_SUFFIXES)
+        paths += found
+        labels += [label] * len(found)
+    if not paths:
+        raise SourceError(
+            f"no pictures under {root}: expected CLASS/NAME{'|'.join(PICTURE_SUFFIXES)}"
+        )
+    if len(set(labels)) == 1:
+        raise SourceError(
+            f"only one class under {root} ('{classes[labels[0]]}'): a classifier needs at least two"
+            " folders with pictures"
+        )
+    return PictureFiles(paths, labels, tuple(classes), PictureDecoder(size))
+
+
+def cifar10(root: Path, train: bool) -> PictureArrays:
+    """CIFAR-10 from `root`, downloaded there when absent and the network allows."""
+    from torchvision.datasets import CIFAR10  # slow to import, wanted by this source alone
+
+    present = (root / CIFAR10_FOLDER).is_dir()
+    try:
+        data = CIFAR10(str(root), train=train, download=not present)
+    except (OSError, RuntimeError, EOFError) as error:
+        what = "is damaged" if present else "is not there and could not be downloaded"
+        raise SourceError(
+            f"CIFAR-10 {what}: {root / CIFAR10_FOLDER}: {error}; put the python version's folder"
+            f" '{CIFAR10_FOLDER}' under {root}"
+        ) from error
+    return PictureArrays(data.data, np.asarray(data.targets), tuple(data.classes))

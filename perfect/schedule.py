@@ -1,0 +1,59 @@
+"""Learning rate over one phase: pure functions of the fraction of the phase that is done.
+
+    constant   _______      cosine  ~~\__      linear  \        onecycle  /\__
+    (with warm-up: a linear ramp from 0 in front)       \                   \
+
+`part` cuts a window out of a longer curve, so that two phases can share one: the thesis's
+"cosine 0.35, total 200 epochs, switch at epoch 105" is cosine part [0, 0.525] then [0.525, 1].
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["constant", "cosine", "linear", "onecycle"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+ONECYCLE_START = 1 / 25  # of the peak, as in Smith & Topin's 1cycle policy
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`lr` is the peak; `final` where cosine, linear and onecycle end."""
+
+    kind: Kind
+    lr: float
+    final: float = 0.0
+    warmup: float = 0.0
+    """Fraction of the phase spent ramping up from 0 (constant, cosine, linear)."""
+    ramp: float = 0.3
+    """Fraction of a onecycle spent going up."""
+    part: tuple[float, float] = (0.0, 1.0)
+    """The window of the curve that this phase walks through."""
+
+    def at(self, fraction: float) -> float:
+        """The learning rate when `fraction` (0 to 1) of the phase is done."""
+        begin, end = self.part
+        where = begin + (end - begin) * min(max(fraction, 0.0), 1.0)
+        if self.kind == "onecycle":
+            return self._onecycle(where)
+        if where < self.warmup:
+            return self.lr * where / self.warmup
+        where = (where - self.warmup) / (1 - self.warmup)
+        if self.kind == "cosine":
+            return self.final + (self.lr - self.final) * 0.5 * (1 + math.cos(math.pi * where))
+        if self.kind == "linear":
+            return self.lr + (self.final - self.lr) * where
+        return self.lr
+
+    def is_constant_at(self, fraction: float) -> bool:
+        """Whether a plateau seen here is the model's and not the schedule's."""
+        return self.kind == "constant" and fraction >= self.warmup
+
+    def _onecycle(self, where: float) -> float:
+        start = self.lr * ONECYCLE_START
+        if where < self.ramp:
+            low, high, x = start, self.lr, where / self.ramp
+        else:
+            low, high, x = self.lr, self.final, (where - self.ramp) / (1 - self.ramp)
+        return high + (low - high) * 0.5 * (1 + math.cos(math.pi * x))
