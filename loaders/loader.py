@@ -319,7 +319,9 @@ class ReuseLoader:
 
     def _slab_for(self, slots: int, ids: NDArray[np.int64]) -> Slab:
         if self._slab is None or self._slab.slots != slots:
-            self._slab = Slab(self.dataset[int(ids[0])], slots)
+            # Lightning evaluates in inference mode, whose tensors nobody may write to outside it.
+            with torch.inference_mode(False):
+                self._slab = Slab(self.dataset[int(ids[0])], slots)
         return self._slab
 
     # ---- arguments ------------------------------------------------------------------------------

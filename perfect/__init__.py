@@ -3,9 +3,13 @@
 The stable names are here; `python -m perfect.train config.yaml` is the program.
 """
 
-from loaders import ReuseLoader
-from perfect.callback import PhaseSwitch
-from perfect.phases import Phase, PlateauDetector, PlateauRule
-from perfect.schedule import Schedule
+from perfect.siblings import check_siblings
+
+check_siblings()
+
+from loaders import ReuseLoader  # noqa: E402
+from perfect.callback import PhaseSwitch  # noqa: E402
+from perfect.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
+from perfect.schedule import Schedule  # noqa: E402
 
 __all__ = ["Phase", "PhaseSwitch", "PlateauDetector", "PlateauRule", "ReuseLoader", "Schedule"]

@@ -1,0 +1,375 @@
+"""`PhaseSwitch`: the one callback that applies what `PhasePolicy` decides.
+
+Under any LightningModule with one optimizer, and a `ReuseLoader` as its train loader:
+
+    setup              find the loader; tell the trainer how many steps all phases take
+    batch start        learning rate and seed of this step (functions of the step: a resume continues)
+    batch end          count; keep the moving average; note the loss of first serves
+    validation         on averaged weights; what it shows goes to the policy (rank 0 decides for all)
+    epoch end = pass   ask the policy; set the loader's next reuse, batch size, length
+
+Lightning's epoch is a pass. Lightning reads a loader's length once, so where a phase changes it the
+callback makes the fit loop look again.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from loaders import ReuseLoader
+from loaders.reuse import batches_per_pass
+from loaders.sources import samples_per_rank
+from perfect.ema import Ema
+from perfect.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
+
+log = logging.getLogger(__name__)
+
+SAMPLE_LOSSES = "sample_losses"
+"""Key under which a training_step may return one loss a sample: the plateau rule then sees the loss
+of first serves also where a batch mixes them with later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRecord:
+    """What a phase did: a row of run.json."""
+
+    name: str
+    reuse: int
+    first_step: int
+    last_step: int
+    passes: int
+    decoded: int
+    lr_start: float | None
+    lr_end: float | None
+    reason: str
+
+
+class PhaseSwitch(L.Callback):
+    """Runs a list of phases. `monitor` is the logged metric of held-out accuracy (0 to 1)."""
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        plateau: PlateauRule | None = None,
+        monitor: str = "val_accuracy",
+        ema_decay: float = 0.999,
+        validate_every: float | None = None,
+    ) -> None:
+        """`validate_every`: epoch-equivalents between validations (None: as the Trainer says)."""
+        self.policy = PhasePolicy(phases, plateau)
+        self.monitor = monitor
+        self.ema_decay = ema_decay
+        self.validate_every = validate_every
+        self.records: list[PhaseRecord] = []
+        self.ema: Ema | None = None
+        self._saved_ema: dict[str, Any] | None = None
+        self.loader: ReuseLoader | None = None
+        self._initial_batch_size = 0
+        self._base_lrs: list[float] = []
+        self._accumulate = 1
+        self._limit_batches: int | float = 1.0
+        self._pass_limit: int | None = None
+        self._prepared_length = 0
+        self._updates_seen = 0
+        self._first_serve_loss = 0.0
+        self._first_serves = 0
+        self._warned_no_loss = False
+        self._swapped = False
+
+    # ---- before training ------------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise PhaseError(
+                "PhaseSwitch drives the one optimizer of automatic optimization;"
+                f" {type(pl_module).__name__} optimizes manually"
+            )
+        self.loader = _train_loader(trainer)
+        self._initial_batch_size = self.loader.batch_size
+        self._accumulate = trainer.accumulate_grad_batches
+        self._limit_batches = trainer.limit_train_batches
+        self._announce_length(trainer)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if len(trainer.optimizers) != 1:
+            raise PhaseError(f"PhaseSwitch drives one optimizer, not {len(trainer.optimizers)}")
+        if trainer.lr_scheduler_configs and any(p.lr for p in self.policy.phases):
+            raise PhaseError(
+                f"both {type(pl_module).__name__}.configure_optimizers and the phases set the"
+                " learning rate: remove the module's lr_scheduler, or `lr` from every phase"
+            )
+        # Before a checkpoint restores the optimizer: these are the rates that the module asked for.
+        self._base_lrs = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        if self._saved_ema is not None:
+            self.ema = Ema(pl_module, self.ema_decay)
+            self.ema.load_state_dict(self._saved_ema)
+            self._saved_ema = None
+        self._announce_length(trainer)
+        self._prepare_pass(trainer, resuming=self._pass_limit is not None)
+
+    def _announce_length(self, trainer: L.Trainer) -> None:
+        """Keeps trainer.estimated_stepping_batches (and the end of training) at the phases' sum."""
+        trainer.fit_loop.max_epochs = -1
+        trainer.fit_loop.epoch_loop.max_steps = self.total_steps
+
+    # ---- lengths --------------------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run: those done, and what is still planned."""
+        state, policy = self.policy.state, self.policy
+        ahead = sum(self.planned_steps(phase) for phase in policy.phases[state.index :])
+        return state.total_steps - state.step + ahead
+
+    def planned_steps(self, phase: Phase) -> int:
+        if phase.steps is not None:
+            return phase.steps
+        assert phase.passes is not None  # check_phases
+        return phase.passes * -(-self._batches(phase) // self._accumulate)
+
+    def _batches(self, phase: Phase) -> int:
+        loader = self._require_loader()
+        batches = batches_per_pass(
+            samples_per_rank(len(loader.dataset), loader.world_size),
+            phase.batch_size or self._initial_batch_size,
+            phase.reuse,
+            loader.mode,
+            loader.drop_last,
+        )
+        limit = self._limit_batches
+        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+    def _prepare_pass(self, trainer: L.Trainer, resuming: bool = False) -> None:
+        """Set the loader up for the coming pass, and the trainer for its length."""
+        loader, phase = self._require_loader(), self.policy.phase
+        loader.set_reuse(
+            phase.reuse,
+            reaugment=phase.reaugment,
+            batch_size=phase.batch_size or self._initial_batch_size,
+        )
+        if phase.steps is None:
+            self._pass_limit = None
+        elif not resuming:
+            self._pass_limit = (phase.steps - self.policy.state.step) * self._accumulate
+        loader.limit_pass(self._pass_limit)
+        if self.validate_every is not None:
+            samples = samples_per_rank(len(loader.dataset), loader.world_size)
+            every = self.validate_every * samples / loader.batch_size
+            trainer.val_check_interval = max(2, round(every))
+        if len(loader) != self._prepared_length:
+            self._prepared_length = len(loader)
+            _reread_loader(trainer)
+
+    # ---- every step -----------------------------------------------------------------------------
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step, phase = self.policy.state.step, self.policy.phase
+        # Dropout and the like draw from the step's own seed: nothing to save, the same after a kill.
+        seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        for group, base in zip(trainer.optimizers[0].param_groups, self._base_lrs, strict=True):
+            if phase.lr is not None:
+                lr = phase.lr.at_step(step, self.planned_steps(phase))
+                group["lr"] = lr * base / self._base_lrs[0]
+            if phase.weight_decay is not None and group.get("weight_decay"):
+                group["weight_decay"] = phase.weight_decay
+        self._updates_seen = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        loader = self._require_loader()
+        info = loader.last_batch
+        assert info is not None
+        stepped = trainer.global_step - self._updates_seen
+        share = samples_per_rank(len(loader.dataset), loader.world_size)
+        self._record_step(trainer)
+        self.policy.served(len(info.ids) / share, stepped)
+        if stepped and self.policy.phase.ema:
+            if self.ema is None:
+                self.ema = Ema(pl_module, self.ema_decay)
+            self.ema.update(pl_module)
+        if self.policy.detector is not None:
+            self._note_first_serves(outputs, info.serves == 0)
+        if trainer.global_step % trainer.log_every_n_steps == 0 and stepped:
+            pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
+
+    def _counters(self, trainer: L.Trainer) -> dict[str, float]:
+        stats = self._require_loader().stats
+        return {
+            "epochs": self.policy.state.at,
+            "phase": float(self.policy.state.index),
+            "reuse": float(self.policy.phase.reuse),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "decoded": float(stats.decoded),
+            "served": float(stats.served),
+            "stall_seconds": stats.stall_seconds,
+        }
+
+    def _note_first_serves(self, outputs: Any, first: np.ndarray) -> None:
+        each = outputs.get(SAMPLE_LOSSES) if isinstance(outputs, dict) else None
+        if each is not None:
+            mask = torch.from_numpy(first).to(each.device)
+            self._first_serve_loss += float((each.detach() * mask).sum())
+            self._first_serves += int(first.sum())
+        elif first.all():
+            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            self._first_serve_loss += float(loss) * len(first)
+            self._first_serves += len(first)
+        elif not self._warned_no_loss:
+            self._warned_no_loss = True
+            log.warning(
+                "the plateau rule sees accuracy only: a batch mixes first and later serves, and"
+                " training_step does not return '%s' (one loss a sample)",
+                SAMPLE_LOSSES,
+            )
+
+    # ---- validation -----------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show_average(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hide_average(pl_module)
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        value = trainer.callback_metrics.get(self.monitor)
+        if value is None and self.policy.plateau is not None:
+            raise PhaseError(
+                f"the plateau rule watches '{self.monitor}', which validation did not log; it logged"
+                f" {', '.join(sorted(trainer.callback_metrics)) or 'nothing'}"
+            )
+        loss = self._first_serve_loss / self._first_serves if self._first_serves else None
+        self._first_serve_loss, self._first_serves = 0.0, 0
+        seen = Observation(self.policy.state.at, None if value is None else float(value), loss)
+        # Ranks see other samples and so other losses: rank 0's look is everybody's.
+        seen = trainer.strategy.broadcast(seen)
+        if not self.policy.finished:
+            done = self.policy.state.step / self.planned_steps(self.policy.phase)
+            look = self.policy.observe(seen, done)
+            if look.verdict is not None:
+                log.info("plateau? %s: %s", look.phase, look.verdict.reason)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show_average(trainer, pl_module)
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hide_average(pl_module)
+
+    def _show_average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.ema is not None and self.policy.phase.ema and not trainer.sanity_checking:
+            self.ema.swap(pl_module)
+            self._swapped = True
+
+    def _hide_average(self, pl_module: L.LightningModule) -> None:
+        if self._swapped and self.ema is not None:
+            self.ema.swap(pl_module)
+            self._swapped = False
+
+    # ---- end of a pass --------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        finished = self.policy.phase
+        switch = self.policy.end_pass()
+        if self.records:
+            self.records[-1] = replace(self.records[-1], passes=self.records[-1].passes + 1)
+        if switch is not None:
+            log.info(
+                "phase '%s' ends at epoch %.2f, step %d (%s: %s)",
+                switch.left, switch.at, switch.step, switch.reason, switch.detail,
+            )  # fmt: skip
+            self.records[-1] = replace(
+                self.records[-1], reason=f"{switch.reason}: {switch.detail}"
+            )
+        if self.policy.finished:
+            trainer.should_stop = True
+            return
+        if self.policy.phase is not finished and self.policy.phase.reset_optimizer:
+            trainer.optimizers[0].state.clear()
+        self._announce_length(trainer)
+        self._prepare_pass(trainer)
+
+    def _record_step(self, trainer: L.Trainer) -> None:
+        lr = trainer.optimizers[0].param_groups[0]["lr"]
+        decoded = self._require_loader().stats.decoded
+        if len(self.records) <= self.policy.state.index:
+            phase = self.policy.phase
+            before = sum(r.decoded for r in self.records)
+            first = trainer.global_step - 1
+            self.records.append(
+                PhaseRecord(
+                    phase.name, phase.reuse, first, first, 0, decoded - before, lr, lr, "unfinished"
+                )
+            )
+        before = sum(r.decoded for r in self.records[:-1])
+        self.records[-1] = replace(
+            self.records[-1],
+            last_step=trainer.global_step - 1,
+            decoded=decoded - before,
+            lr_end=lr,
+        )
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "records": [asdict(r) for r in self.records],
+            "ema": self.ema.state_dict() if self.ema else None,
+            "pass_limit": self._pass_limit,
+            "first_serve_loss": self._first_serve_loss,
+            "first_serves": self._first_serves,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.policy.load_state_dict(state_dict["policy"])
+        self.records = [PhaseRecord(**r) for r in state_dict["records"]]
+        self._pass_limit = state_dict["pass_limit"]
+        self._first_serve_loss = state_dict["first_serve_loss"]
+        self._first_serves = state_dict["first_serves"]
+        self._saved_ema = state_dict["ema"]
+
+    def _require_loader(self) -> ReuseLoader:
+        assert self.loader is not None, "setup() finds the loader"
+        return self.loader
+
+
+def _train_loader(trainer: L.Trainer) -> ReuseLoader:
+    """The train loader, asked for once and kept: a hook that makes loaders must not make another."""
+    source = trainer.fit_loop._data_source
+    try:
+        loader = source.dataloader()
+    except Exception as error:
+        error.add_note(
+            "PhaseSwitch asked for the train loader before the module's own setup('fit') to learn"
+            " how many steps there are; if the module makes its data there, give the loader to"
+            " trainer.fit() or make it in a LightningDataModule"
+        )
+        raise
+    if not isinstance(loader, ReuseLoader):
+        raise PhaseError(
+            f"PhaseSwitch needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
+            " from perfect import ReuseLoader"
+        )
+    source.instance = loader
+    return loader
+
+
+def _reread_loader(trainer: L.Trainer) -> None:
+    """Make the fit loop read the loader's length again before the next pass."""
+    trainer.fit_loop._combined_loader = None

@@ -144,6 +144,16 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One observation in its circumstances, and what was made of it."""
+
+    phase: str
+    constant_lr: bool
+    seen: Observation
+    verdict: Verdict | None
+
+
 def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
     """Median of the slopes of all pairs of points."""
     xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
@@ -244,6 +254,9 @@ class PlateauDetector:
 # ---- the walk through the phases ----------------------------------------------------------------
 
 
+SwitchReason = Literal["planned", "plateau", "latest start"]
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """A phase ended: why, and when."""
@@ -252,7 +265,7 @@ class Switch:
     step: int
     left: str
     entered: str | None
-    reason: Literal["planned", "plateau", "latest start"]
+    reason: SwitchReason
     detail: str
 
 
@@ -271,7 +284,10 @@ class PhaseState:
 
 
 class PhasePolicy:
-    """Walks a list of phases. With `plateau`, a phase that reuses may end early, at a pass's end."""
+    """Walks a list of phases. With `plateau`, a phase that reuses may end early, at a pass's end.
+
+    `trace` and `switches` hold every look and every decision: `replay(trace, rule)` repeats them.
+    """
 
     def __init__(self, phases: Sequence[Phase], plateau: PlateauRule | None = None) -> None:
         problems = check_phases(phases)
@@ -283,40 +299,44 @@ class PhasePolicy:
         self.plateau = plateau
         self.state = PhaseState()
         self.detector = PlateauDetector(plateau) if plateau else None
-        self.trace: list[Verdict] = []
+        self.trace: list[Look] = []
         self.switches: list[Switch] = []
         self._fired = False
 
     @property
     def phase(self) -> Phase:
-        return self.phases[self.state.index]
+        return self.phases[min(self.state.index, len(self.phases) - 1)]
 
     @property
     def finished(self) -> bool:
         return self.state.index == len(self.phases)
 
-    def step(self, epochs: float) -> None:
-        """One optimizer step on samples worth `epochs` epoch-equivalents."""
+    def served(self, epochs: float, steps: int) -> None:
+        """A batch worth `epochs` epoch-equivalents was served; `steps` (0 or 1) updates were made."""
         s = self.state
         self.state = replace(
-            s, step=s.step + 1, at=s.at + epochs, total_steps=s.total_steps + 1
+            s, at=s.at + epochs, step=s.step + steps, total_steps=s.total_steps + steps
         )
 
-    def observe(self, seen: Observation, fraction: float) -> Verdict | None:
+    def observe(self, seen: Observation, fraction: float) -> Look:
         """A look at the curve, `fraction` of the phase's planned length done."""
-        if self.detector is None or self.finished or self.phase.reuse == 1 or self._fired:
-            return None
         lr = self.phase.lr
-        if lr is not None and not lr.is_constant_at(fraction):
-            self.detector.changed()
-            return None
-        verdict = self.detector.observe(seen)
-        self._fired = verdict.fired
-        self.trace.append(verdict)
-        return verdict
+        constant = lr is None or lr.is_constant_at(fraction)
+        verdict = None
+        if self.detector is not None and not self.finished and self.phase.reuse > 1:
+            if constant:
+                verdict = self.detector.observe(seen)
+                self._fired = self._fired or verdict.fired
+            else:
+                self.detector.changed()
+        look = Look(self.phase.name, constant, seen, verdict)
+        self.trace.append(look)
+        return look
 
     def end_pass(self) -> Switch | None:
         """A pass (or a steps-long phase's stretch of one) is over: does the phase end with it?"""
+        if self.finished:
+            return None
         s = self.state = replace(self.state, passes=self.state.passes + 1)
         phase = self.phase
         over = (phase.passes is not None and s.passes >= phase.passes) or (
@@ -325,10 +345,12 @@ class PhasePolicy:
         if not over and not self._fired:
             return None
         following = self.phases[s.index + 1].name if s.index + 1 < len(self.phases) else None
+        verdicts = [look.verdict for look in self.trace if look.verdict is not None]
         if self._fired:
-            reason, detail = "plateau", self.trace[-1].reason
+            reason: SwitchReason = "plateau"
+            detail = next(v for v in verdicts[::-1] if v.fired).reason
         elif self.detector is not None and phase.reuse > 1:
-            last = f"; last look: {self.trace[-1].reason}" if self.trace else ""
+            last = f"; last look: {verdicts[-1].reason}" if verdicts else ""
             reason, detail = "latest start", f"no plateau within {_length(phase)}{last}"
         else:
             reason, detail = "planned", f"{_length(phase)} done"
@@ -344,7 +366,7 @@ class PhasePolicy:
         return {
             "state": asdict(self.state),
             "detector": self.detector.state_dict() if self.detector else None,
-            "trace": [asdict(v) for v in self.trace],
+            "trace": [asdict(look) for look in self.trace],
             "switches": [asdict(s) for s in self.switches],
             "fired": self._fired,
         }
@@ -353,9 +375,26 @@ class PhasePolicy:
         self.state = PhaseState(**state["state"])
         if self.detector is not None and state["detector"] is not None:
             self.detector.load_state_dict(state["detector"])
-        self.trace = [Verdict(**v) for v in state["trace"]]
+        self.trace = [look_from_dict(look) for look in state["trace"]]
         self.switches = [Switch(**s) for s in state["switches"]]
         self._fired = state["fired"]
+
+
+def look_from_dict(look: dict[str, Any]) -> Look:
+    verdict = Verdict(**look["verdict"]) if look["verdict"] else None
+    return Look(look["phase"], look["constant_lr"], Observation(**look["seen"]), verdict)
+
+
+def replay(trace: Sequence[Look], rule: PlateauRule) -> list[Verdict]:
+    """What a rule makes of a recorded run: offline, with the run's own or with another rule."""
+    detector, verdicts, phase = PlateauDetector(rule), [], None
+    for look in trace:
+        if phase not in (None, look.phase) or not look.constant_lr:
+            detector.changed()
+        phase = look.phase
+        if look.constant_lr:
+            verdicts.append(detector.observe(look.seen))
+    return verdicts
 
 
 def _length(phase: Phase) -> str:

@@ -1,4 +1,4 @@
-"""Learning rate over one phase: pure functions of the fraction of the phase that is done.
+r"""Learning rate over one phase: pure functions of the fraction of the phase that is done.
 
     constant   _______      cosine  ~~\__      linear  \        onecycle  /\__
     (with warm-up: a linear ramp from 0 in front)       \                   \
@@ -45,6 +45,11 @@ class Schedule:
         if self.kind == "linear":
             return self.lr + (self.final - self.lr) * where
         return self.lr
+
+    def at_step(self, step: int, steps: int) -> float:
+        """The learning rate of step 0, ..., steps - 1: the curve at the middle of the step, so that
+        neither a warm-up's first nor a decay's last step is wasted on a rate of 0."""
+        return self.at((step + 0.5) / steps)
 
     def is_constant_at(self, fraction: float) -> bool:
         """Whether a plateau seen here is the model's and not the schedule's."""

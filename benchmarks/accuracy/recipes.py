@@ -1,0 +1,147 @@
+"""A task, a run on it, and the few ways in which a run's phases are made.
+
+A recipe is a list of stretches `(reuse, epochs)` walked under one learning-rate curve:
+
+    wsd        warm-up, constant, then linear to 0 from `stable` on       ____\\
+    cosine     one cosine over the whole run                              ~~\\_
+    re-raised  a cosine that is left at the switch, then one OneCycle     ~~|/\\
+
+Time is in epoch-equivalents. A curve's corner cuts a stretch in two phases, so reuse and learning
+rate may change at different moments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from loaders.reuse import Mode
+from perfect.phases import Phase, PlateauRule
+from perfect.schedule import Schedule
+
+Order = Mode | Literal["in-batch"]
+"""`in-batch`: the repeats of a sample stand side by side in one batch."""
+
+Stretch = tuple[int, float]
+"""(reuse, epoch-equivalents)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every run of a preset shares."""
+
+    net: str
+    train: int
+    holdout: int
+    batch_size: int
+    epochs: float
+    lr: float
+    weight_decay: float = 5e-4
+    warmup: float = 0.0
+    """Epoch-equivalents."""
+    ema_epochs: float = 2.0
+    """Horizon of the weight average."""
+
+    @property
+    def epoch_steps(self) -> int:
+        return self.train // self.batch_size
+
+    def steps(self, epochs: float) -> int:
+        return round(epochs * self.epoch_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the table."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    against: str | None = None
+    """The row it is to be compared with: no reuse, same schedule or same decodes."""
+    order: Order = "immediate"
+    buffer_batches: int = 1
+    plateau: PlateauRule | None = None
+    fill: bool = False
+    """After an early switch the last phase takes all steps that are left."""
+
+
+def wsd(
+    task: Task, stretches: Sequence[Stretch], stable: float, *, reaugment: bool = True
+) -> tuple[Phase, ...]:
+    """Warm-up and constant until epoch `stable`, then linear to 0 at the end."""
+    total = sum(epochs for _, epochs in stretches)
+    phases: list[Phase] = []
+    begin = 0.0
+    for reuse, epochs in stretches:
+        end = begin + epochs
+        corner = min(max(stable, begin), end)
+        for first, last in ((begin, corner), (corner, end)):
+            if task.steps(last) > task.steps(first):
+                constant = last <= stable
+                lr = (
+                    Schedule("constant", task.lr, warmup=task.warmup / stable,
+                             part=(first / stable, last / stable))
+                    if constant
+                    else Schedule("linear", task.lr, part=_window(first, last, stable, total))
+                )  # fmt: skip
+                phases.append(_phase(task, phases, reuse, (first, last), reaugment, lr))
+        begin = end
+    return tuple(phases)
+
+
+def cosine(
+    task: Task,
+    stretches: Sequence[Stretch],
+    *,
+    reaugment: bool = True,
+    total: float | None = None,
+    lr: float | None = None,
+) -> tuple[Phase, ...]:
+    """One cosine to 0 at epoch `total` (the end of the stretches unless said)."""
+    whole = total or sum(epochs for _, epochs in stretches)
+    phases: list[Phase] = []
+    begin = 0.0
+    for reuse, epochs in stretches:
+        end = begin + epochs
+        curve = Schedule(
+            "cosine", lr or task.lr, warmup=task.warmup / whole, part=(begin / whole, end / whole)
+        )
+        phases.append(_phase(task, phases, reuse, (begin, end), reaugment, curve))
+        begin = end
+    return tuple(phases)
+
+
+def re_raised(
+    task: Task,
+    first: Stretch,
+    fresh: float,
+    *,
+    reaugment: bool = True,
+    curve: Schedule | None = None,
+    batch_size: int | None = None,
+) -> tuple[Phase, ...]:
+    """The thesis: leave the run's cosine at the switch, then a OneCycle up to the full peak."""
+    before = cosine(task, [first], reaugment=reaugment, total=task.epochs)
+    steps = round(fresh * (task.train // (batch_size or task.batch_size)))
+    lr = curve or Schedule("onecycle", task.lr, ramp=0.15)
+    return (*before, Phase("finetune", steps=steps, lr=lr, batch_size=batch_size))
+
+
+def with_ema(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    return tuple(replace(phase, ema=True) for phase in phases)
+
+
+def _window(first: float, last: float, begin: float, end: float) -> tuple[float, float]:
+    return (first - begin) / (end - begin), (last - begin) / (end - begin)
+
+
+def _phase(
+    task: Task,
+    before: Sequence[Phase],
+    reuse: int,
+    span: tuple[float, float],
+    reaugment: bool,
+    lr: Schedule,
+) -> Phase:
+    name = f"{'reuse' if reuse > 1 else 'fresh'} {len(before)}" if before else "pretrain"
+    steps = task.steps(span[1]) - task.steps(span[0])
+    return Phase(name, reuse=reuse, steps=steps, reaugment=reaugment, lr=lr)

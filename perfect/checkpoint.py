@@ -1,0 +1,160 @@
+"""Checkpoints that survive: a kill at any moment, a full disk, Ctrl-C, a loss that is not finite.
+
+    write PATH.part -> flush to disk -> rename over PATH        (the old file is whole until the new is)
+
+Lightning restores a run exactly only from a checkpoint taken at the end of a batch that neither ends
+a pass nor is followed by a validation: such a batch is called safe here, and a checkpoint that falls
+due elsewhere waits for the next one.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+log = logging.getLogger(__name__)
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and left a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+class LossNotFinite(Exception):
+    """The loss became NaN or infinite."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(
+            f"the loss was {loss} at step {step}: lower the learning rate, or look at the samples of"
+            " that step; the last checkpoint is from before it"
+        )
+        self.step = step
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Never leaves half a file under the checkpoint's name."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        target = Path(path)
+        part = target.with_name(target.name + ".part")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+class FiniteLoss(L.Callback):
+    """Stops at the first loss that is not finite. Asks the GPU only every `every` batches."""
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = every
+        self._bad: torch.Tensor | None = None
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        loss = (outputs["loss"] if isinstance(outputs, dict) else outputs).detach().float()
+        if self._bad is None:
+            self._bad = torch.full((2,), -1.0, device=loss.device)  # step and value of the first
+        here = torch.stack([torch.full_like(loss, trainer.global_step - 1), loss])
+        first = (self._bad[0] < 0) & ~torch.isfinite(loss)
+        self._bad = torch.where(first, here, self._bad)
+        if loss.device.type == "cpu" or trainer.global_step % self.every == 0:
+            self.check()
+
+    def check(self) -> None:
+        if self._bad is not None and self._bad[0] >= 0:
+            step, loss = self._bad.tolist()
+            raise LossNotFinite(int(step), loss)
+
+
+class RunCheckpoint(Checkpoint):
+    """Keeps `last.ckpt`: every `every_steps` steps, and when `stop_asked()` says so.
+
+    A save that fails (disk full) is reported and the run goes on with the previous checkpoint.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        every_steps: int,
+        finite: FiniteLoss,
+        stop_asked: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.path = path
+        self.every_steps = every_steps
+        self.save_seconds = 0.0
+        self._finite = finite
+        self._stop_asked = stop_asked
+        self._clock = clock
+        self._saved_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._saved_step = trainer.global_step
+        if trainer.num_training_batches < 3:
+            log.warning(
+                "a pass has only %s batches: no batch of it is safe to checkpoint after, so an"
+                " interrupted run starts anew; lower batch_size",
+                trainer.num_training_batches,
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        # Under DDP a signal reaches the ranks at different steps: stop where the first one heard it.
+        stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
+        due = trainer.global_step - self._saved_step >= self.every_steps
+        if (due or stop) and _safe(trainer):
+            self._save(trainer)
+            if stop:
+                raise Interrupted(trainer.global_step)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        self._finite.check()
+        started = self._clock()
+        try:
+            trainer.save_checkpoint(self.path)
+        except OSError as error:
+            log.error(
+                "could not write checkpoint %s (%s): the previous one is intact; free some space",
+                self.path,
+                error,
+            )
+        self._saved_step = trainer.global_step
+        self.save_seconds += self._clock() - started
+
+
+def _safe(trainer: L.Trainer) -> bool:
+    loop = trainer.fit_loop.epoch_loop
+    assert trainer.fit_loop._data_fetcher is not None
+    ends_pass = loop._num_ready_batches_reached()
+    return not ends_pass and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher)

@@ -1,0 +1,416 @@
+"""The YAML of a run: schema and strict reader.
+
+Every problem at once, each as `file:line: key: reason`; unknown keys with the nearest known one. The
+schema is complete and flat: what a YAML leaves out takes the default written here, and the run's own
+`config.yaml` has everything. YAML 1.1 reads `1e-3` as text; here it is the number it looks like.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from loaders.reuse import Mode
+from perfect.models import MODEL_NAMES
+from perfect.schedule import Kind
+
+
+class ConfigError(Exception):
+    """Everything wrong with a configuration, a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NamedOrOwn(Section):
+    """Either one of ours by `name`, or the user's class by `class_path`."""
+
+    class_path: str | None = None
+    init_args: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "NamedOrOwn":
+        name = getattr(self, "name", None)
+        if (name is None) == (self.class_path is None):
+            raise ValueError("give either name or class_path")
+        if self.class_path is None and self.init_args:
+            raise ValueError("init_args has no effect without class_path")
+        if self.class_path is not None:
+            own = self.model_fields_set - {"class_path", "init_args", "name"}
+            if own:
+                raise ValueError(f"{', '.join(sorted(own))}: no effect beside class_path")
+        return self
+
+
+class ModelConfig(NamedOrOwn):
+    name: str | None = None
+    num_classes: Count | None = None
+    """None: as many as the data set has."""
+
+    @model_validator(mode="after")
+    def _known_model(self) -> "ModelConfig":
+        if self.name is not None and self.name not in MODEL_NAMES:
+            raise ValueError(_unknown("model", self.name, MODEL_NAMES))
+        return self
+
+
+class DataConfig(NamedOrOwn):
+    name: Literal["cifar10", "imagefolder"] | None = None
+    root: str = "data"
+    picture_size: Count | None = None
+    """Side of the stored square; pictures of a folder only."""
+    holdout: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Training samples set aside for curves and the plateau rule."""
+    train_samples: Count | None = None
+    """Only so many of the rest are trained on (None: all)."""
+
+    @model_validator(mode="after")
+    def _size_where_it_counts(self) -> "DataConfig":
+        if self.name == "imagefolder" and self.picture_size is None:
+            raise ValueError("imagefolder needs picture_size, the side of the stored square")
+        if self.name == "cifar10" and self.picture_size is not None:
+            raise ValueError("picture_size has no effect: CIFAR-10 pictures have 32x32 pixels")
+        return self
+
+
+class PadCropConfig(Section):
+    name: Literal["pad_crop"]
+    padding: Count = 4
+
+
+class FlipConfig(Section):
+    name: Literal["flip"]
+    p: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+
+class CutoutConfig(Section):
+    name: Literal["cutout"]
+    size: Count = 8
+
+
+class RandomResizedCropConfig(Section):
+    name: Literal["random_resized_crop"]
+    size: Count
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
+
+
+AugmentConfig = Annotated[
+    PadCropConfig | FlipConfig | CutoutConfig | RandomResizedCropConfig,
+    Field(discriminator="name"),
+]
+
+
+class LoaderConfig(Section):
+    batch_size: Count = 128
+    buffer_batches: Count = 3
+    """The buffer holds so many batches (never less than one)."""
+    mode: Mode = "rolling"
+    workers: Literal["auto"] | Count = "auto"
+    drop_last: Flag = False
+
+
+class TaskConfig(Section):
+    label_smoothing: Share = 0.0
+
+
+class OptimizerConfig(Section):
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Rate = 0.1
+    momentum: Share = 0.9
+    nesterov: Flag = False
+    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+
+
+class ScheduleConfig(Section):
+    kind: Kind
+    lr: Rate
+    final: Annotated[float, Field(ge=0)] = 0.0
+    warmup: Share = 0.0
+    ramp: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    part: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ScheduleConfig":
+        given = self.model_fields_set
+        if self.kind == "constant" and "final" in given:
+            raise ValueError("final has no effect: a constant rate ends where it began")
+        if self.kind != "onecycle" and "ramp" in given:
+            raise ValueError("ramp has no effect: it belongs to onecycle (warmup elsewhere)")
+        if self.kind == "onecycle" and "warmup" in given:
+            raise ValueError("warmup has no effect: a onecycle goes up during ramp")
+        if not 0 <= self.part[0] < self.part[1] <= 1:
+            raise ValueError(f"part must be 0 <= begin < end <= 1, not {self.part}")
+        return self
+
+
+class PhaseConfig(Section):
+    name: str
+    passes: Count | None = None
+    steps: Count | None = None
+    reuse: Count = 1
+    reaugment: Flag = True
+    batch_size: Count | None = None
+    lr: ScheduleConfig | None = None
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    ema: Flag = False
+    reset_optimizer: Flag = False
+
+
+class FixedSwitch(Section):
+    rule: Literal["fixed"] = "fixed"
+
+
+class BudgetSwitch(Section):
+    rule: Literal["budget"]
+    fresh_passes: Rate
+    total: Rate
+
+
+class PlateauSwitch(Section):
+    """With fresh_passes and total the budget gives the latest start, else the phases' passes do."""
+
+    rule: Literal["plateau"]
+    fresh_passes: Rate | None = None
+    total: Rate | None = None
+    monitor: str = "val_accuracy"
+    window: Annotated[int, Field(strict=True, ge=3)] | None = None
+    """None: max(12, 7.5 % of the run's epoch-equivalents)."""
+    accuracy_slope: Rate = 0.10
+    loss_slope: Rate = 0.003
+    hits: Count = 2
+    earliest: Share = 0.25
+    """Share of the run before which it does not fire."""
+
+    @model_validator(mode="after")
+    def _whole_budget(self) -> "PlateauSwitch":
+        if (self.fresh_passes is None) != (self.total is None):
+            raise ValueError("a budget needs both fresh_passes and total")
+        return self
+
+
+SwitchConfig = Annotated[
+    FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discriminator="rule")
+]
+
+
+class EmaConfig(Section):
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+
+class TrainerConfig(Section):
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: Count = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    validate_every: Rate = 1.0
+    """Epoch-equivalents between validations on the hold-out."""
+    accumulate: Count = 1
+    gradient_clip: Rate | None = None
+    threads: Count | None = None
+    """CPU threads of torch (None: torch's own choice)."""
+
+
+class CheckpointConfig(Section):
+    every_steps: Count = 500
+
+
+class RunConfig(Section):
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    model: ModelConfig
+    data: DataConfig
+    augment: list[AugmentConfig] = []
+    loader: LoaderConfig = LoaderConfig()
+    task: TaskConfig = TaskConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    phases: Annotated[list[PhaseConfig], Field(min_length=1)]
+    switch: SwitchConfig = FixedSwitch()
+    ema: EmaConfig = EmaConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    loggers: list[Literal["csv", "tensorboard", "wandb"]] = []
+    """Beside metrics.csv, which is always written; csv: Lightning's own CSV files too."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _no_idle_options(self) -> "RunConfig":
+        if "ema" in self.model_fields_set and not any(p.ema for p in self.phases):
+            raise ValueError("ema has no effect: no phase has ema: true")
+        if self.model.class_path is not None:
+            idle = {"task", "optimizer"} & self.model_fields_set
+            if idle:
+                names = " and ".join(sorted(idle))
+                raise ValueError(f"{names}: no effect, the module {self.model.class_path} decides")
+        return self
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where each key of a file stands."""
+
+    name: str
+    lines: dict[Path_, int]
+
+    def at(self, path: Path_, reason: str) -> str:
+        """`file:line: key: reason`; a key that is not there is placed at its parent's line."""
+        here = path
+        while here and here not in self.lines:
+            here = here[:-1]
+        key = ".".join(str(part) for part in path)
+        where = f"{self.name}:{self.lines.get(here, 1)}"
+        return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
+
+
+def read_config(path: Path) -> tuple[RunConfig, Source]:
+    """The configuration in `path`, or a ConfigError with everything that is wrong with it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError([f"{path}:{line}: not YAML: {reason}"]) from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError([f"{path}:1: expected sections such as model:, data:, phases:"])
+    lines: dict[Path_, int] = {}
+    problems: list[str] = []
+    source = Source(str(path), lines)
+    data = _construct(node, (), lines, source, problems)
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems += [_sentence(e, source) for e in error.errors()]
+    else:
+        if not problems:
+            return config, source
+    raise ConfigError(sorted(problems, key=_line))
+
+
+def _line(problem: str) -> int:
+    found = re.search(r":(\d+): ", problem)
+    return int(found.group(1)) if found else 0
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, with 1e-3 and 5e4 read as numbers."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _construct(
+    node: yaml.Node, path: Path_, lines: dict[Path_, int], source: Source, problems: list[str]
+) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _construct(item, (*path, n), lines, source, problems)
+            for n, item in enumerate(node.value)
+        ]
+    if not isinstance(node, yaml.MappingNode):
+        loader = _Loader("")
+        return loader.construct_object(node, deep=True)
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        here = (*path, key)
+        line = key_node.start_mark.line + 1
+        if key in mapping:
+            problems.append(source.at(here, f"stands twice (again on line {line}): keep one"))
+            continue
+        lines[here] = line
+        mapping[key] = _construct(value_node, here, lines, source, problems)
+    return mapping
+
+
+def _sentence(error: Any, source: Source) -> str:
+    path: Path_ = ()
+    for number, part in enumerate(error["loc"]):
+        last = number == len(error["loc"]) - 1
+        # Union members and discriminator tags stand in pydantic's loc, not in the file.
+        if (*path, part) in source.lines or (last and error["type"] == "missing"):
+            path = (*path, part)
+    kind, ctx = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return source.at(path, _unknown("key", str(path[-1]), tuple(_keys_at(error["loc"][:-1]))))
+    if kind == "missing":
+        return source.at(path, "is missing")
+    if kind == "value_error":
+        return source.at(path, str(ctx["error"]))
+    if kind == "union_tag_not_found":
+        tag = ctx["discriminator"].strip("'")
+        return source.at(path, f"{tag} is missing: it says which kind this is")
+    if kind == "union_tag_invalid":
+        known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
+        return source.at(path, _unknown(ctx["discriminator"].strip("'"), ctx["tag"], known))
+    if kind == "literal_error":
+        known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
+        return source.at(path, _unknown("value", str(error["input"]), known))
+    message = error["msg"]
+    message = message[0].lower() + message[1:]
+    return source.at(path, f"{message}, not {error['input']!r}")
+
+
+def _unknown(what: str, got: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(got, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    return f"unknown {what} '{got}'; {hint}"
+
+
+def _keys_at(loc: tuple[str | int, ...]) -> Iterator[str]:
+    """The keys that the schema allows at a pydantic location."""
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        inner = [m for model in models if part in model.model_fields
+                 for m in _models_in(model.model_fields[part].annotation)]  # fmt: skip
+        tagged = [m for m in models if _tag(m) == part]
+        models = inner or tagged or models
+    for model in models:
+        yield from model.model_fields
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    for key in ("name", "rule"):
+        field = model.model_fields.get(key)
+        if field is not None and get_args(field.annotation):
+            return cast(str, get_args(field.annotation)[0])
+    return None
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """The complete configuration as plain data: what config.yaml and run.json hold."""
+    return config.model_dump(mode="json")

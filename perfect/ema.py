@@ -1,0 +1,51 @@
+"""An exponential moving average of a module's weights, beside the weights themselves.
+
+It is what validation (and so the plateau rule) looks at: the raw weights of a high learning rate
+jump by several points from one evaluation to the next. Buffers (BatchNorm statistics) are averaged
+too; whole numbers (counters) are copied.
+"""
+
+from typing import Any
+
+import torch
+
+WARMUP_STEPS = 10  # the average forgets the initial weights faster at first, as TF's EMA does
+
+
+class Ema:
+    """Starts at the module's present state."""
+
+    def __init__(self, module: torch.nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._shadow = {name: value.detach().clone() for name, value in _state(module).items()}
+
+    @torch.no_grad()
+    def update(self, module: torch.nn.Module) -> None:
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (WARMUP_STEPS + self.updates))
+        now = _state(module)
+        names = [name for name, value in now.items() if value.is_floating_point()]
+        torch._foreach_lerp_([self._shadow[n] for n in names], [now[n] for n in names], 1 - decay)
+        for name in now.keys() - names:
+            self._shadow[name].copy_(now[name])
+
+    @torch.no_grad()
+    def swap(self, module: torch.nn.Module) -> None:
+        """Exchange average and weights; again to get them back."""
+        for name, value in _state(module).items():
+            kept = value.clone()
+            value.copy_(self._shadow[name])
+            self._shadow[name].copy_(kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": self.decay, "updates": self.updates, "shadow": self._shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.decay, self.updates = state["decay"], state["updates"]
+        for name, value in state["shadow"].items():
+            self._shadow[name].copy_(value)
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers())}

@@ -1,0 +1,97 @@
+"""The folder of a run: whose it is, whether it is done, where it goes on.
+
+    config.yaml  complete; the folder belongs to this configuration and to no other
+    last.ckpt    the newest checkpoint          metrics.csv  one row a step that logged
+    run.json     what came of it                report.html  the same for the eye
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from lightning.pytorch.utilities import rank_zero_only
+
+from perfect.record import write_run
+
+State = Literal["new", "begun", "completed"]
+
+
+class FolderError(Exception):
+    """A folder that this run may not write to."""
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.checkpoint = path / "last.ckpt"
+        self.run = path / "run.json"
+        self.report = path / "report.html"
+
+    def open(self, config: dict[str, Any]) -> State:
+        """Whether this configuration may run here, and how far it is."""
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return "new"
+        if not self.config.exists():
+            raise FolderError(
+                f"{self.path} is not empty and holds no run (no config.yaml): give another --out"
+            )
+        try:
+            theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
+        odd = differences(theirs, config)
+        if odd:
+            raise FolderError(
+                f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
+                f"{'; ...' if len(odd) > 5 else ''}. Give another --out, or delete the folder"
+            )
+        return "completed" if self.read().get("status") == "completed" else "begun"
+
+    @rank_zero_only
+    def begin(self, config: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        self.config.write_text(text, encoding="utf-8")
+
+    def checkpoint_step(self) -> int | None:
+        """Optimizer steps behind the newest checkpoint, None without one."""
+        if not self.checkpoint.exists():
+            return None
+        saved = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)
+        return int(saved["global_step"])
+
+    def resumed_at(self, step: int | None) -> list[int]:
+        before = list(self.read().get("resumed_at", []))
+        return before if step is None else [*before, step]
+
+    def read(self) -> dict[str, Any]:
+        if not self.run.exists():
+            return {}
+        try:
+            return json.loads(self.run.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise FolderError(f"{self.run} is damaged ({error}): delete it to go on") from error
+
+    @rank_zero_only
+    def write(self, run: dict[str, Any]) -> None:
+        write_run(self.run, run)
+
+
+def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:
+    """`key: theirs there, mine here` for every leaf that differs."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            line
+            for name in {**theirs, **mine}
+            for line in differences(theirs.get(name), mine.get(name), f"{key}.{name}".lstrip("."))
+        ]
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return [
+            line
+            for number, pair in enumerate(zip(theirs, mine, strict=True))
+            for line in differences(*pair, f"{key}.{number}")
+        ]
+    return [] if theirs == mine else [f"{key} is {theirs!r} there, {mine!r} here"]

@@ -1,0 +1,184 @@
+"""`python -m perfect.train config.yaml [--check] [--out DIR]`: one run, from YAML to report.
+
+    read config -> open run folder -> build -> fit (resuming if there is a checkpoint) -> test -> report
+
+The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0 done,
+1 the run failed, 2 the configuration or the folder is wrong, 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from rich.logging import RichHandler
+
+from loaders import LoaderError
+from perfect.build import BuildError, build_data, build_module, build_phase_switch, build_trainer
+from perfect.callback import PhaseSwitch
+from perfect.check import print_plan
+from perfect.checkpoint import Interrupted, LossNotFinite
+from perfect.config import ConfigError, RunConfig, dump_config, read_config
+from perfect.folder import FolderError, RunFolder
+from perfect.phases import PhaseError
+from perfect.record import RunLog, describe_run, measured
+from perfect.report import write_report
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="perfect-train", description="Train as a YAML says.")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--check", action="store_true", help="print what would run, and exit")
+    parser.add_argument("--out", type=Path, help="run folder (default: runs/NAME of the YAML)")
+    args = parser.parse_args(argv)
+    out = args.out or Path("runs") / args.config.stem
+    console = Console(stderr=True, soft_wrap=True)
+    _configure_logging(console)
+    try:
+        config, source = read_config(args.config)
+    except ConfigError as error:
+        return _refuse(console, error.problems)
+    try:
+        if args.check:
+            print_plan(config, out, Console(soft_wrap=True))
+            return 0
+        return train(config, RunFolder(out), console)
+    except BuildError as error:
+        return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
+    except (FolderError, PhaseError) as error:
+        return _refuse(console, [str(error)])
+
+
+def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
+    """One sitting of a run: from its last checkpoint, or its beginning, to its end."""
+    plain = dump_config(config)
+    if folder.open(plain) == "completed":
+        console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
+        return 0
+    L.seed_everything(config.seed, verbose=False)
+    data = build_data(config)
+    module = build_module(config, data.num_classes)
+    switch = build_phase_switch(config)
+    log = RunLog(folder.path)
+    stop = StopSignal(console)
+    has_validation = data.holdout is not None or data.datamodule is not None
+    trainer = build_trainer(config, folder.path, switch, log, stop.asked, has_validation)
+    resumed_step = folder.checkpoint_step()
+    if resumed_step is not None:
+        log.resume(resumed_step)
+        console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
+    folder.begin(plain)
+    run = describe_run(
+        name=folder.path.name,
+        seed=config.seed,
+        config=plain,
+        resumed_at=folder.resumed_at(resumed_step),
+    )
+    folder.write(run)
+    status, code = "failed", 1
+    try:
+        with stop:
+            loaders: dict[str, Any] = (
+                {"datamodule": data.datamodule}
+                if data.datamodule is not None
+                else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
+            )
+            ckpt = str(folder.checkpoint) if resumed_step is not None else None
+            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
+            run |= measured(switch, log, trainer.global_step)
+            run |= _judge(trainer, module, data.test, switch)
+            status, code = "completed", 0
+    except Interrupted as error:
+        status, code = "interrupted", 130
+        console.print(f"{error}; the same command resumes", highlight=False)
+    except KeyboardInterrupt:
+        status, code = "interrupted", 130
+        console.print("stopped at once; the same command resumes from the last checkpoint")
+    except (LossNotFinite, LoaderError, PhaseError) as error:
+        run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        console.print(f"[red]{run['error']}[/]", highlight=False)
+    except BaseException as error:
+        run["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        log.save()
+        if status != "completed":
+            run |= measured(switch, log, trainer.global_step)
+        folder.write(run | {"status": status})
+        _report(folder, run, console)
+    return code
+
+
+def _judge(
+    trainer: L.Trainer, module: L.LightningModule, test: Any, switch: PhaseSwitch
+) -> dict[str, Any]:
+    """Accuracy of the final weights: on the test set if there is one, else on the hold-out."""
+    if test is not None:
+        # The progress of training belongs to training: testing prints nothing of its own.
+        results = trainer.test(module, test, verbose=False)[0]
+        return {"accuracy": results["test_accuracy"], "accuracy_on": "test"}
+    looks = [k.seen.accuracy for k in switch.policy.trace if k.seen.accuracy is not None]
+    return {"accuracy": looks[-1] if looks else None, "accuracy_on": "holdout" if looks else None}
+
+
+@rank_zero_only
+def _report(folder: RunFolder, run: dict[str, Any], console: Console) -> None:
+    report = write_report(folder.path)
+    if run.get("accuracy") is not None:
+        console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
+    console.print(f"report: {report}", highlight=False)
+
+
+def _refuse(console: Console, problems: list[str]) -> int:
+    for problem in problems:
+        console.print(problem, highlight=False, markup=False)
+    return 2
+
+
+def _configure_logging(console: Console) -> None:
+    handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
+    logging.getLogger("perfect").setLevel(logging.INFO)
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Lightning 2.6 under torch 2.15 warns of its own code; nobody who runs this can act on it.
+    warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
+
+
+class StopSignal:
+    """The first Ctrl-C (or SIGTERM) asks for a checkpoint; the second one stops at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._asked = False
+        self._before: list[Any] = []
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> "StopSignal":
+        self._before = [signal.signal(number, self._receive) for number in self.SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(self.SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._console.print("stopping after a checkpoint (again to stop at once)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
