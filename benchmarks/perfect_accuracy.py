@@ -6,8 +6,8 @@ Claim   At equal optimizer steps and the SAME schedule, training on reused sampl
 Method  CIFAR-10. Preset `pilot`: 8000 training pictures, a net of 280k parameters, 24
         epoch-equivalents, about 45 CPU seconds a run; every row has its control (same schedule,
         same decodes, learning rate re-raised without reuse). `T60` rows: 2.5 times as long, where
-        the plateau rule can fire. S1, S2, S3: ResNet-18 and a quick net on a GPU (benchmarks/
-        accuracy/gpu.py). Seeds are the outer loop, so the table is whole after each of them.
+        the plateau rule can fire. S1, S2, S3: ResNet-18 and a quick net on a GPU, see
+        accuracy/gpu.py. Seeds are the outer loop, so the table is whole after each of them.
 Run     python benchmarks/perfect_accuracy.py --data DIR --seeds 3 [--minutes 20]
         One process, resumable: a finished run is a JSON line, an unfinished one a checkpoint; the
         same command goes on where it stopped. `--preset smoke` needs no data and takes seconds.
@@ -29,8 +29,8 @@ import torch
 from accuracy.bench import Bench
 from accuracy.data import Pictures, cifar_pictures, synthetic_pictures
 from accuracy.gpu import gpu_presets
-from accuracy.pilot import PILOT, SMOKE, pilot_runs, slice_runs, smoke_runs
-from accuracy.recipes import Run, Task
+from accuracy.pilot import PILOT, PILOT_COMPARISONS, SMOKE, pilot_runs, slice_runs, smoke_runs
+from accuracy.recipes import Comparison, Run, Task
 from accuracy.report import write_report
 from accuracy.train import OutOfTime, Record, Watch, train
 
@@ -43,11 +43,12 @@ class Preset:
     runs: Sequence[Run]
     seeds: int
     synthetic: bool = False
+    comparisons: Sequence[Comparison] = ()
 
 
 def presets() -> dict[str, Preset]:
     table = {
-        "pilot": Preset(PILOT, pilot_runs(), 3),
+        "pilot": Preset(PILOT, pilot_runs(), 3, comparisons=PILOT_COMPARISONS),
         "slice": Preset(PILOT, slice_runs(), 1),
         "smoke": Preset(SMOKE, smoke_runs(), 1, synthetic=True),
     }
@@ -111,8 +112,8 @@ def measure(preset: Preset, store: Store, args: argparse.Namespace, pictures: Pi
             return False
         store.add(record)
         print(
-            f"seed {seed}  {100 * record['test']:6.2f} % test  {100 * record['holdout']:6.2f} %"
-            f" hold-out  {record['fresh']:5.2f} fresh  {record['cpu_seconds']:5.0f} s"
+            f"seed {seed}  {100 * record['test']:6.2f} % test  {100 * record['selection']:6.2f} %"
+            f" selection  {record['fresh']:5.2f} fresh  {record['cpu_seconds']:5.0f} s"
             f"  {run.name}",
             flush=True,
         )
@@ -133,10 +134,10 @@ def missing_runs(preset: Preset, store: Store, args: argparse.Namespace) -> list
 def load_pictures(preset: Preset, args: argparse.Namespace) -> Pictures:
     task, device = preset.task, torch.device(args.device)
     if preset.synthetic:
-        return synthetic_pictures(task.train, task.holdout, 100, device)
+        return synthetic_pictures(task, device)
     if args.data is None:
         raise SystemExit("--data: this preset needs the folder that holds cifar-10-batches-py")
-    return cifar_pictures(args.data, task.train, task.holdout, device)
+    return cifar_pictures(args.data, task, device)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -171,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     whole = measure(preset, store, args, load_pictures(preset, args))
     records = store.records()
     stem = args.out / f"{args.date}_perfect_accuracy_{args.preset}"
-    write_report(stem, preset.task, preset.runs, records, expected=args.seeds or preset.seeds)
+    write_report(stem, preset.task, preset.runs, records, preset.comparisons)
     if args.preset == "slice" and whole:
         over, plain = slice_margins(records)
         print(f"reuse k3 re is {over:+.2f} over no reuse at 8 fresh, {plain:+.2f} over k1 no")

@@ -4,12 +4,11 @@
                                         learning_rate                          over steps
                                         input_pipeline    served, decoded | stall  over seconds
     trace of the plateau rule        -> plateau_trace     slopes against their thresholds
-    several runs                     -> accuracy_curves   one curve a run, in its own colour
 
 Phases are shaded (the more reuse, the darker) and a switch is a dashed line, in every figure of a
 run. Figures are made through `Figure`, never pyplot, and styled inside one `rc_context`, so nothing
 outside sees them. A figure that would be empty is None. Colours: Okabe and Ito, told apart by
-everybody; training is orange and hold-out blue throughout.
+everybody; training is orange and hold-out blue. perfect/compare.py draws with the last part, too.
 """
 
 import csv
@@ -29,7 +28,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
@@ -37,15 +36,13 @@ Column = NDArray[np.float64]
 BLUE, ORANGE, GREEN, INK, MUTED, RULE = (
     "#0072B2", "#D55E00", "#009E73", "#1f2933", "#66717e", "#c9d0d8",
 )  # fmt: skip
-COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
-DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2))
+TIMES = "\N{MULTIPLICATION SIGN}"
 WIDTH = 9.4
 MARGIN_LEFT, MARGIN_RIGHT = 0.52, 0.12  # inches: the same in all figures, so that they line up
-STYLE: Mapping[str, Any] = MappingProxyType(  # Any: matplotlib's settings have every type
+STYLE: Mapping[Any, Any] = MappingProxyType(  # Any: matplotlib's settings have every type
     {
         "svg.fonttype": "none", "svg.hashsalt": "perfect", "font.family": "sans-serif",
-        "font.size": 9.0, "text.color": INK, "text.usetex": False, "axes.titlesize": 9.5,
-        "axes.titlelocation": "left", "axes.titlecolor": INK, "axes.edgecolor": RULE,
+        "font.size": 9.0, "text.color": INK, "text.usetex": False, "axes.edgecolor": RULE,
         "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
         "axes.labelcolor": MUTED, "axes.labelsize": 9.0, "axes.grid": True, "axes.grid.axis": "y",
         "axes.axisbelow": True, "grid.color": "#e4e8ec", "grid.linewidth": 0.7,
@@ -119,7 +116,7 @@ class Rates:
     """Fraction of the time."""
 
 
-def rates(metrics: Metrics, intervals: int = 150) -> Rates | None:
+def rates(metrics: Metrics, intervals: int = 60) -> Rates | None:
     """Rates between rows, in at most `intervals` intervals. NaN where a clock or a counter went
     back, as it may where a run was resumed."""
     names = ("wall_seconds", "decoded", "served", "stall_seconds")
@@ -168,6 +165,22 @@ class Story:
     spans: Sequence[Span] = ()
     marks: Sequence[Mark] = ()
 
+    @classmethod
+    def of(
+        cls,
+        phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+        switches: Sequence[Mapping[str, Any]],
+    ) -> "Story":
+        starts = [p["first_step"] for p in phases]
+        ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
+        spans = [
+            Span(str(phase["name"]), phase["reuse"], start, end)
+            for phase, start, end in zip(phases, starts, ends, strict=True)
+        ]
+        # The last phase's end enters no other: it is the run's end, and no switch.
+        entered = [s for s in switches if s.get("entered") is not None]
+        return cls(spans, [Mark(s["step"], f"switch: {s['reason']}") for s in entered])
+
     def over_seconds(self, metrics: Metrics) -> "Story":
         """The same on an axis of seconds."""
         steps, seconds = metrics.pairs("step", "wall_seconds")
@@ -178,37 +191,43 @@ class Story:
         spans = [Span(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
         return Story(spans, [Mark(when(m.step), m.text) for m in self.marks])
 
-    def draw(self, panels: Sequence[Axes], end: float, mark_text: bool = False) -> None:
-        """Shades the panels up to `end`; labels phases above the first, marks inside it."""
+    def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:
+        """Shades panels up to `end`; labels phases above the first, marks inside it."""
         start, stop = 0.0, end if end > 0 else 1.0
-        for axes in panels:
+        for axes in below:
             axes.set_xlim(start, stop)
             for i, span in enumerate(self.spans):
-                shade = 0.0 if span.reuse <= 1 else min(0.05 + 0.025 * span.reuse, 0.2)
+                shade = 0.0 if span.reuse <= 1 else min(0.02 + 0.022 * span.reuse, 0.18)
                 axes.axvspan(span.start, span.end, color=BLUE, alpha=shade, linewidth=0)
                 if i:
                     axes.axvline(span.start, color=RULE, linewidth=0.8)
             for mark in self.marks:
                 axes.axvline(mark.step, color=INK, linewidth=0.9, dashes=(3, 2))
-        if not panels:
+        if not below:
             return
         for span in self.spans:
             room = (min(span.end, stop) - span.start) / stop * 72 * (WIDTH - 0.7)
-            told = (f"{span.name}, {_reuse(span.reuse)}", _reuse(span.reuse), f"×{span.reuse}")
+            told = (
+                f"{span.name}, {_reuse(span.reuse)}",
+                _reuse(span.reuse),
+                f"{TIMES}{span.reuse}",
+            )
             label = next((t for t in told if 5.0 * len(t) + 4 < room), "")
-            _say(panels[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
+            _say(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
         for i, mark in enumerate(self.marks if mark_text else ()):
             right = mark.step < 0.6 * stop
             offset = (5 if right else -5, 5 + 12 * (i % 4))
             side = "left" if right else "right"
-            _say(panels[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
+            _say(below[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
 
 
 def _reuse(times: int) -> str:
     return "fresh" if times == 1 else f"reuse {times}"
 
 
-def _say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: str) -> None:
+def _say(
+    axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any
+) -> None:
     """Text at a place in fractions of the axes. Users' names are no mathematics: a $ is a $."""
     axes.annotate(
         text, (x, y), xytext=offset, xycoords="axes fraction", textcoords="offset points",
@@ -229,20 +248,19 @@ def learning_curves(
     has_accuracy = len(accuracy[0]) > 0 or test_accuracy is not None
     if not has_loss and not has_accuracy:
         return None
-    panels = has_loss + has_accuracy
-    with _figure([2.25] * panels, gap=0.34, top=0.5) as (figure, axes):
+    with panels([2.25] * (has_loss + has_accuracy), gap=0.34, top=0.5) as (figure, axes):
         if has_accuracy:
-            _line(axes[0], accuracy[0], 100 * accuracy[1], BLUE)
+            draw_line(axes[0], accuracy[0], 100 * accuracy[1], BLUE)
             keys = [("hold-out", BLUE)] if len(accuracy[0]) else []
             if test_accuracy is not None:
                 axes[0].plot(steps, 100 * test_accuracy, "D", color=INK, ms=5.5, clip_on=False)
                 keys.append(("◆ test, final weights", INK))
-            _title(axes[0], "Accuracy, %", keys, above_labels=True)
+            put_title(axes[0], "Accuracy, %", keys, above_labels=True)
         if has_loss:
             _loss(axes[-1], metrics, loss, held_out, above_labels=not has_accuracy)
         story.draw(axes, steps, mark_text=True)
         axes[-1].set_xlabel("optimizer step")
-        return _svg(figure, "Accuracy and loss over optimizer steps")
+        return to_svg(figure, "Accuracy and loss over optimizer steps")
 
 
 def _loss(
@@ -263,30 +281,31 @@ def _loss(
         axes.plot(*train, "o", color=ORANGE, ms=4)
     keys = [("training (median)" if smooth else "training", ORANGE)] if len(train[0]) else []
     if len(held_out[0]):
-        _line(axes, *held_out, BLUE)
+        draw_line(axes, *held_out, BLUE)
         keys.append(("hold-out", BLUE))
     values = np.concatenate([train[1], held_out[1]])
     if values.min() > 0 and values.max() > 20 * values.min():
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     broken = metrics.first_not_finite("train_loss")
     if broken is not None:
         keys.append((f"not a finite number at step {broken}", INK))
-    _title(axes, "Loss", keys, above_labels)
+    put_title(axes, "Loss", keys, above_labels)
 
 
 def learning_rate(metrics: Metrics, story: Story, steps: float) -> str | None:
     x, y = metrics.pairs("step", "lr")
     if not len(x):
         return None
-    with _figure([1.35], top=0.5) as (figure, (axes,)):
-        _line(axes, x, y, GREEN, dots=False)
+    with panels([1.35]) as (figure, (axes,)):
+        draw_line(axes, x, y, GREEN, dots=False)
         axes.set_ylim(0, max(y.max() * 1.08, 1e-12))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        _title(axes, "Learning rate", [], above_labels=True)
         story.draw([axes], steps)
         axes.set_xlabel("optimizer step")
-        return _svg(figure, "Learning rate over optimizer steps")
+        return to_svg(figure, "Learning rate over optimizer steps")
 
 
 def input_pipeline(metrics: Metrics, story: Story) -> str | None:
@@ -294,10 +313,11 @@ def input_pipeline(metrics: Metrics, story: Story) -> str | None:
     seen = rates(metrics)
     if seen is None:
         return None
-    with _figure([1.7, 1.1], gap=0.34, top=0.5) as (figure, axes):
+    with panels([1.7, 1.1], gap=0.34, top=0.5) as (figure, axes):
         where = np.repeat(seen.seconds, 2)[1:-1]
-        for values, colour in ((seen.served, BLUE), (seen.decoded, ORANGE)):
-            axes[0].plot(where, np.repeat(values, 2), color=colour, linewidth=1.3)
+        # Where nothing is reused the two are one: the thin line then lies in the thick one.
+        for values, colour, wide in ((seen.served, BLUE, 2.4), (seen.decoded, ORANGE, 1.1)):
+            axes[0].plot(where, np.repeat(values, 2), color=colour, linewidth=wide)
         axes[0].set_ylim(bottom=0)
         axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
         stalled = np.repeat(100 * seen.stalled, 2)
@@ -305,11 +325,11 @@ def input_pipeline(metrics: Metrics, story: Story) -> str | None:
         axes[1].plot(where, stalled, color=INK, linewidth=1.1)
         axes[1].set_ylim(0, 100)
         keys = [("served", BLUE), ("decoded", ORANGE)]
-        _title(axes[0], "Samples a second", keys, above_labels=True)
-        _title(axes[1], "Waiting for decoding, % of the time", [])
+        put_title(axes[0], "Samples a second", keys, above_labels=True)
+        put_title(axes[1], "Waiting for decoding, % of the time", [])
         story.over_seconds(metrics).draw(axes, float(seen.seconds.max()))
         axes[1].set_xlabel("seconds since the run began")
-        return _svg(figure, "Samples decoded and served a second, and stall share, over seconds")
+        return to_svg(figure, "Samples decoded and served a second, and stall share, over seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +365,14 @@ def plateau_trace(
         if points
     ]
     ats = [at for points, _, _ in drawn for at, _, _ in points]
-    with _figure([1.45] * len(drawn), gap=0.42) as (figure, axes):
+    with panels([1.45] * len(drawn), gap=0.42) as (figure, axes):
         for panel, (points, title, limits) in zip(axes, drawn, strict=True):
             _slopes(panel, points, limits)
-            _title(panel, title, [])
+            put_title(panel, title, [])
             margin = 0.03 * (max(ats) - min(ats)) or 0.5
             panel.set_xlim(min(ats) - margin, max(ats) + margin)
         axes[-1].set_xlabel("epoch-equivalents served")
-        return _svg(figure, "Slopes that the plateau rule saw, against its thresholds")
+        return to_svg(figure, "Slopes that the plateau rule saw, against its thresholds")
 
 
 def _slopes(
@@ -363,7 +383,8 @@ def _slopes(
     x, y, fired = (np.array(column) for column in zip(*points, strict=True))
     low, high = limits
     # Early slopes are a hundred times the threshold: linear up to it, logarithmic beyond.
-    axes.set_yscale("symlog", linthresh=high or float(np.abs(y).max()) or 1.0, linscale=0.8)
+    linear = high or float(np.abs(y).max()) or 1.0
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
     axes.axhline(0, color=RULE, linewidth=0.8)
     axes.plot(x, y, color=BLUE, linewidth=1.2)
     axes.plot(x, y, "o", color=BLUE, ms=3.2)
@@ -381,66 +402,17 @@ def _slopes(
         )  # fmt: skip
     axes.plot(x[fired], y[fired], "D", color=INK, ms=6)
     axes.set_ylim(bottom, top)
+    beyond = [s * 10.0**k for k in range(-6, 7) for s in (1, -1) if 10.0**k > 1.2 * linear]
+    axes.yaxis.set_major_locator(FixedLocator([0, *(t for t in beyond if bottom <= t <= top)]))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:+g}" if y else "0"))
-    axes.yaxis.set_minor_locator(MaxNLocator(1))
-
-
-# ---- several runs -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One run in one panel: accuracy (0 to 1) over something, and where the run ended."""
-
-    x: Column
-    y: Column
-    end: tuple[float, float] | None
-    number: int
-    """Of the run: colour and dashes follow from it."""
-
-
-def accuracy_curves(panels: Sequence[tuple[str, Sequence[Curve]]]) -> str | None:
-    """Panels side by side with one accuracy axis; each has a label and a curve a run."""
-    if not any(len(c.x) or c.end for _, curves in panels for c in curves):
-        return None
-    with _figure([3.1], columns=len(panels)) as (figure, axes):
-        for panel, (label, curves) in zip(axes, panels, strict=True):
-            for curve in curves:
-                colour, dashes = line_style(curve.number)
-                _line(panel, curve.x, 100 * curve.y, colour, dashes=dashes)
-                if curve.end is not None:
-                    x, y = curve.end
-                    panel.plot(x, 100 * y, "D", color=colour, ms=6, mec="white", clip_on=False)
-            panel.set_xlim(left=0)
-            panel.margins(x=0.03)
-            panel.xaxis.set_major_locator(MaxNLocator(4))
-            panel.xaxis.set_major_formatter(FuncFormatter(_short))
-            panel.set_xlabel(label)
-        low, high = (f([p.get_ylim()[i] for p in axes]) for i, f in ((0, min), (1, max)))
-        for i, panel in enumerate(axes):
-            panel.set_ylim(low, high)
-            panel.tick_params(labelleft=i == 0)
-        _title(axes[0], "Accuracy, %", [])
-        return _svg(figure, "Accuracy of every run over " + ", ".join(name for name, _ in panels))
-
-
-def line_style(number: int) -> tuple[str, tuple[float, ...]]:
-    """Colour and dashes of the run with this number."""
-    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-
-
-def _short(value: float, _: int) -> str:
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
 
 
 # ---- drawing ------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _figure(
+def panels(
     heights: Sequence[float], gap: float = 0.0, top: float = 0.3, columns: int = 1
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """A figure of panels below one another (or `columns` abreast), in inches, in our style."""
@@ -464,7 +436,7 @@ def _figure(
         yield figure, axes
 
 
-def _line(
+def draw_line(
     axes: Axes,
     x: Column,
     y: Column,
@@ -480,12 +452,12 @@ def _line(
         line.set_markersize(3.2)
 
 
-def _title(
+def put_title(
     axes: Axes, text: str, keys: Sequence[tuple[str, str]], above_labels: bool = False
 ) -> None:
     """Title and key in one line above the panel, each word in its curve's colour."""
     lift = 19.0 if above_labels else 6.0
-    axes.set_title(text, pad=lift, fontweight="bold", x=-0.0)
+    _say(axes, 0.0, 1.0, text, (0, lift), fontweight="bold", va="bottom")
     # Right-aligned, last key first: widths in a reader's font are not known here.
     right = 0.0
     for name, colour in reversed(keys):
@@ -494,7 +466,7 @@ def _title(
         right += 5.1 * len(swatch + name) + 10
 
 
-def _svg(figure: Figure, title: str) -> str:
+def to_svg(figure: Figure, title: str) -> str:
     """The figure as an <svg> element: as wide as its container, no prologue, no names that another
     figure on the page has too, nothing that points outside."""
     file = io.StringIO()

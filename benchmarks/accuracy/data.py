@@ -1,8 +1,9 @@
-"""All pictures of a task as uint8 tensors on one device: train, hold-out, test.
+"""All pictures of a task as uint8 tensors on one device.
 
-Train and hold-out are disjoint, class-balanced parts of the TRAINING set, drawn once with a fixed
-seed that is not a run's seed. The hold-out serves curves, the plateau rule and every choice between
-variants; the test set is looked at once, when a run is over.
+    CIFAR-10's training set   train | hold-out: curves, plateau rule | selection: between variants
+    CIFAR-10's test set       looked at once, when a run is over
+
+The parts of the training set are disjoint and class-balanced, and the same for every seed of a run.
 """
 
 import pickle
@@ -13,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from accuracy.recipes import Task
 
 CLASSES = 10
 SUBSET_SEED = 20231
@@ -34,6 +37,7 @@ class Part:
 class Pictures:
     train: Part
     holdout: Part
+    selection: Part
     test: Part
     mean: torch.Tensor
     """Of the train part, per channel, in units of 0 to 255."""
@@ -43,18 +47,18 @@ class Pictures:
 Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def cifar_pictures(root: Path, train: int, holdout: int, device: torch.device) -> Pictures:
-    """`train` + `holdout` pictures of CIFAR-10's training set, and its whole test set."""
+def cifar_pictures(root: Path, task: Task, device: torch.device) -> Pictures:
+    """As many pictures of CIFAR-10's training set as the task says, and its whole test set."""
     folder = root / FOLDER
     if not folder.is_dir():
         raise SystemExit(f"--data: no folder {folder}; unpack CIFAR-10 (python version) there")
     batches = [_read(folder / f"data_batch_{number}") for number in range(1, 6)]
     pixels = np.concatenate([batch[0] for batch in batches])
     labels = np.concatenate([batch[1] for batch in batches])
-    return _split((pixels, labels), _read(folder / "test_batch"), (train, holdout), device)
+    return _split((pixels, labels), _read(folder / "test_batch"), task, device)
 
 
-def synthetic_pictures(train: int, holdout: int, test: int, device: torch.device) -> Pictures:
+def synthetic_pictures(task: Task, device: torch.device) -> Pictures:
     """Noise with a class-dependent tint: learnable within a few steps, for the smoke preset."""
     rng = np.random.default_rng(0)
 
@@ -64,7 +68,8 @@ def synthetic_pictures(train: int, holdout: int, test: int, device: torch.device
         noise = rng.normal(128, 40, (count, 3, 32, 32))
         return np.clip(noise + tint, 0, 255).astype(np.uint8), labels
 
-    return _split(draw(train + holdout), draw(test), (train, holdout), device)
+    held = task.train + task.holdout + task.selection
+    return _split(draw(held), draw(100), task, device)
 
 
 def _read(path: Path) -> Raw:
@@ -74,8 +79,8 @@ def _read(path: Path) -> Raw:
     return pixels, np.asarray(batch[b"labels"], dtype=np.int64)
 
 
-def _split(raw: Raw, test: Raw, sizes: tuple[int, int], device: torch.device) -> Pictures:
-    train, holdout = _balanced(raw[1], sizes)
+def _split(raw: Raw, test: Raw, task: Task, device: torch.device) -> Pictures:
+    train, holdout, selection = _balanced(raw[1], (task.train, task.holdout, task.selection))
     pixels = raw[0][train].astype(np.float64)
     mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3))
 
@@ -86,10 +91,15 @@ def _split(raw: Raw, test: Raw, sizes: tuple[int, int], device: torch.device) ->
     def channels(values: NDArray[np.float64]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, 3, 1, 1)
 
+    held = part(raw, holdout)
     return Pictures(
-        part(raw, train), part(raw, holdout), part(test, np.arange(len(test[1]))),
-        channels(mean), channels(std),
-    )  # fmt: skip
+        train=part(raw, train),
+        holdout=held,
+        selection=part(raw, selection) if task.selection else held,
+        test=part(test, np.arange(len(test[1]))),
+        mean=channels(mean),
+        std=channels(std),
+    )
 
 
 def _balanced(labels: NDArray[np.int64], sizes: Sequence[int]) -> list[NDArray[np.int64]]:

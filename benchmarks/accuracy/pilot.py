@@ -6,12 +6,12 @@ thesis's splits 40x3+80, 55x3+35, 65x3+10 of 200 epochs scaled to the task (perc
 40, 55, 62), T60 = a run of 60 epoch-equivalents.
 """
 
-from accuracy.recipes import Run, Stretch, Task, cosine, re_raised, with_ema, wsd
+from accuracy.recipes import Comparison, Run, Stretch, Task, cosine, re_raised, with_ema, wsd
 from perfect.phases import Phase, PlateauRule
 from perfect.schedule import Schedule
 
-PILOT = Task("pilot", 8000, 1000, batch_size=320, epochs=24, lr=0.3, warmup=2)
-SMOKE = Task("pilot", 240, 60, batch_size=20, epochs=2, lr=0.05, warmup=0.2)
+PILOT = Task("pilot", 8000, 1000, batch_size=320, epochs=24, lr=0.3, warmup=2, selection=10_000)
+SMOKE = Task("pilot", 240, 60, batch_size=20, epochs=2, lr=0.05, warmup=0.2, selection=100)
 
 STABLE = 0.6
 """Share of a constant-then-decay run before the decay, where nothing else is said."""
@@ -20,6 +20,34 @@ STABLE = 0.6
 def pilot_runs(task: Task = PILOT) -> list[Run]:
     """The most telling rows first: with --minutes, the end of the list is what goes missing."""
     return [*_recipe_rows(task), *_reuse_rows(task), *_thesis_rows(task), *_plateau_rows(task)]
+
+
+PILOT_COMPARISONS = (
+    Comparison("our recipe, 55 % fewer decodes, same schedule",
+               "best: wsd55 roll3 re ema", "no reuse, wsd, late decay"),
+    Comparison("our recipe against the best-scheduled no reuse",
+               "best: wsd55 roll3 re ema", "no reuse, wsd"),
+    Comparison("40 % fewer decodes, same schedule", "wsd40 k3 re", "no reuse, wsd"),
+    Comparison("equal decodes, 10.8", "best: wsd55 roll3 re ema", "no reuse, 10.8 fresh, wsd"),
+    Comparison("equal decodes, 14.4", "wsd40 k3 re", "no reuse, 14.4 fresh, wsd"),
+    Comparison("equal decodes, 8", "r3 k3 re, wsd", "no reuse, 8 fresh, wsd"),
+    Comparison("thesis: reuse alone falls short", "r3 k1 re, cosine", "no reuse, cosine"),
+    Comparison("thesis: a larger buffer helps", "r3 k3 re, cosine", "r3 k1 re, cosine"),
+    Comparison("thesis: idem, augmented once", "r3 k3 no, cosine", "r3 k1 no, cosine"),
+    Comparison("thesis: re-augmenting helps", "r3 k1 re, cosine", "r3 k1 no, cosine"),
+    Comparison("thesis: fine-tuning recovers", "perfect40 k1 re, re-raised", "r3 k1 re, cosine"),
+    Comparison("thesis: idem, augmented once", "perfect40 k1 no, re-raised", "r3 k1 no, cosine"),
+    Comparison("thesis: re-raised rate is needed", "perfect40 k1 no, re-raised",
+               "perfect40 k1 no, not re-raised"),
+    Comparison("CONTROL: the re-raise alone lifts no reuse too",
+               "no reuse, rate re-raised at 60 %", "no reuse, cosine"),
+    Comparison("so PerFect as in the thesis, against that control",
+               "perfect40 k1 re, re-raised", "no reuse, rate re-raised at 60 %"),
+    Comparison("plateau picks the switch, against the hand-picked 40 %",
+               "T60 auto: plateau, else 55 %", "T60 wsd40 roll3 re ema"),
+    Comparison("idem, against the hand-picked 55 %",
+               "T60 auto: plateau, else 55 %", "T60 wsd55 roll3 re ema"),
+)  # fmt: skip
 
 
 def slice_runs(task: Task = PILOT) -> list[Run]:

@@ -38,6 +38,8 @@ class Task:
     weight_decay: float = 5e-4
     warmup: float = 0.0
     """Epoch-equivalents."""
+    selection: int = 0
+    """Held-out pictures read at a run's end, to choose between variants; 0: the hold-out's."""
     ema_epochs: float = 2.0
     """Horizon of the weight average."""
 
@@ -62,6 +64,15 @@ class Run:
     plateau: PlateauRule | None = None
     fill: bool = False
     """After an early switch the last phase takes all steps that are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the difference between two rows stands for."""
+
+    says: str
+    row: str
+    other: str
 
 
 def wsd(

@@ -261,7 +261,7 @@ class _Training:
     def _record(self) -> Record:
         bench, progress = self.bench, self.progress
         self._charge()
-        parts = {"holdout": bench.pictures.holdout, "test": bench.pictures.test}
+        parts = {"selection": bench.pictures.selection, "test": bench.pictures.test}
         scores = {
             f"{part}_{kind}": self._accuracy(pictures, kind == "ema")
             for part, pictures in parts.items()
@@ -271,7 +271,7 @@ class _Training:
         return {
             "name": self.run.name, "seed": self.seed,
             "test": scores["test_ema" if ema else "test_last"],
-            "holdout": scores["holdout_ema" if ema else "holdout_last"], **scores,
+            "selection": scores["selection_ema" if ema else "selection_last"], **scores,
             "reported": "ema" if ema else "last",
             "steps": self.policy.state.total_steps, "decodes": progress.decodes,
             "fresh": progress.decodes / bench.task.train,

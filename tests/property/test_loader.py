@@ -1,0 +1,564 @@
+"""The laws of `ReuseLoader`: a DataLoader that serves more than once, and resumes anywhere."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from loaders import ReuseLoader
+from loaders.augment import Chain, Draws, Flip, PadCrop
+from loaders.errors import StateError
+from loaders.reuse import MODES
+
+law = settings(max_examples=25, deadline=None)
+
+AUGMENT = Chain([PadCrop(2), Flip()])
+
+
+class Numbered:
+    """Pictures that say who they are: sample i is random pixels seeded by i, and the number i."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        rng = np.random.default_rng(5)
+        self.pixels = torch.from_numpy(rng.integers(1, 256, (size, 3, 4, 5), dtype=np.uint8))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.pixels[index], index
+
+
+class Made:
+    """Samples that a function makes from their number."""
+
+    def __init__(self, size: int, make: Callable[[int], Any]) -> None:
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One batch, told apart by everything that a consumer can see of it."""
+
+    ids: tuple[int, ...]
+    serves: tuple[int, ...]
+    pixels: bytes
+
+
+def loader(size: int = 20, **changes: Any) -> ReuseLoader:
+    usual = {"batch_size": 4, "reuse": 3, "buffer_batches": 2, "augment": AUGMENT, "workers": 1}
+    return ReuseLoader(Numbered(size), **{**usual, **changes})
+
+
+def watch(loader: ReuseLoader) -> Iterator[Served]:
+    for pixels, ids in loader:
+        info = loader.last_batch
+        assert info is not None
+        assert info.ids.tolist() == ids.tolist(), "last_batch tells the batch that was served last"
+        yield Served(tuple(ids.tolist()), tuple(info.serves.tolist()), pixels.numpy().tobytes())
+
+
+def take(loader: ReuseLoader, batches: int) -> list[Served]:
+    """So many batches, over as many passes as that takes, leaving the last pass where it stands."""
+    taken: list[Served] = []
+    while len(taken) < batches:
+        for served in watch(loader):
+            taken.append(served)
+            if len(taken) == batches:
+                break
+    return taken
+
+
+@st.composite
+def settings_of_a_loader(draw: st.DrawFn) -> dict[str, Any]:
+    batch_size = draw(st.integers(1, 5))
+    return {
+        "size": draw(st.integers(batch_size, 24)),
+        "batch_size": batch_size,
+        "reuse": draw(st.integers(1, 4)),
+        "buffer_batches": draw(st.integers(1, 4)),
+        "mode": draw(st.sampled_from(MODES)),
+        "shuffle": draw(st.booleans()),
+        "drop_last": draw(st.booleans()),
+        "reaugment": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**31 - 1)),
+    }
+
+
+# ---- reuse 1 is a DataLoader --------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
+
+
+def picture(i: int) -> Image.Image:
+    return Image.fromarray(np.full((3, 5, 3), i, dtype=np.uint8))
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda i: torch.full((2, 3), float(i)),
+    "array": lambda i: np.full((3, 2), i, dtype=np.int16),
+    "tuple": lambda i: (torch.full((2,), i, dtype=torch.int32), i),
+    "list": lambda i: [torch.tensor(float(i)), i],
+    "dict": lambda i: {"picture": torch.full((1, 2), i, dtype=torch.uint8), "label": i},
+    "nested": lambda i: {"a": (torch.tensor(i), [i, float(i)]), "b": {"c": f"sample {i}"}},
+    "namedtuple": lambda i: Pair(torch.full((2,), i), i),
+    "int": lambda i: i,
+    "float": lambda i: i / 3,
+    "bool": lambda i: i % 2 == 0,
+    "str": lambda i: f"sample {i}",
+    "bytes": lambda i: bytes([i]),
+    "float16": lambda i: torch.tensor([i], dtype=torch.float16),
+    "numpy scalar": lambda i: np.float32(i / 3),
+    "numpy int": lambda i: np.int16(i),
+    "numpy str": lambda i: np.str_(f"sample {i}"),
+    "non-contiguous": lambda i: torch.arange(6).reshape(2, 3).t() + i,
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_a_batch_without_reuse_is_what_a_dataloader_collates(kind: str) -> None:
+    data = Made(7, SAMPLES[kind])
+    ours = list(ReuseLoader(data, batch_size=3, reuse=1, shuffle=False, workers=2))
+    theirs = list(DataLoader(data, batch_size=3))  # ty: map-style is enough
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs)
+        for key in theirs:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b)
+    else:
+        assert ours == theirs
+
+
+def test_keys_in_another_order_do_not_swap_the_parts_of_a_sample() -> None:
+    def make(i: int) -> dict[str, int]:
+        return {"a": i, "b": -i} if i % 2 else {"b": -i, "a": i}
+
+    [ours] = ReuseLoader(Made(6, make), batch_size=6, reuse=1, shuffle=False, workers=1)
+    [theirs] = DataLoader(Made(6, make), batch_size=6)  # ty: idem
+    assert ours["a"].tolist() == theirs["a"].tolist()
+    assert ours["b"].tolist() == theirs["b"].tolist()
+
+
+def test_pictures_of_pillow_become_uint8_with_channels_first() -> None:
+    data = Made(4, lambda i: (picture(i), picture(i).convert("L")))
+    [(colour, grey)] = ReuseLoader(data, batch_size=4, reuse=1, shuffle=False, workers=1)
+    assert colour.dtype == grey.dtype == torch.uint8
+    assert colour.shape == (4, 3, 3, 5)
+    assert grey.shape == (4, 1, 3, 5)
+    assert colour[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+@law
+@given(
+    size=st.integers(1, 23),
+    batch_size=st.integers(1, 6),
+    drop_last=st.booleans(),
+    mode=st.sampled_from(MODES),
+)
+def test_without_reuse_every_sample_comes_once_and_the_tail_as_in_a_dataloader(
+    size: int, batch_size: int, drop_last: bool, mode: Any
+) -> None:
+    batch_size = min(size, batch_size)
+    theirs = DataLoader(list(range(size)), batch_size, shuffle=True, drop_last=drop_last)  # ty: idem
+    ours = loader(size, batch_size=batch_size, reuse=1, drop_last=drop_last, mode=mode)
+    served = list(watch(ours))
+    assert len(ours) == len(theirs) == len(served)
+    assert [len(batch.ids) for batch in served] == [len(batch) for batch in theirs]
+    ids = Counter(i for batch in served for i in batch.ids)
+    assert set(ids.values()) == {1}
+    assert len(ids) == size - (size % batch_size if drop_last else 0)
+
+
+def test_a_batch_is_the_consumers_own() -> None:
+    # Writing into a batch must not reach the buffer, nor must the buffer reach the batch.
+    ours = loader(8, batch_size=4, reuse=3, augment=None, shuffle=False)
+    data, kept = Numbered(8), []
+    for pixels, ids in ours:
+        assert torch.equal(pixels, data.pixels[ids])
+        kept.append((pixels.clone(), pixels))
+        pixels.zero_()
+        assert all(not written.any() for _, written in kept)
+    [(first, _), *_] = kept
+    assert first.any()
+
+
+# ---- reuse --------------------------------------------------------------------------------------
+
+
+@law
+@given(settings_of_a_loader())
+def test_each_sample_is_served_reuse_times_with_its_own_pixels(options: dict[str, Any]) -> None:
+    size, reuse = options["size"], options["reuse"]
+    ours = loader(**{**options, "augment": None, "drop_last": False})
+    pixels = {i: sample.numpy().tobytes() for i, sample in enumerate(Numbered(size).pixels)}
+    served: Counter[int] = Counter()
+    for batch in watch(ours):
+        assert batch.pixels == b"".join(pixels[i] for i in batch.ids)
+        served.update(batch.ids)
+    assert served == Counter(dict.fromkeys(range(size), reuse))
+
+
+@law
+@given(settings_of_a_loader())
+def test_the_order_does_not_depend_on_the_number_of_workers(options: dict[str, Any]) -> None:
+    one, two, five = (take(loader(**options, workers=n), 12) for n in (1, 2, 5))
+    assert one == two == five
+
+
+def test_passes_differ_in_order_and_in_augmentation() -> None:
+    ours = loader(20)
+    first, second = list(watch(ours)), list(watch(ours))
+    assert [b.ids for b in first] != [b.ids for b in second]
+    one_sample = loader(1, batch_size=1, reuse=1, buffer_batches=1)
+    assert len({served.pixels for served in take(one_sample, 12)}) > 6
+
+
+def test_another_seed_gives_another_order_and_other_augmentation() -> None:
+    assert list(watch(loader(20, seed=1))) == list(watch(loader(20, seed=1)))
+    assert list(watch(loader(20, seed=1))) != list(watch(loader(20, seed=2)))
+    fixed = {"batch_size": 5, "shuffle": False, "reuse": 1}
+    one, two = (list(watch(loader(20, seed=s, **fixed))) for s in (1, 2))
+    assert [b.ids for b in one] == [b.ids for b in two]
+    assert all(a.pixels != b.pixels for a, b in zip(one, two, strict=True))
+
+
+def test_a_serve_is_augmented_anew_unless_reaugment_is_off() -> None:
+    def looks(reaugment: bool) -> list[int]:
+        ours = loader(12, reuse=4, reaugment=reaugment)
+        seen: dict[int, set[bytes]] = {}
+        for pixels, ids in ours:
+            for image, i in zip(pixels, ids.tolist(), strict=True):
+                seen.setdefault(i, set()).add(image.numpy().tobytes())
+        return [len(s) for s in seen.values()]
+
+    assert set(looks(False)) == {1}
+    assert sum(looks(True)) > 40  # of 48 serves
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+
+@law
+@given(settings_of_a_loader(), st.integers(0, 40), st.sampled_from([1, 3]))
+def test_a_resume_after_any_batch_gives_the_same_tail(
+    options: dict[str, Any], batches: int, workers: int
+) -> None:
+    whole = take(loader(**options), batches + 15)
+    interrupted = loader(**options)
+    head = take(interrupted, batches)
+    state = interrupted.state_dict()
+    resumed = loader(**options, workers=workers)
+    resumed.load_state_dict(state)
+    assert head + take(resumed, 15) == whole
+
+
+def test_a_resume_gives_the_same_tail_after_every_batch_of_two_passes() -> None:
+    passes = len(loader(10)) * 2
+    whole = take(loader(10), passes + 3)
+    for batches in range(passes + 1):
+        interrupted = loader(10)
+        take(interrupted, batches)
+        resumed = loader(10)
+        resumed.load_state_dict(interrupted.state_dict())
+        assert take(resumed, passes + 3 - batches) == whole[batches:], batches
+
+
+def test_a_state_is_plain_numbers_and_words() -> None:
+    ours = loader(20)
+    take(ours, 4)
+    leaves = ours.state_dict()
+    leaves |= leaves.pop("stats")
+    assert all(isinstance(v, int | float | str | bool | None) for v in leaves.values())
+
+
+def test_a_resumed_pass_decodes_only_what_is_still_to_be_served() -> None:
+    interrupted = loader(40, batch_size=4)
+    take(interrupted, 25)
+    calls: list[int] = []
+
+    class Counting(Numbered):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            calls.append(index)
+            return super().__getitem__(index)
+
+    resumed = ReuseLoader(
+        Counting(40), batch_size=4, reuse=3, buffer_batches=2, augment=AUGMENT, workers=1
+    )
+    resumed.load_state_dict(interrupted.state_dict())
+    rest = {i for batch in watch(resumed) for i in batch.ids}
+    # One more: the first sample is looked at to learn how large a slot must be.
+    assert len(calls) <= len(rest) + 1
+    assert set(calls[1:]) == rest
+
+
+def test_a_resume_goes_on_across_a_change_of_reuse() -> None:
+    def change(ours: ReuseLoader) -> None:
+        ours.set_reuse(1, reaugment=False, batch_size=5)
+
+    uninterrupted = loader(20)
+    take(uninterrupted, len(uninterrupted))
+    change(uninterrupted)
+    tail = take(uninterrupted, 7)
+    for batches in range(8):
+        interrupted = loader(20)
+        take(interrupted, len(interrupted))
+        change(interrupted)
+        take(interrupted, batches)
+        resumed = loader(20)
+        resumed.load_state_dict(interrupted.state_dict())
+        assert take(resumed, 7 - batches) == tail[batches:], batches
+
+
+def test_a_resume_keeps_the_limit_of_a_pass() -> None:
+    interrupted = loader(20)
+    interrupted.limit_pass(6)
+    head = take(interrupted, 4)
+    resumed = loader(20)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert len(resumed) == 6
+    rest = list(watch(resumed))
+    assert head + rest == take(loader(20), 6)
+    again = loader(20)
+    again.limit_pass(6)
+    assert take(resumed, 3) == take(again, 9)[6:]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"size": 21},
+        {"seed": 1},
+        {"mode": "block"},
+        {"buffer_batches": 3},
+        {"shuffle": False},
+        {"drop_last": True},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_state_of_another_loader_is_refused_and_says_what_differs(other: dict[str, Any]) -> None:
+    saved = loader(20)
+    take(saved, 3)
+    mine = loader(**{"size": 20, **other})
+    key = {"size": "samples"}.get(next(iter(other)), next(iter(other)))
+    with pytest.raises(StateError, match=f"{key}=.*{key}="):
+        mine.load_state_dict(saved.state_dict())
+    assert take(mine, 2) == take(loader(**{"size": 20, **other}), 2), "and nothing was taken over"
+
+
+def test_another_number_of_ranks_may_resume_between_passes_only() -> None:
+    saved = loader(20, rank=0, world_size=2)
+    batches = len(saved)
+    take(saved, batches - 1)
+    with pytest.raises(StateError, match="middle of pass 0 on 2 ranks"):
+        loader(20, rank=0, world_size=1).load_state_dict(saved.state_dict())
+    whole = loader(20, rank=0, world_size=2)
+    take(whole, batches)
+    alone = loader(20, rank=0, world_size=1)
+    alone.load_state_dict(whole.state_dict())
+    uninterrupted = loader(20, rank=0, world_size=1)
+    list(uninterrupted)
+    assert take(alone, 5) == take(uninterrupted, 5)
+
+
+# ---- ranks --------------------------------------------------------------------------------------
+
+
+@law
+@given(
+    settings_of_a_loader().filter(lambda options: not options["drop_last"]),
+    st.integers(1, 4),
+)
+def test_ranks_share_the_set_evenly(options: dict[str, Any], world_size: int) -> None:
+    share = -(-options["size"] // world_size)
+    options["batch_size"] = min(options["batch_size"], share)
+    ranks = [loader(**options, rank=r, world_size=world_size) for r in range(world_size)]
+    passes = [list(watch(each)) for each in ranks]
+    assert {len(each) for each in ranks} == {len(batches) for batches in passes}
+    assert len({len(batches) for batches in passes}) == 1
+    shares = [{i for batch in batches for i in batch.ids} for batches in passes]
+    assert set().union(*shares) == set(range(options["size"]))
+    # Shares are disjoint but for the few samples that fill the last round.
+    assert sum(len(s) for s in shares) - options["size"] < world_size
+    if options["size"] % world_size == 0:
+        assert sum(len(s) for s in shares) == options["size"]
+
+
+@law
+@given(st.integers(1, 20), st.integers(2, 4), st.integers(1, 3), st.sampled_from(MODES))
+def test_a_batch_larger_than_a_ranks_share_is_refused_or_served_whole(
+    size: int, world_size: int, reuse: int, mode: Any
+) -> None:
+    try:
+        ours = loader(size, batch_size=size, reuse=reuse, mode=mode, rank=0, world_size=world_size)
+    except ValueError as error:
+        assert "batch_size" in str(error)
+        return
+    served = Counter(i for batch in watch(ours) for i in batch.ids)
+    assert len(served) == -(-size // world_size)
+    assert set(served.values()) == {reuse}
+
+
+def test_ranks_shuffle_their_buffers_differently() -> None:
+    orders = [[b.serves for b in watch(loader(24, rank=rank, world_size=2))] for rank in range(2)]
+    assert orders[0] != orders[1]
+
+
+# ---- passes, changes, counters ------------------------------------------------------------------
+
+
+def test_a_change_of_reuse_counts_from_the_next_pass() -> None:
+    ours = loader(12, augment=None)
+    list(ours)
+    ours.set_reuse(1)
+    assert len(ours) == 3
+    assert Counter(i for b in watch(ours) for i in b.ids) == Counter(range(12))
+    ours.set_reuse(2, batch_size=6)
+    assert len(ours) == 4
+    assert [len(b.ids) for b in watch(ours)] == [6] * 4
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("reuse", "later"), [(3, 1), (1, 3)])
+def test_a_change_of_reuse_within_a_pass_leaves_that_pass_alone(reuse: int, later: int) -> None:
+    untouched = list(watch(loader(40, reuse=reuse)))
+    ours = loader(40, reuse=reuse)
+    served = []
+    for batch in watch(ours):
+        if len(served) == 1:
+            ours.set_reuse(later, reaugment=False)
+        served.append(batch)
+    assert served == untouched
+    assert len(list(watch(ours))) == 10 * later
+
+
+def test_a_resume_after_a_change_of_reuse_within_the_pass_gives_the_same_tail() -> None:
+    ours = loader(16)
+    take(ours, 2)
+    ours.set_reuse(1)
+    resumed = loader(16)
+    resumed.load_state_dict(ours.state_dict())
+    assert take(resumed, 5) == take(loader(16), 7)[2:]
+
+
+def test_leaving_a_pass_early_and_iterating_again_gives_the_next_pass() -> None:
+    whole = loader(20)
+    list(whole)
+    second = list(watch(whole))
+    left = loader(20)
+    take(left, 3)
+    assert list(watch(left)) == second
+
+
+def test_an_iterator_that_was_never_asked_costs_no_pass() -> None:
+    ours = loader(20)
+    iter(ours)
+    assert list(watch(ours)) == list(watch(loader(20)))
+
+
+def test_a_limited_pass_ends_after_so_many_batches_and_the_next_pass_follows() -> None:
+    whole = loader(20)
+    first, second = list(watch(whole)), list(watch(whole))
+    ours = loader(20)
+    ours.limit_pass(4)
+    assert len(ours) == 4
+    assert list(watch(ours)) == first[:4]
+    ours.limit_pass(None)
+    assert list(watch(ours)) == second
+
+
+@law
+@given(settings_of_a_loader(), st.integers(1, 3))
+def test_the_counters_count_what_was_served(options: dict[str, Any], passes: int) -> None:
+    ours = loader(**options)
+    served = take(ours, passes * len(ours)) if len(ours) else []
+    serves = [serve for batch in served for serve in batch.serves]
+    stats = ours.stats
+    assert stats.served == len(serves)
+    assert stats.decoded == serves.count(0)
+    assert stats.reused == stats.served - stats.decoded
+    assert stats.stall_seconds >= 0
+    if not options["drop_last"]:
+        assert stats.decoded == passes * options["size"]
+        assert stats.extra_decodes == 0
+
+
+def test_the_buffers_bytes_are_those_of_its_slots() -> None:
+    ours = loader(20, batch_size=4, buffer_batches=2)
+    assert ours.stats.buffer_bytes == 0
+    list(ours)
+    assert ours.stats.buffer_bytes == 4 * 2 * (3 * 4 * 5 + 8)  # pixels and an int64 number
+
+
+def test_decodes_that_were_not_served_are_counted_apart() -> None:
+    calls: list[int] = []
+    data = Made(40, lambda i: calls.append(i) or (Numbered(40)[i]))
+    ours = ReuseLoader(data, batch_size=4, reuse=1, buffer_batches=3, workers=1)
+    for _ in ours:
+        break
+    looked_at_for_the_shape = 1
+    stats = ours.stats
+    assert stats.decoded == 4
+    assert stats.decoded + stats.extra_decodes + looked_at_for_the_shape == len(calls)
+
+
+def test_counters_go_on_after_a_resume() -> None:
+    saved = loader(20)
+    take(saved, 5)
+    resumed = loader(20)
+    resumed.load_state_dict(saved.state_dict())
+    list(resumed)
+    assert resumed.stats.served == 60
+    assert resumed.stats.decoded == 20
+    assert resumed.stats.reused == 40
+
+
+def test_counters_read_like_a_mapping() -> None:
+    stats = loader(20).stats
+    assert dict(stats)["decoded"] == stats["decoded"] == stats.decoded
+    assert len(stats) == len(dict(stats))
+
+
+# ---- augment ------------------------------------------------------------------------------------
+
+
+def test_the_augmentation_gets_the_picture_wherever_it_stands_in_a_sample() -> None:
+    data = Made(6, lambda i: {"label": i, "x": torch.full((3, 2, 2), i, dtype=torch.uint8)})
+
+    def add_hundred(images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return images + 100
+
+    [batch] = ReuseLoader(data, 6, 1, augment=add_hundred, shuffle=False, workers=1)
+    assert batch["x"][:, 0, 0, 0].tolist() == [100 + i for i in range(6)]
+    assert batch["label"].tolist() == list(range(6))

@@ -1,0 +1,355 @@
+"""Runs side by side: the figures of the table, what is marked, and what bad input says."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfect.compare import ABREAST, curve, differences, line_style, main
+from perfect.report import read_run
+
+BASE: dict[str, Any] = {
+    "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
+    "wall_seconds": 100.0, "train_seconds": 80.0, "stall_seconds": 40.0,
+    "decoded_samples": 24_000, "extra_decodes": 0, "served_samples": 24_000, "fresh_passes": 24.0,
+    "train_samples": 1000, "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 1}]},
+}  # fmt: skip
+REUSE: dict[str, Any] = {
+    "accuracy": 0.905, "wall_seconds": 50.0, "train_seconds": 40.0, "stall_seconds": 2.0,
+    "decoded_samples": 14_400, "fresh_passes": 14.4,
+    "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 3}, {"reuse": 1}]},
+}  # fmt: skip
+ROWS = [
+    {"step": 400, "wall_seconds": 20, "decoded": 4000, "lr": 0.05},
+    {"step": 600, "wall_seconds": 30, "val_accuracy": 0.5},
+    {"step": 800, "wall_seconds": 40, "decoded": 8000, "lr": 0.25},
+    {"step": 1200, "wall_seconds": 90, "val_accuracy": 0.9},
+]
+
+
+def make_run(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True)
+    record = {"name": folder.name} | BASE | changes
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with (folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["step", "wall_seconds", "decoded", "lr", "val_accuracy"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[str]:
+    """No reuse, and reuse."""
+    runs = tmp_path / "runs"
+    return [str(make_run(runs / "plain")), str(make_run(runs / "reuse", **REUSE))]
+
+
+class Page(HTMLParser):
+    """Rows of a page's tables, its tags, and which cells are bold."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.bold: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self._in_cell = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+        if tag == "b":
+            self.bold.append(self.rows[-1][0])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self._in_cell:
+            self.rows[-1][-1] += data.strip()
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def row(self, name: str) -> list[str]:
+        return next(row[1:] for row in self.rows if row[:1] == [name])
+
+
+def compared(*folders: str) -> Page:
+    assert main(folders) == 0
+    return Page(Path(folders[0]).parent / "compare.html")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+FIGURES = {
+    "Accuracy": ["91.00 %", "90.50 %"],
+    "Wall time": ["100 s", "50 s"],
+    "Speed-up": ["1.00×", "2.00×"],  # noqa: RUF001
+    "Decodes": ["24,000", "14,400"],
+    "Decodes saved": ["0.0 %", "40.0 %"],
+    "Fresh passes": ["24", "14.4"],
+    "Served": ["24,000", "24,000"],
+    "Stall": ["40 s", "2 s"],
+    "Stall share": ["50.0 %", "5.0 %"],
+    "Steps": ["1200", "1200"],
+    "Peak lr": ["0.25", "0.25"],
+}
+
+
+def test_the_page_has_every_figure_of_every_run(two: list[str]) -> None:
+    page = compared(*two)
+    assert page.rows[0] == ["", "plain", "reuse"]
+    assert {name: page.row(name) for name in FIGURES} == FIGURES
+
+
+def test_the_terminal_shows_the_same_figures_and_then_the_path(
+    two: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(two) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["plain", "reuse"]
+    shown = {
+        name: re.split(r"\s{2,}", line.strip())[1:]
+        for name in FIGURES
+        for line in lines
+        if re.match(rf"{name}\s{{2}}", line)
+    }
+    assert shown == FIGURES
+    assert lines[-1] == str(Path(two[0]).parent / "compare.html")
+
+
+def test_the_headline_holds_the_last_run_against_the_first(two: list[str]) -> None:
+    said = '"reuse" against "plain": 90.5 % accuracy against 91.0 %, 2.00× as fast, 40.0 % fewer'  # noqa: RUF001
+    assert said in compared(*two).text
+
+
+def test_decodes_made_again_after_a_resume_count(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", **REUSE)
+    page = compared(str(first), str(make_run(tmp_path / "b", **REUSE, extra_decodes=2400)))
+    assert page.row("Decodes") == ["14,400", "16,800"]
+    assert page.row("Decodes saved") == ["40.0 %", "30.0 %"]
+
+
+def test_the_best_figures_are_bold_and_a_tie_is_not(two: list[str], tmp_path: Path) -> None:
+    page = compared(*two)
+    assert page.bold == ["Accuracy", "Wall time", "Speed-up", "Decodes", "Decodes saved",
+                         "Fresh passes", "Stall", "Stall share"]  # fmt: skip
+    text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
+    assert "<b>91.00 %</b>" in text and "<b>50 s</b>" in text
+
+
+def test_the_order_of_the_folders_decides_what_a_speed_up_is_against(two: list[str]) -> None:
+    page = compared(*two[::-1])
+    assert page.row("Speed-up") == ["1.00×", "0.50×"]  # noqa: RUF001
+
+
+def test_figures_that_a_run_lacks_are_dashes(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/run.json").write_text('{"status": "failed"}', encoding="utf-8")
+    page = compared(str(first), str(tmp_path / "b"))
+    assert page.rows[0] == ["", "a", "b (failed)"]
+    assert {page.row(name)[1] for name in FIGURES} == {"\N{EN DASH}"}
+
+
+def test_more_runs_than_fit_abreast_become_rows(tmp_path: Path) -> None:
+    folders = [str(make_run(tmp_path / f"r{i}")) for i in range(ABREAST + 1)]
+    page = compared(*folders)
+    assert page.rows[0] == ["", *FIGURES]
+    assert page.row("r5")[:2] == ["91.00 %", "100 s"]
+    assert compared(*folders[:ABREAST]).rows[0] == ["", *(f"r{i}" for i in range(ABREAST))]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "s0", name="best"), make_run(tmp_path / "s1", name="best")
+    assert compared(str(first), str(second)).rows[0] == ["", "s0", "s1"]
+
+
+# ---- what a reader must know --------------------------------------------------------------------
+
+
+def test_a_running_run_is_included_marked_and_wins_nothing(
+    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    young = {"status": "running", "wall_seconds": 1.0, "stall_seconds": 0.0, "accuracy": None}
+    page = compared(*two, str(make_run(tmp_path / "runs/young", **young)))
+    assert page.rows[0] == ["", "plain", "reuse", "young (running)"]
+    assert page.row("Wall time") == ["100 s", "50 s", "1 s"]
+    assert page.row("Speed-up")[2] == page.row("Accuracy")[2] == "\N{EN DASH}"
+    text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
+    assert "<b>50 s</b>" in text and "<b>1 s</b>" not in text
+    said = "Still running, figures so far: young (running)."
+    assert said in page.text and said in capsys.readouterr().out
+
+
+def test_no_speed_up_is_told_against_a_first_run_that_was_interrupted(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", status="interrupted")
+    page = compared(str(first), str(make_run(tmp_path / "b")))
+    assert page.row("Speed-up") == ["\N{EN DASH}", "\N{EN DASH}"]
+    assert "2 runs side by side." in page.text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": 600}, "The runs took different numbers of steps"),
+        ({"accuracy_on": "holdout"}, "Some accuracies are of the test set, others of the hold-out"),
+    ],
+)
+def test_runs_that_do_not_compare_fairly_are_told(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    first = str(make_run(tmp_path / "a"))
+    assert said not in compared(first, str(make_run(tmp_path / "b"))).text
+    assert said in compared(first, str(make_run(tmp_path / "c", **change))).text
+
+
+def test_only_keys_that_differ_are_shown(two: list[str]) -> None:
+    page = compared(*two)
+    assert page.row("phases[0].reuse") == ["1", "3"]
+    assert page.row("phases[1].reuse") == ["\N{EN DASH}", "1"]
+    assert "batch_size" not in page.text
+
+
+def test_differences_tell_a_missing_key_from_null_and_true_from_one() -> None:
+    found = differences([{"a": None, "b": True, "c": [1, 2]}, {"b": 1, "c": [1, 2]}])
+    assert found == [("a", ["null", "\N{EN DASH}"]), ("b", ["true", "1"])]
+
+
+# ---- curves -------------------------------------------------------------------------------------
+
+
+def test_accuracy_over_decodes_is_read_off_between_the_rows_around_it(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a"))
+    drawn = curve(run, "decoded", "decoded_samples")
+    np.testing.assert_array_equal(drawn.x, [6000, 8000])
+    np.testing.assert_array_equal(drawn.y, [0.5, 0.9])
+    assert drawn.end == (24_000, 0.91)
+    np.testing.assert_array_equal(curve(run, "wall_seconds", "wall_seconds").x, [30, 90])
+
+
+def test_a_run_has_one_colour_in_the_table_and_in_all_three_panels(two: list[str]) -> None:
+    page = compared(*two)
+    assert page.tags.count("figure") == 1
+    text = (Path(two[0]).parent / "compare.html").read_text(encoding="utf-8")
+    head, figure = text.split("<figure>")
+    for number in range(2):
+        colour = line_style(number)[0]
+        assert f"stroke='{colour}'" in head
+        # A line and a diamond a panel.
+        assert len(re.findall(rf'style="fill: none; stroke: {colour}', figure, re.I)) == 3
+        assert len(re.findall(rf"fill: {colour}", figure, re.I)) >= 3
+
+
+def test_28_runs_are_drawn_in_28_ways() -> None:
+    assert len({line_style(number) for number in range(28)}) == 28
+
+
+def test_runs_without_validation_and_test_are_compared_without_curves(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, accuracy=None) for name in ("a", "b")]
+    for folder in folders:
+        (folder / "metrics.csv").unlink()
+    page = compared(*map(str, folders))
+    assert "No run measured an accuracy." in page.text and "figure" not in page.tags
+
+
+# ---- names, paths -------------------------------------------------------------------------------
+
+
+def test_names_are_text_on_the_page_and_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = make_run(tmp_path / "a", name="<script>x</script>")
+    second = make_run(tmp_path / "b", name="[red]$b_{", config={"<i>": "<b>"})
+    page = compared(str(first), str(second))
+    assert "script" not in page.tags and "i" not in page.tags
+    assert page.rows[0] == ["", "<script>x</script>", "[red]$b_{"]
+    assert page.row("<i>") == ["\N{EN DASH}", "<b>"]
+    out = capsys.readouterr().out
+    assert "<script>x</script>" in out and "[red]$b_{" in out
+
+
+def test_the_page_lies_beside_the_runs_or_where_out_says(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "x/a"), make_run(tmp_path / "x/deep/b")
+    assert main([str(first), str(second)]) == 0
+    assert (tmp_path / "x/compare.html").is_file()
+    assert main([str(first), str(second), "--out", str(tmp_path / "mine.html")]) == 0
+    assert (tmp_path / "mine.html").is_file()
+
+
+def test_a_long_path_is_printed_in_one_piece(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = tmp_path / ("long" * 30)
+    assert main([str(make_run(deep / "a")), str(make_run(deep / "b"))]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(deep / "compare.html")
+
+
+def test_the_page_of_the_last_time_is_no_run_when_all_of_a_folder_is_given(two: list[str]) -> None:
+    compared(*two)
+    everything = sorted(str(path) for path in Path(two[0]).parent.iterdir())
+    assert len(everything) == 3
+    assert main(everything) == 0
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+def test_everything_wrong_is_said_at_once_and_nothing_is_written(
+    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, damaged, absent = (tmp_path / "runs" / name for name in ("empty", "damaged", "absent"))
+    empty.mkdir()
+    damaged.mkdir()
+    (damaged / "run.json").write_text('{"status": "compl', encoding="utf-8")
+    said = refused(capsys, *two, str(empty), str(damaged), str(absent), two[0] + "/../plain")
+    assert len(said) == 4
+    give = "; give the folder of a run, as perfect-train made it"
+    assert said[0] == f"compare: {empty}: holds no run.json{give}"
+    assert said[1].startswith(f"compare: {damaged}: run.json is damaged (")
+    assert said[1].endswith("; delete it and run again")
+    assert said[2] == f"compare: {absent}: is no folder{give}"
+    assert said[3] == f"compare: {two[0]}/../plain: given twice; leave one out"
+    assert not (tmp_path / "runs/compare.html").exists()
+
+
+def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, two[0])
+    assert said == [f"compare: {two[0]}: one run is no comparison; give two or more"]
+
+
+def test_a_file_instead_of_a_folder_is_refused(
+    two: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, two[0], two[1] + "/run.json")
+    assert said[0].startswith(f"compare: {two[1]}/run.json: is no folder;")
+
+
+def test_a_page_that_cannot_be_written_is_told(
+    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, *two, "--out", str(tmp_path / "nowhere/page.html"))
+    path = tmp_path / "nowhere/page.html"
+    assert said == [f"compare: {path}: No such file or directory; give another --out"]
