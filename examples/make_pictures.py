@@ -22,7 +22,7 @@ from rich.console import Console
 WIDTH, HEIGHT = 1280, 960
 SKETCH = 4  # shapes are drawn this much smaller and blown up: soft edges, quick to draw
 MAX_TURN = 0.4  # radians
-TRAIN_A_CLASS, VAL_A_CLASS = 100, 50
+TRAIN_A_CLASS, VAL_A_CLASS = 120, 60
 NOISE = np.random.default_rng(1).normal(0, 9, (HEIGHT, WIDTH, 3)).astype(np.int16)
 
 Point = tuple[float, float]

@@ -8,6 +8,8 @@ they come from, so that train.py reports them with the file's line.
 
 import importlib
 import math
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, Subset
 
 from loaders import LoaderError, ReuseLoader
 from loaders.augment import Augmentation, Chain, Cutout, Flip, PadCrop, RandomResizedCrop
+from loaders.reuse import batches_per_pass
 from loaders.sources import PictureArrays, PictureFiles, cifar10, picture_folder
 from perfect.callback import PhaseSwitch
 from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
@@ -50,6 +53,8 @@ from perfect.tasks import ClassificationTask, OptimizerSpec
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
 CIFAR10_STD = (63.0, 62.1, 66.7)
+
+LOG_EVERY_STEPS = 10
 
 EVALUATION_IN_MEMORY = 512 << 20
 """Hold-out and test pictures up to so many bytes are decoded once and kept."""
@@ -361,6 +366,9 @@ def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModul
 def load_class(path: str, key: str) -> Callable[..., Any]:
     """`mypkg.module.Class`, importable from the folder the command runs in."""
     module, _, name = path.rpartition(".")
+    if os.getcwd() not in sys.path:
+        # perfect-train, unlike python -m, does not look here by itself. Last: nothing is shadowed.
+        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -375,10 +383,18 @@ def build_trainer(
     switch: PhaseSwitch,
     run_log: RunLog,
     stop_asked: Callable[[], bool],
-    evaluates: bool,
+    data: Data,
 ) -> L.Trainer:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
+    loader = data.train
+    shortest = min(
+        batches_per_pass(
+            len(loader.dataset), p.batch_size or loader.batch_size, p.reuse, loader.mode,
+            loader.drop_last,
+        )
+        for p in switch.policy.phases
+    )  # fmt: skip
     finite = FiniteLoss()
     saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop_asked)
     return L.Trainer(
@@ -393,9 +409,9 @@ def build_trainer(
         accumulate_grad_batches=config.trainer.accumulate,
         gradient_clip_val=config.trainer.gradient_clip,
         check_val_every_n_epoch=None,
-        limit_val_batches=1.0 if evaluates else 0,
+        limit_val_batches=0 if data.holdout is None and data.datamodule is None else 1.0,
         num_sanity_val_steps=0,
-        log_every_n_steps=10,
+        log_every_n_steps=min(LOG_EVERY_STEPS, shortest),
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=out,

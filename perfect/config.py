@@ -192,7 +192,7 @@ class PlateauSwitch(Section):
     window: Annotated[int, Field(strict=True, ge=3)] | None = None
     """None: max(12, 7.5 % of the run's epoch-equivalents)."""
     accuracy_slope: Rate = 0.10
-    loss_slope: Rate = 0.003
+    loss_slope: Rate = 0.015
     hits: Count = 2
     earliest: Share = 0.25
     """Share of the run before which it does not fire."""

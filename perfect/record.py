@@ -137,7 +137,7 @@ def measured(switch: PhaseSwitch, log: RunLog, steps: int) -> dict[str, Any]:
     loader = switch.loader
     stats = loader.stats if loader is not None else None
     samples = len(loader.dataset) if loader is not None else 0
-    held_out = [row["val_accuracy"] for row in log.rows if "val_accuracy" in row]
+    held_out = [v for row in log.rows if math.isfinite(v := row.get("val_accuracy", math.nan))]
     return {
         "best_accuracy": max(held_out, default=None),
         "steps": steps,

@@ -29,7 +29,7 @@ from perfect.config import ConfigError, RunConfig, dump_config, read_config
 from perfect.folder import FolderError, RunFolder
 from perfect.phases import PhaseError
 from perfect.record import RunLog, describe_run, measured
-from perfect.report import write_report
+from perfect.report import RunError, write_report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,8 +68,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     switch = build_phase_switch(config)
     log = RunLog(folder.path)
     stop = StopSignal(console)
-    has_validation = data.holdout is not None or data.datamodule is not None
-    trainer = build_trainer(config, folder.path, switch, log, stop.asked, has_validation)
+    trainer = build_trainer(config, folder.path, switch, log, stop.asked, data)
     resumed_step = folder.checkpoint_step()
     if resumed_step is not None:
         log.resume(resumed_step)
@@ -130,7 +129,11 @@ def _judge(
 
 @rank_zero_only
 def _report(folder: RunFolder, run: dict[str, Any], console: Console) -> None:
-    report = write_report(folder.path)
+    try:
+        report = write_report(folder.path)
+    except (RunError, OSError) as error:  # never in place of what ended the run
+        console.print(f"no report: {error}", highlight=False)
+        return
     if run.get("accuracy") is not None:
         console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
     console.print(f"report: {report}", highlight=False)
@@ -150,6 +153,8 @@ def _configure_logging(console: Console) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6 under torch 2.15 warns of its own code; nobody who runs this can act on it.
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
+    # No hold-out is a choice here, and --check says so.
+    warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
 
 
 class StopSignal:

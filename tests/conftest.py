@@ -1,20 +1,58 @@
 """What every test gets: a leak police, and small data sets."""
 
 import gc
+import multiprocessing
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
+import simplejpeg
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def leaks() -> list[str]:
+    """Threads, processes and shared memory of ours that are still there."""
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("perfect-")]
+    processes = [f"process {p.name}" for p in multiprocessing.active_children()]
+    mine = (f"torch_{os.getpid()}_", f"perfect-{os.getpid()}-")
+    files = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else []
+    return threads + processes + [f"shared memory {f}" for f in files if f.startswith(mine)]
 
 
 @pytest.fixture(autouse=True)
-def no_leaked_threads() -> Iterator[None]:
-    """A decode thread that outlives its test is a leak."""
+def no_leaks() -> Iterator[None]:
+    """A decode thread, a process or shared memory that outlives its test is a leak."""
     yield
-    gc.collect()
+    if not leaks():
+        return
+    gc.collect()  # a generator that was left half way closes when it is collected
     deadline = time.monotonic() + 5
-    while leaked := [t for t in threading.enumerate() if t.name.startswith("perfect-")]:
+    while leaked := leaks():
         if time.monotonic() > deadline:
-            pytest.fail(f"leaked threads: {[t.name for t in leaked]}")
-        leaked[0].join(0.1)
+            pytest.fail(f"leaked: {', '.join(leaked)}")
+        threading.Event().wait(0.02)
+
+
+MakePictures = Callable[[Path, dict[str, int]], Path]
+
+
+@pytest.fixture
+def make_pictures() -> MakePictures:
+    """`make(root, {"cat": 3, "dog": 2})` writes so many small JPEGs a class under `root`."""
+
+    def make(root: Path, classes: dict[str, int], size: int = 16) -> Path:
+        rng = np.random.default_rng(len(classes))
+        for name, count in classes.items():
+            (root / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+                data = simplejpeg.encode_jpeg(pixels, quality=90, colorspace="RGB")
+                (root / name / f"{number:03}.jpg").write_bytes(data)
+        return root
+
+    return make

@@ -62,7 +62,7 @@ def scaled_runs(task: Task) -> list[Run]:
         Run("wsd 12x3+24 k3 re", wsd(task, split40, stable), base, "block", 3),
         Run("wsd 16.5x3+10.5 k3 re", wsd(task, split55, late), base, "block", 3),
         Run("auto roll3 re ema", best, base, "rolling", 3,
-            plateau=PlateauRule(not_before=0.25 * task.epochs), fill=True),
+            plateau=PlateauRule(not_before=0.25 * task.epochs)),
         Run("no reuse 60, rate re-raised at 60 %",
             re_raised(task, (1, 36 * unit), 24 * unit), base),
         Run("best: wsd 16.5x3+10.5 roll3 re ema", best, base, "rolling", 3),
@@ -96,7 +96,7 @@ def thesis_runs(task: Task) -> list[Run]:
         Run("reuse only 66.7x3 re k1, cosine .1", cosine(task, [(3, task.epochs)]), base),
         Run("auto roll3 re ema", auto, base, "rolling", 3,
             plateau=PlateauRule(window=max(12, round(0.075 * task.epochs)),
-                                not_before=0.25 * task.epochs), fill=True),
+                                not_before=0.25 * task.epochs)),
     ]  # fmt: skip
 
 

@@ -6,12 +6,16 @@ thesis's splits 40x3+80, 55x3+35, 65x3+10 of 200 epochs scaled to the task (perc
 40, 55, 62), T60 = a run of 60 epoch-equivalents.
 """
 
+from dataclasses import replace
+
 from accuracy.recipes import Comparison, Run, Stretch, Task, cosine, re_raised, with_ema, wsd
-from perfect.phases import Phase, PlateauRule
-from perfect.schedule import Schedule
+from perfect.phases import PlateauRule
 
 PILOT = Task("pilot", 8000, 1000, batch_size=320, epochs=24, lr=0.3, warmup=2, selection=10_000)
 SMOKE = Task("pilot", 240, 60, batch_size=20, epochs=2, lr=0.05, warmup=0.2, selection=100)
+
+NEVER_FALSE = 1e9
+"""A slope limit that every curve keeps: turns that part of a plateau rule off."""
 
 STABLE = 0.6
 """Share of a constant-then-decay run before the decay, where nothing else is said."""
@@ -47,6 +51,10 @@ PILOT_COMPARISONS = (
                "T60 auto: plateau, else 55 %", "T60 wsd40 roll3 re ema"),
     Comparison("idem, against the hand-picked 55 %",
                "T60 auto: plateau, else 55 %", "T60 wsd55 roll3 re ema"),
+    Comparison("idem, rule on accuracy alone, against 40 %",
+               "T60 auto, accuracy alone", "T60 wsd40 roll3 re ema"),
+    Comparison("idem, rule on accuracy alone, against 55 %",
+               "T60 auto, accuracy alone", "T60 wsd55 roll3 re ema"),
 )  # fmt: skip
 
 
@@ -66,7 +74,8 @@ def _recipe_rows(task: Task) -> list[Run]:
     """Constant then decay: the baselines, our recipe, and what might close its gap."""
     stable = STABLE * task.epochs
     split40 = _share(task, (3, 14.4), (1, 9.6))
-    split55 = _share(task, (3, 19.8), (1, 4.2))
+    # A little later than 19.8: the pass that the switch cuts short has decoded ahead of its serves.
+    split55 = _share(task, (3, 19.96), (1, 4.04))
     late = split55[0][1]
     base, base55 = "no reuse, wsd", "no reuse, wsd, late decay"
 
@@ -97,7 +106,7 @@ def _recipe_rows(task: Task) -> list[Run]:
         rolling("50 % fewer, r6 roll6 re ema", _share(task, (6, 14.4), (1, 9.6)), stable, buffer=6),
         rolling("wsd40 roll3 re ema", split40, stable),
         Run("r3 k3 re, wsd", wsd(task, [(3, task.epochs)], stable), base, "block", 3),
-        Run("wsd55 split, r6 roll3 re", wsd(task, _share(task, (6, 19.8), (1, 4.2)), late),
+        Run("wsd55 split, r6 roll3 re", wsd(task, _share(task, (6, 19.96), (1, 4.04)), late),
             base55, "rolling", 3),
     ]  # fmt: skip
 
@@ -156,30 +165,31 @@ def _plateau_rows(task: Task) -> list[Run]:
     total = 2.5 * task.epochs
     base = "T60 no reuse, wsd"
     rows = [Run(base, with_ema(wsd(task, [(1, total)], STABLE * total)))]
-    for percent, share in ((20, 0.3), (30, 0.45), (40, 0.6), (55, 0.825)):
+    for percent, share in ((30, 0.45), (40, 0.6), (55, 0.825)):
         stretches = [(3, share * total), (1, (1 - share) * total)]
         phases = with_ema(wsd(task, stretches, share * total))
         rows.append(Run(f"T60 wsd{percent} roll3 re ema", phases, base, "rolling", 3))
     latest = rows[-1].phases
-    rows.append(_auto("T60 auto: plateau, else 55 %", latest, base, not_before=0.25 * total))
+    # The loss limit of the default rule was set after a look at the hold-out curve of seed 0 (never
+    # at test accuracy): in a small set that is seen again and again the first-serve loss keeps
+    # falling by about 1 % an epoch long after the hold-out has become flat.
+    default = PlateauRule(not_before=0.25 * total)
+    accuracy = replace(default, loss_slope=NEVER_FALSE)
+    rules = {
+        "T60 auto: plateau, else 55 %": default,
+        "T60 auto, loss limit 0.3 %": replace(default, loss_slope=0.003),
+        "T60 auto, accuracy alone": accuracy,
+        "T60 auto, accuracy alone, slope 0.3": replace(accuracy, accuracy_slope=0.3),
+    }
+    for name, rule in rules.items():
+        rows.append(Run(name, latest, base, "rolling", 3, plateau=rule))
     return rows
-
-
-def _auto(name: str, phases: tuple[Phase, ...], against: str, not_before: float) -> Run:
-    """The budget's latest start, unless the plateau comes first; steps in all stay the same."""
-    rule = PlateauRule(not_before=not_before)
-    return Run(name, phases, against, "rolling", 3, plateau=rule, fill=True)
 
 
 def smoke_runs(task: Task = SMOKE) -> list[Run]:
     """Every way through the code in seconds; says nothing about accuracy."""
     half = task.epochs / 2
-    eager = PlateauRule(window=3, accuracy_slope=1e9, loss_slope=1e9, hits=1, cooldown=0)
-    long = Schedule("constant", task.lr)
-    auto = (
-        Phase("pretrain", 3, passes=4, lr=long, ema=True),
-        Phase("finetune", steps=task.epoch_steps, lr=Schedule("linear", task.lr), ema=True),
-    )
+    eager = PlateauRule(3, accuracy_slope=NEVER_FALSE, loss_slope=NEVER_FALSE, hits=1, cooldown=0)
     return [
         Run("no reuse, wsd", wsd(task, [(1, task.epochs)], half)),
         Run("block", wsd(task, [(3, half), (1, half)], half), "no reuse, wsd", "block", 3),
@@ -188,7 +198,6 @@ def smoke_runs(task: Task = SMOKE) -> list[Run]:
         Run("in-batch", cosine(task, [(3, task.epochs)]), "no reuse, wsd", "in-batch"),
         Run("re-raised", re_raised(task, (3, half), half, reaugment=False, batch_size=10),
             "no reuse, wsd"),
-        Run("auto", auto, "no reuse, wsd", "rolling", 3, plateau=eager),
-        Run("auto, filled", (*wsd(task, [(3, 4.0), (1, half)], 4.0),), "no reuse, wsd",
-            "rolling", 3, plateau=eager, fill=True),
+        Run("auto", (*wsd(task, [(3, 4.0), (1, half)], 4.0),), "no reuse, wsd",
+            "rolling", 3, plateau=eager),
     ]  # fmt: skip

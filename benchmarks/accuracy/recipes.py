@@ -62,8 +62,6 @@ class Run:
     order: Order = "immediate"
     buffer_batches: int = 1
     plateau: PlateauRule | None = None
-    fill: bool = False
-    """After an early switch the last phase takes all steps that are left."""
 
 
 @dataclass(frozen=True, slots=True)

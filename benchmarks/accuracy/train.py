@@ -104,9 +104,7 @@ class _Training:
                 self._look()
                 self._guard()
         progress.passes, progress.batch = progress.passes + 1, 0
-        switch = self.policy.end_pass()
-        if switch is not None and switch.reason == "plateau" and self.run.fill:
-            self._fill()
+        self.policy.end_pass()
 
     def _plan(self, phase: Phase) -> Iterator[Serve]:
         task, run = self.bench.task, self.run
@@ -202,13 +200,6 @@ class _Training:
             return self.bench.accuracy(part)
         finally:
             self.ema.swap(self.bench.net)
-
-    def _fill(self) -> None:
-        """All steps that the early switch saved go to the last phase."""
-        planned = sum(phase.steps or 0 for phase in self.run.phases)
-        left = planned - self.policy.state.total_steps
-        last = replace(self.policy.phases[-1], steps=left)
-        self.policy.phases = (*self.policy.phases[:-1], last)
 
     # ---- time and checkpoints ---------------------------------------------------------------
 

@@ -250,6 +250,13 @@ def test_accuracy_over_decodes_is_read_off_between_the_rows_around_it(tmp_path: 
     np.testing.assert_array_equal(curve(run, "wall_seconds", "wall_seconds").x, [30, 90])
 
 
+def test_accuracy_before_the_first_counter_is_read_off_from_the_start(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    text = "step,wall_seconds,decoded,val_accuracy\n200,10,,0.3\n400,20,4000,\n"
+    (folder / "metrics.csv").write_text(text, encoding="utf-8")
+    np.testing.assert_array_equal(curve(read_run(folder), "decoded", "steps").x, [2000])
+
+
 def test_a_run_has_one_colour_in_the_table_and_in_all_three_panels(two: list[str]) -> None:
     page = compared(*two)
     assert page.tags.count("figure") == 1

@@ -246,7 +246,7 @@ def test_two_figures_of_a_page_share_no_name(tmp_path: Path) -> None:
 
 # ---- safety -------------------------------------------------------------------------------------
 
-NASTY = "<script>alert(1)</script>&\"'$x_{"
+NASTY = "<script>alert(1)</script>&\"'$x_{$"
 
 
 def test_what_a_user_wrote_is_text_and_never_markup(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""Small real runs: tiny JPEG pictures on disk, a YAML over them, and the CLI to run it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+import yaml
+
+from perfect.train import main
+
+CLASSES = ("blue", "green", "red")
+
+
+def write_pictures(root: Path, each: int, seed: int) -> None:
+    """Noisy pictures whose strongest channel is their class."""
+    rng = np.random.default_rng(seed)
+    for channel, name in enumerate(CLASSES):
+        folder = root / name
+        folder.mkdir(parents=True)
+        for number in range(each):
+            pixels = rng.integers(0, 160, (12, 16, 3), dtype=np.uint8)
+            pixels[..., 2 - channel] += 60
+            (folder / f"{number:03d}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    write_pictures(root / "train", 24, seed=0)
+    write_pictures(root / "val", 10, seed=1)
+    return root
+
+
+@pytest.fixture
+def recipe(pictures: Path) -> dict[str, Any]:
+    """60 training pictures in batches of 8; 46 + 16 steps."""
+    return {
+        "model": {"name": "pilot"},
+        "data": {
+            "name": "imagefolder", "root": str(pictures), "picture_size": 16, "holdout": 12,
+        },
+        "augment": [{"name": "flip"}],
+        "loader": {"batch_size": 8, "buffer_batches": 2, "workers": 2},
+        "phases": [
+            {"name": "pretrain", "passes": 2, "reuse": 3, "ema": True,
+             "lr": {"kind": "constant", "lr": 0.05, "warmup": 0.2}},
+            {"name": "finetune", "passes": 2, "ema": True, "lr": {"kind": "linear", "lr": 0.05}},
+        ],
+        "ema": {"decay": 0.9},
+        "trainer": {"accelerator": "cpu", "threads": 1, "validate_every": 1.0},
+        "checkpoint": {"every_steps": 5},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def write_yaml(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    def write(recipe: dict[str, Any], name: str = "recipe.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def train(
+    write_yaml: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> Callable[..., tuple[int, Path]]:
+    """Runs the CLI in this process; returns its exit code and the run folder."""
+
+    def run(recipe: dict[str, Any], *options: str, out: str = "run") -> tuple[int, Path]:
+        folder = tmp_path / out
+        code = main([str(write_yaml(recipe)), "--out", str(folder), *options])
+        return code, folder
+
+    return run
+
+
+@pytest.fixture
+def read_run() -> Callable[[Path], dict[str, Any]]:
+    return lambda folder: json.loads((folder / "run.json").read_text())
+
+
+@pytest.fixture
+def outcome() -> Callable[[Path], dict[str, Any]]:
+    """What two runs of the same configuration must agree on, however often they were stopped."""
+    keys = (
+        "status", "accuracy", "best_accuracy", "steps", "decoded_samples", "served_samples",
+        "phases", "switches", "trace",
+    )  # fmt: skip
+
+    def read(folder: Path) -> dict[str, Any]:
+        run = json.loads((folder / "run.json").read_text())
+        return {key: run[key] for key in keys}
+
+    return read

@@ -1,0 +1,109 @@
+"""A run that is stopped, by Ctrl-C or kill -9, ends as if it had not been."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Train = Callable[..., tuple[int, Path]]
+Recipe = dict[str, Any]
+Outcome = Callable[[Path], dict[str, Any]]
+
+
+@pytest.fixture
+def start(
+    write_yaml: Callable[[Recipe], Path], tmp_path: Path
+) -> Callable[..., subprocess.Popen[str]]:
+    """The real command in a process of its own."""
+
+    def launch(recipe: Recipe, out: str = "run") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "perfect.train", str(write_yaml(recipe))]
+        command += ["--out", str(tmp_path / out)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    return launch
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], path: Path, count: int) -> None:
+    """Returns once `path` was written `count` times."""
+    seen = set[int]()
+    while len(seen) < count:
+        assert process.poll() is None, f"ended too early: {process.communicate()[1]}"
+        if path.exists():
+            seen.add(path.stat().st_mtime_ns)
+        try:
+            process.wait(timeout=0.002)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@pytest.fixture
+def long_recipe(recipe: Recipe) -> Recipe:
+    """Enough steps that a signal arrives in time."""
+    recipe["phases"][0]["passes"] = 6
+    recipe["phases"][1]["passes"] = 8
+    return recipe
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", [[1], [12], [2, 3, 4]])
+def test_a_killed_run_resumes_to_the_same_end(
+    train: Train,
+    start: Callable[..., subprocess.Popen[str]],
+    long_recipe: Recipe,
+    tmp_path: Path,
+    outcome: Outcome,
+    read_run: Callable[[Path], Recipe],
+    checkpoints: list[int],
+) -> None:
+    _, whole = train(long_recipe, out="whole")
+    for count in checkpoints:
+        process = start(long_recipe)
+        wait_for_checkpoint(process, tmp_path / "run" / "last.ckpt", count)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert read_run(tmp_path / "run")["status"] == "running"
+    code, folder = train(long_recipe)
+    assert code == 0
+    assert outcome(folder) == outcome(whole)
+    assert len(read_run(folder)["resumed_at"]) == len(checkpoints)
+    assert steps_logged(folder) == steps_logged(whole)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
+    train: Train,
+    start: Callable[..., subprocess.Popen[str]],
+    long_recipe: Recipe,
+    tmp_path: Path,
+    outcome: Outcome,
+    read_run: Callable[[Path], Recipe],
+) -> None:
+    _, whole = train(long_recipe, out="whole")
+    long_recipe["checkpoint"]["every_steps"] = 30
+    process = start(long_recipe)
+    wait_for_checkpoint(process, tmp_path / "run" / "last.ckpt", 1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    run = read_run(tmp_path / "run")
+    assert process.returncode == 130
+    assert "the same command resumes" in said
+    assert "Traceback" not in said
+    assert run["status"] == "interrupted"
+    assert 0 < run["steps"] < read_run(whole)["steps"]
+    assert (tmp_path / "run" / "report.html").exists()
+
+    code, folder = train(long_recipe)
+    assert code == 0
+    assert read_run(folder)["resumed_at"] == [run["steps"]]
+    assert outcome(folder) == outcome(whole)
+
+
+def steps_logged(folder: Path) -> list[str]:
+    rows = (folder / "metrics.csv").read_text().splitlines()[1:]
+    return [row.partition(",")[0] for row in rows]
