@@ -4,7 +4,8 @@ A random number here is a function of (seed, pass, sample id, serve, how many we
 of a generator's history: the same for any number of workers, the same after a resume. To freeze a
 sample's augmentation (`reaugment=False`), every serve draws as its first one did.
 
-An augmentation is a function (images, draws) -> images over a batch [N, C, H, W].
+An augmentation is a function (images, draws) -> images over a batch [N, C, H, W]. The batch is its
+own: it may write into it.
 """
 
 from collections.abc import Sequence
@@ -71,23 +72,49 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class PadCrop:
-    """Pad with zeros, then crop back to the size at a random place."""
+    """Pad with zeros, then crop back to the size at a random place: a shift by up to `padding`."""
 
     padding: int
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        height, width = images.shape[-2:]
         span = 2 * self.padding + 1
-        tops = _column_on(images, draws.integers(0, span))
-        lefts = _column_on(images, draws.integers(0, span))
-        padded = torch.nn.functional.pad(images, [self.padding] * 4)
-        rows = tops[:, None] + torch.arange(height, device=images.device)
-        columns = lefts[:, None] + torch.arange(width, device=images.device)
-        batch = torch.arange(len(images), device=images.device)
-        picked = padded.permute(0, 2, 3, 1)[
-            batch[:, None, None], rows[:, :, None], columns[:, None, :]
+        downs = draws.integers(0, span) - self.padding
+        rights = draws.integers(0, span) - self.padding
+        shift = _shift_copying if images.device.type == "cpu" else _shift_gathering
+        return shift(images, downs, rights, self.padding)
+
+
+def _shift_copying(
+    images: torch.Tensor, downs: NDArray[np.int64], rights: NDArray[np.int64], _padding: int
+) -> torch.Tensor:
+    """A window a sample: on a CPU 70 times cheaper than gathering pixel by pixel (256x256)."""
+    out = torch.empty_like(images)
+    height, width = images.shape[-2:]
+    into, source = out.permute(0, 2, 3, 1).numpy(), images.permute(0, 2, 3, 1).numpy()
+    for n, (down, right) in enumerate(zip(downs.tolist(), rights.tolist(), strict=True)):
+        top, bottom = max(0, -down), height - max(0, down)
+        left, end = max(0, -right), width - max(0, right)
+        into[n, :top] = into[n, bottom:] = into[n, :, :left] = into[n, :, end:] = 0
+        into[n, top:bottom, left:end] = source[
+            n, top + down : bottom + down, left + right : end + right
         ]
-        return picked.permute(0, 3, 1, 2)
+    return out
+
+
+def _shift_gathering(
+    images: torch.Tensor, downs: NDArray[np.int64], rights: NDArray[np.int64], padding: int
+) -> torch.Tensor:
+    """One gather for the whole batch: on a GPU a launch costs more than the pixels."""
+    height, width = images.shape[-2:]
+    padded = torch.nn.functional.pad(images, [padding] * 4)
+    tops, lefts = _on(images, downs + padding), _on(images, rights + padding)
+    rows = tops[:, None] + torch.arange(height, device=images.device)
+    columns = lefts[:, None] + torch.arange(width, device=images.device)
+    batch = torch.arange(len(images), device=images.device)
+    picked = padded.permute(0, 2, 3, 1)[
+        batch[:, None, None], rows[:, :, None], columns[:, None, :]
+    ]
+    return picked.permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +124,13 @@ class Flip:
     p: float = 0.5
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        flipped = torch.from_numpy(np.flatnonzero(draws.uniform() < self.p)).to(images.device)
-        out = images.clone(memory_format=torch.preserve_format)
-        out[flipped] = images[flipped].flip(-1)
-        return out
+        chosen = draws.uniform() < self.p
+        if images.device.type != "cpu":
+            mask = torch.from_numpy(chosen).to(images.device)
+            return torch.where(mask[:, None, None, None], images.flip(-1), images)
+        for n in np.flatnonzero(chosen).tolist():
+            images[n : n + 1] = images[n : n + 1].flip(-1)
+        return images
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +156,6 @@ class RandomResizedCrop:
     max_ratio: float = 4 / 3
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        from torchvision.transforms.v2.functional import resized_crop  # slow to import
-
         height, width = images.shape[-2:]
         area = height * width * draws.uniform(self.min_scale, 1.0)
         ratio = np.exp(draws.uniform(-np.log(self.max_ratio), np.log(self.max_ratio)))
@@ -135,23 +163,27 @@ class RandomResizedCrop:
         widths = np.clip(np.rint(np.sqrt(area * ratio)), 1, width).astype(int)
         tops = np.floor(draws.uniform() * (height - heights + 1)).astype(int)
         lefts = np.floor(draws.uniform() * (width - widths + 1)).astype(int)
+        out = images.new_empty(len(images), self.size, self.size, images.shape[1])
+        out = out.permute(0, 3, 1, 2)
         boxes = zip(tops.tolist(), lefts.tolist(), heights.tolist(), widths.tolist(), strict=True)
-        size = [self.size, self.size]
-        return torch.stack(
-            [
-                resized_crop(image, *box, size, antialias=True)
-                for image, box in zip(images, boxes, strict=True)
-            ]
-        )
+        for n, (top, left, tall, wide) in enumerate(boxes):
+            # Channels last and one at a time: the layout for which torch has a fast uint8 resize.
+            out[n : n + 1] = torch.nn.functional.interpolate(
+                images[n : n + 1, :, top : top + tall, left : left + wide],
+                size=(self.size, self.size),
+                mode="bilinear",
+                antialias=True,
+            )
+        return out
 
 
-def _column_on(images: torch.Tensor, values: NDArray[np.int64]) -> torch.Tensor:
+def _on(images: torch.Tensor, values: NDArray[np.int64]) -> torch.Tensor:
     return torch.from_numpy(values).to(images.device)
 
 
 def _window(
     images: torch.Tensor, centres: NDArray[np.int64], extent: int, size: int
 ) -> torch.Tensor:
-    first = _column_on(images, centres - size // 2)[:, None]
+    first = _on(images, centres - size // 2)[:, None]
     places = torch.arange(extent, device=images.device)
     return (places >= first) & (places < first + size)

@@ -14,7 +14,8 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -72,6 +73,17 @@ class BatchInfo:
     serves: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What may change between two passes."""
+
+    reuse: int
+    reaugment: bool
+    batch_size: int
+    pass_limit: int | None = None
+    """End passes after so many batches (None: serve them whole)."""
+
+
 class ReuseLoader:
     """Drop-in for a `DataLoader` over a map-style data set whose decoding is the bottleneck."""
 
@@ -96,10 +108,7 @@ class ReuseLoader:
         torchvision transform) runs on each image. Both at every serve; `reaugment=False` repeats
         the first serve's draws. `rank`, `world_size`: those of torch.distributed unless given."""
         self.dataset = dataset
-        self.batch_size = batch_size
-        self.reuse = reuse
         self.buffer_batches = buffer_batches
-        self.reaugment = reaugment
         self.augment = augment
         self.mode: Mode = mode
         self.workers = (os.cpu_count() or 1) if workers == "auto" else workers
@@ -113,7 +122,8 @@ class ReuseLoader:
         self._pass = 0
         self._served_batches = 0
         self._resuming = False
-        self._pass_limit: int | None = None
+        self._next = Serving(reuse, reaugment, batch_size)
+        self._running = self._next
         self._slab: Slab | None = None
         self._stats = LoaderStats()
         self._check()
@@ -121,15 +131,16 @@ class ReuseLoader:
     # ---- what a training loop uses --------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches served in a pass."""
+        """Batches served in the pass that the next iter() starts (or goes on with)."""
+        serving = self._running if self._resuming else self._next
         whole = batches_per_pass(
             samples_per_rank(len(self.dataset), self.world_size),
-            self.batch_size,
-            self.reuse,
+            serving.batch_size,
+            serving.reuse,
             self.mode,
             self.drop_last,
         )
-        return whole if self._pass_limit is None else min(whole, self._pass_limit)
+        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: nothing starts before the first next(), and leaving the loop closes it.
@@ -139,18 +150,33 @@ class ReuseLoader:
     def stats(self) -> LoaderStats:
         return replace(self._stats, buffer_bytes=self._slab.nbytes if self._slab else 0)
 
+    @property
+    def reuse(self) -> int:
+        return self._next.reuse
+
+    @property
+    def reaugment(self) -> bool:
+        return self._next.reaugment
+
+    @property
+    def batch_size(self) -> int:
+        return self._next.batch_size
+
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
     ) -> None:
         """Serve each sample `reuse` times from the next pass on."""
-        self.reuse = reuse
-        self.reaugment = self.reaugment if reaugment is None else reaugment
-        self.batch_size = self.batch_size if batch_size is None else batch_size
+        self._next = replace(
+            self._next,
+            reuse=reuse,
+            reaugment=self.reaugment if reaugment is None else reaugment,
+            batch_size=self.batch_size if batch_size is None else batch_size,
+        )
         self._check()
 
     def limit_pass(self, batches: int | None) -> None:
-        """End passes after `batches` batches (None: serve them whole)."""
-        self._pass_limit = batches
+        """End passes after `batches` batches (None: serve them whole), from the next pass on."""
+        self._next = replace(self._next, pass_limit=batches)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -159,14 +185,12 @@ class ReuseLoader:
             "world_size": self.world_size,
             "pass": self._pass,
             "served_batches": self._served_batches,
-            "reuse": self.reuse,
-            "batch_size": self.batch_size,
             "buffer_batches": self.buffer_batches,
             "mode": self.mode,
-            "reaugment": self.reaugment,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "pass_limit": self._pass_limit,
+            "running": asdict(self._running),
+            "next": asdict(self._next),
             "stats": dict(self._stats),
         }
 
@@ -191,10 +215,8 @@ class ReuseLoader:
                 f" {state['world_size']} ranks, this run has {self.world_size}: another number of"
                 " ranks can only resume where a pass ends"
             )
-        self.reuse, self.batch_size = state["reuse"], state["batch_size"]
-        self.reaugment = state["reaugment"]
+        self._running, self._next = Serving(**state["running"]), Serving(**state["next"])
         self._pass, self._served_batches = state["pass"], state["served_batches"]
-        self._pass_limit = state["pass_limit"]
         self._stats = LoaderStats(**state["stats"])
         self._resuming = self._served_batches > 0
 
@@ -215,12 +237,21 @@ class ReuseLoader:
     # ---- one pass -------------------------------------------------------------------------------
 
     def _serve_pass(self) -> Iterator[Batch]:
+        batches = len(self)
         if self._resuming:
             self._resuming = False
-        elif self._served_batches:
-            # The consumer left the pass before its end: its samples are gone, the next pass begins.
-            self._pass, self._served_batches = self._pass + 1, 0
-        pass_index = self._pass
+        else:
+            if self._served_batches:
+                # The consumer left the pass before its end: its samples are gone, the next begins.
+                self._pass, self._served_batches = self._pass + 1, 0
+            self._running = self._next
+        serving, pass_index = self._running, self._pass
+        share = samples_per_rank(len(self.dataset), self.world_size)
+        if serving.batch_size > share:
+            raise ValueError(
+                f"batch_size {serving.batch_size} is larger than a rank's share of the data set"
+                f" ({share} of {len(self.dataset)} samples on {self.world_size} ranks): lower it"
+            )
         ids = pass_order(
             len(self.dataset),
             seed=self.seed,
@@ -231,30 +262,26 @@ class ReuseLoader:
         )
         plan = ReuseBuffer(
             samples=len(ids),
-            batch_size=self.batch_size,
-            reuse=self.reuse,
+            batch_size=serving.batch_size,
+            reuse=serving.reuse,
             buffer_batches=self.buffer_batches,
             mode=self.mode,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
             seed=(self.seed, ORDER_STREAM, pass_index, self.rank),
         )
-        batches = len(self)
         order = iter(plan)
         skipped = [serve for _, serve in zip(range(self._served_batches), order, strict=False)]
         uses = np.zeros(len(ids), dtype=np.int64)
         for serve in skipped:
             np.add.at(uses, serve.positions, 1)
-        jobs = np.flatnonzero(uses < self.reuse).tolist()
+        jobs = np.flatnonzero(uses < serving.reuse).tolist()
         slab = self._slab_for(plan.capacity, ids)
 
         def decode(position: int, slot: int) -> None:
             sample_id = int(ids[position])
-            try:
+            with _named(sample_id, pass_index):
                 slab.write(slot, self.dataset[sample_id], sample_id)
-            except Exception as error:
-                error.add_note(f"while decoding sample {sample_id} of pass {pass_index}")
-                raise
 
         first, decoded_before = self._served_batches, self._stats.decoded
         pool = DecodePool(decode, jobs, slots=slab.slots, workers=self.workers)
@@ -288,7 +315,7 @@ class ReuseLoader:
         started = time.perf_counter()
         columns = slab.gather(slots, self.pin_memory and torch.cuda.is_available())
         np.add.at(uses, positions, 1)
-        pool.release(np.unique(positions[uses[positions] == self.reuse]))
+        pool.release(np.unique(positions[uses[positions] == self._running.reuse]))
         info = BatchInfo(pass_index, batch_index, ids[positions], serves)
         self._augment(columns, info)
         batch = slab.nest(columns)
@@ -313,14 +340,14 @@ class ReuseLoader:
                 "augment was given, but no part of a sample has two dimensions or more: there is"
                 " no picture to augment"
             )
-        serves = info.serves if self.reaugment else np.zeros_like(info.serves)
+        serves = info.serves if self._running.reaugment else np.zeros_like(info.serves)
         draws = Draws(draw_keys(self.seed, info.pass_index, info.ids, serves))
         columns[number] = run_augmentation(self.augment, columns[number], draws)
 
     def _slab_for(self, slots: int, ids: NDArray[np.int64]) -> Slab:
         if self._slab is None or self._slab.slots != slots:
             # Lightning evaluates in inference mode, whose tensors nobody may write to outside it.
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), _named(int(ids[0]), self._pass):
                 self._slab = Slab(self.dataset[int(ids[0])], slots)
         return self._slab
 
@@ -349,6 +376,16 @@ class ReuseLoader:
                 f"batch_size {self.batch_size} is larger than the data set ({len(self.dataset)}"
                 " samples): lower batch_size"
             )
+
+
+@contextmanager
+def _named(sample_id: int, pass_index: int) -> Iterator[None]:
+    """Whatever a data set raises says which sample it was about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while decoding sample {sample_id} of pass {pass_index}")
+        raise
 
 
 def run_augmentation(

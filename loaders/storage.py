@@ -22,26 +22,35 @@ Leaf = torch.Tensor | object
 Column = torch.Tensor | list[object]
 
 
-def flatten(sample: Sample) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The leaves of a nested sample, and the function that nests as many values the same way."""
-    if isinstance(sample, dict):
-        keys = list(sample)
-        leaves, build = flatten([sample[k] for k in keys])
-        return leaves, lambda values: dict(zip(keys, build(values), strict=True))
-    if not isinstance(sample, tuple | list):
-        return [sample], lambda values: values[0]
-    parts = [flatten(part) for part in sample]
-    sizes = [len(leaves) for leaves, _ in parts]
+Nest = Callable[[Sequence[Any]], Any]
 
-    def nest(values: Sequence[Any]) -> Any:
+
+def flatten(sample: Sample) -> tuple[list[Any], Nest, object]:
+    """The leaves of a nested sample, how to nest as many values the same way, and its structure."""
+    if isinstance(sample, dict):
+        keys = sorted(sample, key=repr)  # two samples may list their keys in another order
+        leaves, nest, inner = flatten([sample[key] for key in keys])
+
+        def nest_dict(values: Sequence[Any]) -> Any:
+            by_key = dict(zip(keys, nest(values), strict=True))
+            return {key: by_key[key] for key in sample}
+
+        return leaves, nest_dict, (*keys, inner)
+    if not isinstance(sample, tuple | list):
+        return [sample], lambda values: values[0], None
+    parts = [flatten(part) for part in sample]
+    sizes = [len(leaves) for leaves, _, _ in parts]
+
+    def nest_parts(values: Sequence[Any]) -> Any:
         nested, start = [], 0
-        for (_, build), size in zip(parts, sizes, strict=True):
-            nested.append(build(values[start : start + size]))
+        for (_, nest, _), size in zip(parts, sizes, strict=True):
+            nested.append(nest(values[start : start + size]))
             start += size
         # As torch's default collate does: a namedtuple stays one, a tuple becomes a list.
         return type(sample)(*nested) if hasattr(sample, "_fields") else nested
 
-    return [leaf for leaves, _ in parts for leaf in leaves], nest
+    leaves = [leaf for part, _, _ in parts for leaf in part]
+    return leaves, nest_parts, tuple(inner for _, _, inner in parts)
 
 
 def as_tensor(leaf: Any) -> Leaf:
@@ -51,11 +60,11 @@ def as_tensor(leaf: Any) -> Leaf:
     if isinstance(leaf, Image.Image):
         pixels = torch.from_numpy(np.array(leaf))
         return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
-    if isinstance(leaf, np.ndarray | np.generic):
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
         return torch.as_tensor(leaf)
-    if isinstance(leaf, float):
+    if type(leaf) is float:
         return torch.tensor(leaf, dtype=torch.float64)
-    if isinstance(leaf, bool | int):
+    if type(leaf) in (bool, int):
         return torch.tensor(leaf)
     return leaf
 
@@ -64,7 +73,7 @@ class Slab:
     """`slots` places for samples shaped like `template`."""
 
     def __init__(self, template: Sample, slots: int) -> None:
-        leaves, self._nest = flatten(template)
+        leaves, self._nest, self._structure = flatten(template)
         self.slots = slots
         self._columns: list[Column] = [_column(as_tensor(leaf), slots) for leaf in leaves]
 
@@ -74,11 +83,11 @@ class Slab:
 
     def write(self, slot: int, sample: Sample, sample_id: int) -> None:
         """Copy a decoded sample into `slot`. Different slots may be written by different threads."""
-        leaves, _ = flatten(sample)
-        if len(leaves) != len(self._columns):
+        leaves, _, structure = flatten(sample)
+        if structure != self._structure:
             raise SampleShapeError(
-                f"sample {sample_id} has {len(leaves)} parts, the first one had"
-                f" {len(self._columns)}: every sample needs the same structure"
+                f"sample {sample_id} is nested otherwise than the first one (parts {structure}, not"
+                f" {self._structure}): every sample needs the same structure"
             )
         for number, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
             value = as_tensor(leaf)

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.callback import PhaseSwitch
 
-FIRST_COLUMNS = ["step", "wall_seconds"]
+FIRST_COLUMNS = ("step", "wall_seconds")
 
 
 class RunLog(Logger):

@@ -1,0 +1,54 @@
+"""The benchmark drivers run; the slice of the accuracy study keeps the study's margins."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CIFAR10 = ROOT.parent / "shared" / "data"
+
+
+def run_script(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("preset", ["smoke", "S1-tiny", "S2-tiny", "S3-tiny"])
+@pytest.mark.slow
+def test_every_path_of_the_accuracy_driver_runs(tmp_path: Path, preset: str) -> None:
+    run_script("benchmarks/perfect_accuracy.py", "--preset", preset, "--out", str(tmp_path))
+    assert (tmp_path / f"perfect_accuracy_{preset}.jsonl").stat().st_size > 0
+    assert list(tmp_path.glob(f"*_perfect_accuracy_{preset}.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_slice_of_the_study_keeps_its_margins(tmp_path: Path) -> None:
+    if not (CIFAR10 / "unpack_cifar10.py").exists():
+        pytest.skip("CIFAR-10 is not beside the checkout (../shared/data)")
+    unpack = subprocess.run(
+        [sys.executable, str(CIFAR10 / "unpack_cifar10.py"), str(tmp_path / "data")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert unpack.returncode == 0, unpack.stderr
+    said = run_script(
+        "benchmarks/perfect_accuracy.py", "--preset", "slice",
+        "--data", str(tmp_path / "data"), "--out", str(tmp_path),
+    )  # fmt: skip
+    line = next(line for line in said.splitlines() if line.startswith("reuse k3 re is"))
+    over_no_reuse, over_plain_reuse = (float(word) for word in line.split() if word[0] in "+-")
+    assert over_no_reuse >= 6.0
+    assert over_plain_reuse >= 2.5
+
+
+@pytest.mark.slow
+def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
+    said = run_script(
+        "benchmarks/loader_reuse.py", str(pictures), "--out", str(tmp_path), "--repeats", "1"
+    )
+    assert "| reuse=3, shift+flip |" in said

@@ -1,0 +1,485 @@
+"""What goes wrong between a file and a batch reaches the consumer, and leaves no thread."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from loaders import ReuseLoader
+from loaders.errors import DecodeError, LoaderError, SampleShapeError, SourceError
+from loaders.prefetch import DecodePool
+from loaders.sources import PictureArrays, cifar10, picture_folder
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Numbers:
+    """Sample i is i, unless `read` does something else; tells who was read on which thread."""
+
+    def __init__(self, size: int, read: Callable[[int], Any] = lambda i: torch.tensor(i)) -> None:
+        self.size = size
+        self.read = read
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index)
+
+
+def decode_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("perfect-")]
+
+
+def notes(error: BaseException) -> str:
+    return "; ".join(getattr(error, "__notes__", []))
+
+
+# ---- a sample that cannot be read ---------------------------------------------------------------
+
+
+class Unreadable(Exception):
+    """Nobody of ours raises this."""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_failure_arrives_as_it_was_raised_with_the_sample_that_it_came_from(workers: int) -> None:
+    raised = Unreadable("sector 7")
+
+    def read(i: int) -> torch.Tensor:
+        if i == 13:
+            raise raised
+        return torch.tensor(i)
+
+    loader = ReuseLoader(Numbers(20, read), 4, 1, shuffle=False, workers=workers)
+    with pytest.raises(Unreadable) as error:
+        list(loader)
+    assert error.value is raised
+    assert "decoding sample 13 of pass 0" in notes(raised)
+    assert not decode_threads()
+
+
+def test_a_failure_of_the_very_first_sample_says_which_one_it_was_too() -> None:
+    def read(i: int) -> torch.Tensor:
+        raise Unreadable(f"sector {i}")
+
+    with pytest.raises(Unreadable) as error:
+        list(ReuseLoader(Numbers(8, read), 4, 1, shuffle=False, workers=1))
+    assert "sample 0" in notes(error.value)
+
+
+def test_batches_before_the_one_that_failed_were_served_whole() -> None:
+    failed = threading.Event()
+
+    def read(i: int) -> torch.Tensor:
+        if i == 15:
+            failed.wait()
+            raise Unreadable
+        return torch.tensor(i)
+
+    served = []
+    with pytest.raises(Unreadable):
+        for batch in ReuseLoader(Numbers(16, read), 4, 1, shuffle=False, workers=1):
+            served.append(batch.tolist())
+            if len(served) == 3:
+                failed.set()
+    assert served == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_after_a_failure_the_loader_can_be_iterated_again() -> None:
+    broken = [True]
+
+    def read(i: int) -> torch.Tensor:
+        if i == 5 and broken.pop() if broken else False:
+            raise Unreadable
+        return torch.tensor(i)
+
+    loader = ReuseLoader(Numbers(8, read), 4, 2, shuffle=False, workers=1)
+    with pytest.raises(Unreadable):
+        list(loader)
+    assert sorted(i for batch in loader for i in batch.tolist()) == sorted([*range(8)] * 2)
+
+
+def test_a_transform_that_fails_is_the_consumers_failure_and_leaves_no_thread() -> None:
+    def fail(images: torch.Tensor, draws: object) -> torch.Tensor:
+        raise Unreadable
+
+    pictures = Numbers(8, lambda i: torch.zeros(3, 4, 4))
+    with pytest.raises(Unreadable):
+        list(ReuseLoader(pictures, 4, 1, augment=fail, workers=2))
+    assert not decode_threads()
+
+
+def test_an_augmentation_without_pictures_is_refused() -> None:
+    with pytest.raises(LoaderError, match="no picture to augment"):
+        list(ReuseLoader(Numbers(8), 4, 1, augment=lambda images, draws: images, workers=1))
+
+
+# ---- pictures in files --------------------------------------------------------------------------
+
+
+def damage_truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:120])
+
+
+def damage_emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_to_text(path: Path) -> None:
+    path.write_text("I am no picture\n" * 20, encoding="utf-8")
+
+
+def damage_to_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def damage_removed(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_truncated, damage_emptied, damage_to_text, damage_to_a_folder, damage_removed],
+)
+def test_a_damaged_picture_is_named_with_what_to_do_about_it(
+    damage: Callable[[Path], None], tmp_path: Path, make_pictures: Any
+) -> None:
+    source = picture_folder(make_pictures(tmp_path, {"cat": 6, "dog": 6}), size=16)
+    bad = Path(source.paths[8])
+    damage(bad)
+    with pytest.raises(DecodeError) as error:
+        list(ReuseLoader(source, 4, 2, shuffle=False, workers=2))
+    assert str(bad) in str(error.value)
+    assert "repair the file or remove it" in str(error.value)
+    assert "sample 8 of pass 0" in notes(error.value)
+    assert error.value.__cause__ is not None
+
+
+def test_a_picture_whose_end_is_missing_is_no_picture(tmp_path: Path, make_pictures: Any) -> None:
+    # A decoder would fill the rest with grey: the model would learn from it and nobody would know.
+    source = picture_folder(make_pictures(tmp_path, {"cat": 2, "dog": 2}), size=16)
+    path = Path(source.paths[1])
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DecodeError, match=path.name):
+        source[1]
+
+
+def test_a_folder_of_pictures_gives_classes_in_alphabetical_order(
+    tmp_path: Path, make_pictures: Any
+) -> None:
+    source = picture_folder(make_pictures(tmp_path, {"dog": 2, "cat": 3, "ant": 1}), size=16)
+    assert source.classes == ("ant", "cat", "dog")
+    assert list(source.labels) == [0, 1, 1, 1, 2, 2]
+    assert [Path(p).parent.name for p in source.paths] == ["ant", *["cat"] * 3, *["dog"] * 2]
+    picture, label = source[5]
+    assert picture.shape == (3, 16, 16)
+    assert picture.dtype == torch.uint8
+    assert label == 2
+
+
+def test_only_pictures_count_and_they_may_lie_deeper_or_shout(
+    tmp_path: Path, make_pictures: Any
+) -> None:
+    make_pictures(tmp_path, {"cat": 1, "dog": 1, "cat/deep": 1})
+    (tmp_path / "cat" / "notes.txt").write_text("no picture")
+    (tmp_path / "README").write_text("no class")
+    (tmp_path / "dog" / "000.jpg").rename(tmp_path / "dog" / "000.JPEG")
+    source = picture_folder(tmp_path, size=16)
+    assert sorted(Path(p).name for p in source.paths) == ["000.JPEG", "000.jpg", "000.jpg"]
+    assert list(source.labels) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("classes", "complaint"),
+    [
+        (None, "no folder"),
+        ({}, "no pictures under"),
+        ({"cat": 0, "dog": 0}, "no pictures under"),
+        ({"cat": 3}, "only one class under .*'cat'.*at least two"),
+        ({"cat": 3, "dog": 0}, "only one class under .*'cat'.*at least two"),
+    ],
+    ids=["missing", "empty", "empty classes", "one class", "one class with pictures"],
+)
+def test_a_folder_that_cannot_be_learned_from_says_why(
+    classes: dict[str, int] | None, complaint: str, tmp_path: Path, make_pictures: Any
+) -> None:
+    root = tmp_path / "pictures"
+    if classes is not None:
+        root.mkdir()
+        make_pictures(root, classes)
+    with pytest.raises(SourceError, match=complaint) as error:
+        picture_folder(root, size=16)
+    assert str(root) in str(error.value)
+
+
+def test_a_file_in_place_of_the_folder_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "pictures").write_text("")
+    with pytest.raises(SourceError, match="no folder"):
+        picture_folder(tmp_path / "pictures", size=16)
+
+
+def test_a_damaged_cifar10_says_where_it_should_lie(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with pytest.raises(SourceError, match=r"is damaged.*cifar-10-batches-py"):
+        cifar10(tmp_path, train=True)
+
+
+def test_pictures_in_memory_are_served_as_they_are() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+    source = PictureArrays(pixels, np.arange(6), ("a", "b"))
+    [(pictures, labels)] = ReuseLoader(source, 6, 1, shuffle=False, workers=1)
+    assert np.array_equal(pictures.numpy(), pixels.transpose(0, 3, 1, 2))
+    assert labels.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+# ---- samples that do not fit --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("odd", "complaint"),
+    [
+        (torch.zeros(3, 5), r"part 0 of sample 6 is \(3, 5\), the first one was \(3, 4\)"),
+        (torch.zeros(3, 4, dtype=torch.int64), "part 0 of sample 6 is torch.int64.*torch.float32"),
+        ("a word", "part 0 of sample 6 is str"),
+        ((torch.zeros(3, 4), 1), "sample 6 has 2 parts, the first one had 1"),
+    ],
+    ids=["shape", "type", "word", "structure"],
+)
+def test_a_sample_unlike_the_first_is_refused_with_both_their_shapes(
+    odd: Any, complaint: str
+) -> None:
+    samples = Numbers(8, lambda i: odd if i == 6 else torch.zeros(3, 4))
+    with pytest.raises(SampleShapeError, match=complaint) as error:
+        list(ReuseLoader(samples, 4, 2, shuffle=False, workers=2))
+    assert "sample 6 of pass 0" in notes(error.value)
+    assert not decode_threads()
+
+
+def test_a_sample_with_other_keys_than_the_first_is_refused() -> None:
+    samples = Numbers(4, lambda i: {"picture": i, "label" if i < 2 else "wrong": i})
+    with pytest.raises((SampleShapeError, KeyError)):
+        list(ReuseLoader(samples, 4, 1, shuffle=False, workers=1))
+
+
+# ---- wrong arguments ----------------------------------------------------------------------------
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "complaint"),
+    [
+        ({"reuse": 0}, ValueError, "reuse must be at least 1, not 0"),
+        ({"reuse": -2}, ValueError, "reuse must be at least 1, not -2"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 9}, ValueError, r"batch_size 9 is larger than the data set \(8 samples\)"),
+        ({"buffer_batches": 0}, ValueError, "buffer_batches must be at least 1, not 0"),
+        ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
+        ({"mode": "roling"}, ValueError, "mode must be one of rolling, block, immediate"),
+        ({"dataset": Endless()}, TypeError, "map-style data set.*not Endless"),
+        ({"dataset": 7}, TypeError, "map-style data set.*not int"),
+        ({"dataset": []}, SourceError, "data set is empty"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_at_once_with_its_value(
+    options: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        ReuseLoader(**{"dataset": Numbers(8), "batch_size": 4, "reuse": 2, **options})
+
+
+@pytest.mark.parametrize("change", [{"reuse": 0}, {"reuse": 1, "batch_size": 9}])
+def test_a_wrong_change_of_reuse_is_refused(change: dict[str, int]) -> None:
+    loader = ReuseLoader(Numbers(8), 4, 2, shuffle=False, workers=1)
+    with pytest.raises(ValueError, match=r"reuse must be|batch_size 9"):
+        loader.set_reuse(**change)
+
+
+def test_a_refused_change_of_reuse_changes_nothing() -> None:
+    loader = ReuseLoader(Numbers(8), 4, 2, shuffle=False, workers=1)
+    with pytest.raises(ValueError, match="reuse must be"):
+        loader.set_reuse(0, batch_size=2)
+    assert (loader.reuse, loader.batch_size, len(loader)) == (2, 4, 4)
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [1, 2, 5])
+def test_breaking_out_of_the_loop_leaves_no_thread(batches: int) -> None:
+    loader = ReuseLoader(Numbers(100), 4, 2, workers=3)
+    for number, _ in enumerate(loader, 1):
+        if number == batches:
+            break
+    assert not decode_threads()
+
+
+def test_an_error_in_the_loop_leaves_no_thread() -> None:
+    loader = ReuseLoader(Numbers(100), 4, 2, workers=3)
+
+    def train() -> None:
+        for _ in loader:
+            raise Unreadable
+
+    with pytest.raises(Unreadable):
+        train()
+    assert not decode_threads()
+
+
+def test_a_whole_pass_leaves_no_thread() -> None:
+    loader = ReuseLoader(Numbers(20), 4, 2, workers=3)
+    for _ in loader:
+        pass
+    assert not decode_threads()
+
+
+def test_nothing_starts_before_the_first_batch_is_asked_for() -> None:
+    iterator = iter(ReuseLoader(Numbers(20), 4, 2, workers=3))
+    assert not decode_threads()
+    next(iterator)
+    assert len(decode_threads()) > 0
+    iterator.close()
+
+
+def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> None:
+    """Sample 9 of the old pass is still being decoded when the new pass has filled every slot."""
+    held, reading = threading.Event(), threading.Event()
+    old_pass = [True]
+
+    def read(i: int) -> torch.Tensor:
+        if i == 9 and old_pass:
+            old_pass.clear()
+            reading.set()
+            held.wait(10)
+            return torch.tensor(-1)
+        return torch.tensor(i)
+
+    loader = ReuseLoader(Numbers(24, read), 4, 2, shuffle=False, workers=1)
+    old = iter(loader)
+    next(old)
+    assert reading.wait(10)
+    new = iter(loader)
+    if next_or_error(new) is None:  # refusing a second iterator would do as well
+        held.set()
+        old.close()
+        return
+    held.set()
+    served = [i for batch in new for i in batch.tolist()]
+    old.close()
+    assert -1 not in served
+
+
+def next_or_error(iterator: Iterator[Any]) -> Any:
+    try:
+        return next(iterator)
+    except LoaderError:
+        return None
+
+
+# ---- the pool itself: waiting, back-pressure ----------------------------------------------------
+
+
+class Clock:
+    """Seconds pass only where a test says so; tells when it was read: a wait has begun."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.read = threading.Event()
+
+    def __call__(self) -> float:
+        self.read.set()
+        return self.now
+
+
+def test_the_time_that_a_slow_decode_is_waited_for_is_stall_and_a_ready_sample_costs_none() -> None:
+    clock = Clock()
+
+    def decode(position: int, slot: int) -> None:
+        clock.read.wait(10)
+        clock.now += 3.0
+
+    with DecodePool(decode, [0], slots=1, workers=1, clock=clock) as pool:
+        pool.wait(np.array([0]))
+        assert pool.stall_seconds == 3.0
+        pool.wait(np.array([0]))
+        assert pool.stall_seconds == 3.0
+
+
+def test_the_loader_reports_its_pools_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def read(i: int) -> torch.Tensor:
+        if i == 2 and threading.current_thread().name.startswith("perfect-"):
+            clock.read.wait(10)
+            clock.now += 3.0
+        return torch.tensor(i)
+
+    monkeypatch.setattr(
+        "loaders.loader.DecodePool", lambda *a, **options: DecodePool(*a, **options, clock=clock)
+    )
+    loader = ReuseLoader(Numbers(4, read), 4, 3, shuffle=False, workers=1)
+    assert sum(1 for _ in loader) == 3
+    assert loader.stats.stall_seconds == 3.0
+
+
+def test_decoding_never_runs_further_ahead_than_there_are_slots() -> None:
+    decoded: list[int] = []
+    full = threading.Semaphore(0)
+
+    def decode(position: int, slot: int) -> None:
+        decoded.append(position)
+        full.release()
+
+    with DecodePool(decode, range(20), slots=4, workers=2) as pool:
+        pool.wait(np.array([0, 1, 2, 3]))
+        assert sorted(decoded) == [0, 1, 2, 3]
+        pool.release(np.array([1, 3]))
+        pool.wait(np.array([4, 5]))
+        assert sorted(decoded) == [0, 1, 2, 3, 4, 5]
+        assert pool.decoded == 6
+
+
+def test_a_slot_is_given_to_one_sample_at_a_time() -> None:
+    slots: dict[int, int] = {}
+    with DecodePool(slots.__setitem__, range(12), slots=3, workers=3) as pool:
+        held: list[int] = []
+        for position in range(12):
+            [slot] = pool.wait(np.array([position])).tolist()
+            assert slot == slots[position]
+            assert slot not in [slots[p] for p in held]
+            held.append(position)
+            if len(held) == 2:
+                pool.release(np.array([held.pop(0)]))
+
+
+def test_closing_twice_and_closing_while_everybody_waits_is_fine() -> None:
+    pool = DecodePool(lambda position, slot: None, range(100), slots=2, workers=4)
+    with pool:
+        pool.wait(np.array([0]))
+    pool.close()
+    assert not decode_threads()
+
+
+def test_the_decode_threads_are_named_and_do_not_hold_the_process() -> None:
+    with DecodePool(lambda position, slot: None, range(9), slots=1, workers=2) as pool:
+        pool.wait(np.array([0]))
+        ours = [t for t in threading.enumerate() if t.name.startswith("perfect-decode-")]
+        assert len(ours) == 2
+        assert all(t.daemon for t in ours)
+
+
+def test_no_jobs_need_no_slots_and_no_waiting() -> None:
+    with DecodePool(lambda position, slot: None, [], slots=1, workers=2) as pool:
+        assert pool.wait(np.array([], dtype=np.int64)).tolist() == []
+    assert pool.decoded == 0

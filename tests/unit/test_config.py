@@ -1,0 +1,199 @@
+"""What a wrong configuration is told, as golden text, and what a right one means.
+
+`golden/NAME.yaml` is a configuration with something wrong, `golden/NAME.txt` what is said about it.
+`golden/NAME.yaml` is a configuration with something wrong, `golden/NAME.txt` what is said of it.
+diff before you keep it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfect.build import build_phases
+from perfect.config import ConfigError, RunConfig, dump_config, read_config
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+CASES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+PLAIN = """\
+model: {name: resnet18}
+data: {name: cifar10}
+phases:
+  - {name: train, passes: 2}
+"""
+
+
+def complaints(path: Path) -> str:
+    """Everything said about a file, its name without the folders in front."""
+    try:
+        read_config(path)
+    except ConfigError as error:
+        return "".join(p.replace(f"{path.parent}/", "") + "\n" for p in error.problems)
+    return "reads without a problem\n"
+
+
+def read(text: str, folder: Path) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_config(path)[0]
+
+
+def problems(text: str, folder: Path) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        read(text, folder)
+    return [problem.replace(f"{folder}/", "") for problem in error.value.problems]
+
+
+# ---- wrong configurations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_configuration_is_told_what_the_golden_text_says(case: str) -> None:
+    expected = (GOLDEN / f"{case}.txt").read_text(encoding="utf-8")
+    assert complaints(GOLDEN / f"{case}.yaml") == expected
+
+
+def test_every_golden_text_belongs_to_a_configuration_and_complains() -> None:
+    assert len(CASES) >= 20
+    assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == CASES
+    assert not [c for c in CASES if "without a problem" in (GOLDEN / f"{c}.txt").read_text()]
+
+
+def test_every_complaint_names_file_and_line_in_the_order_of_the_file() -> None:
+    for case in CASES:
+        lines = (GOLDEN / f"{case}.txt").read_text(encoding="utf-8").splitlines()
+        parts = [line.split(":", 2) for line in lines]
+        assert all(name == f"{case}.yaml" for name, _, _ in parts)
+        numbers = [int(number) for _, number, _ in parts]
+        assert numbers == sorted(numbers)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        read_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "picture.yaml").write_bytes(b"\xff\xd8\xff\xe0")
+    with pytest.raises(ConfigError, match=r"picture\.yaml: cannot be read"):
+        read_config(tmp_path / "picture.yaml")
+
+
+@pytest.mark.parametrize(
+    "value", ["!!python/object:os.system resnet18", "!mine resnet18", "2020-13-45", "!!int x"]
+)
+def test_a_value_that_yaml_cannot_make_is_an_error_with_its_line(
+    value: str, tmp_path: Path
+) -> None:
+    [problem] = problems(f"seed: 0\n{PLAIN.replace('resnet18', value)}", tmp_path)
+    assert problem.startswith("run.yaml:2:")
+
+
+@pytest.mark.parametrize("wrong", ['"0.1"', "true", "yes", "!!str 0.1"])
+def test_a_word_or_a_truth_value_is_no_number(wrong: str, tmp_path: Path) -> None:
+    [problem] = problems(f"{PLAIN}optimizer: {{lr: {wrong}}}\n", tmp_path)
+    assert problem.startswith("run.yaml:5: optimizer.lr: ")
+
+
+def test_an_option_without_effect_is_said_together_with_everything_else(tmp_path: Path) -> None:
+    text = f"{PLAIN}ema: {{decay: 0.9}}\nloader: {{mdoe: block}}\n"
+    said = problems(text, tmp_path)
+    assert any("mdoe" in problem for problem in said)
+    assert any("ema has no effect" in problem for problem in said)
+
+
+# ---- right configurations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[p.relative_to(ROOT).as_posix() for p in CONFIGS])
+def test_every_configuration_of_ours_reads_and_has_phases_that_can_run(path: Path) -> None:
+    config, _ = read_config(path)
+    phases, _ = build_phases(config)
+    assert phases
+    assert all(phase.passes or phase.steps for phase in phases)
+
+
+def test_there_are_configurations_of_ours() -> None:
+    assert len(CONFIGS) >= 30
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("1e-3", 1e-3),
+        ("5E-4", 5e-4),
+        ("1e1", 10.0),
+        ("1.5e+2", 150.0),
+        (".5", 0.5),
+        ("1", 1.0),
+        ("0.05", 0.05),
+    ],
+)
+def test_a_number_is_what_it_looks_like(written: str, meant: float, tmp_path: Path) -> None:
+    config = read(f"{PLAIN}optimizer: {{lr: {written}}}\n", tmp_path)
+    assert config.optimizer.lr == meant
+
+
+def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_path: Path) -> None:
+    config = read(PLAIN, tmp_path)
+    dumped = dump_config(config)
+    assert dumped["seed"] == 0
+    assert dumped["loader"] == {
+        "batch_size": 128,
+        "buffer_batches": 3,
+        "mode": "rolling",
+        "workers": "auto",
+        "drop_last": False,
+    }
+    assert dumped["switch"] == {"rule": "fixed"}
+    assert set(dumped) == set(RunConfig.model_fields)
+    assert yaml.safe_load(yaml.safe_dump(dumped)) == dumped, "plain data, as YAML keeps it"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[p.stem for p in CONFIGS])
+def test_a_complete_configuration_means_what_the_short_one_did(path: Path) -> None:
+    config, _ = read_config(path)
+
+    def subset(short: Any, whole: Any) -> bool:
+        if isinstance(short, dict):
+            return all(subset(value, whole[key]) for key, value in short.items())
+        if isinstance(short, list):
+            return all(subset(a, b) for a, b in zip(short, whole, strict=True))
+        return bool(short == whole or (isinstance(short, str) and float(short) == whole))
+
+    assert subset(yaml.safe_load(path.read_text(encoding="utf-8")), dump_config(config))
+
+
+def test_the_users_own_classes_keep_their_arguments_as_written(tmp_path: Path) -> None:
+    text = """\
+model: {class_path: mypkg.Net, init_args: {width: 3, rates: [1e-3, 2], name: x}}
+data: {class_path: mypkg.Data}
+phases:
+  - {name: train, steps: 5}
+"""
+    config = read(text, tmp_path)
+    assert config.model.class_path == "mypkg.Net"
+    assert config.model.init_args == {"width": 3, "rates": [0.001, 2], "name": "x"}
+    assert config.data.init_args == {}
+
+
+def test_anchors_are_followed(tmp_path: Path) -> None:
+    text = """\
+model: {name: resnet18}
+data: {name: cifar10}
+phases:
+  - {name: pretrain, reuse: 3, passes: 2, lr: &rate {kind: constant, lr: 0.1}}
+  - {name: finetune, passes: 1, lr: *rate}
+"""
+    config = read(text, tmp_path)
+    assert config.phases[0].lr == config.phases[1].lr
+
+
+def write_golden() -> None:
+    for path in sorted(GOLDEN.glob("*.yaml")):
+        path.with_suffix(".txt").write_text(complaints(path), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_golden()

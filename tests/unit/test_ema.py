@@ -1,0 +1,134 @@
+"""The moving average of weights, against the recurrence written out by hand."""
+
+import pytest
+import torch
+
+from perfect.ema import Ema
+
+
+class Net(torch.nn.Module):
+    """One parameter, one statistic, one counter: all that a module can hold."""
+
+    counter: torch.Tensor
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), value))
+        self.register_buffer("mean", torch.full((3,), value))
+        self.register_buffer("counter", torch.tensor(0))
+
+    def put(self, value: float) -> None:
+        with torch.no_grad():
+            self.weight.fill_(value)
+            self.mean.fill_(value)
+            self.counter += 1
+
+
+def values(module: Net) -> tuple[float, float, int]:
+    return module.weight[0].item(), module.mean[0].item(), int(module.counter)
+
+
+def averaged(ema: Ema, module: Net) -> tuple[float, float, int]:
+    ema.swap(module)
+    seen = values(module)
+    ema.swap(module)
+    return seen
+
+
+def test_it_begins_at_the_weights_as_they_are() -> None:
+    net = Net(3.0)
+    assert averaged(Ema(net, 0.9), net) == (3.0, 3.0, 0)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
+def test_it_follows_the_recurrence_with_a_quicker_start(decay: float) -> None:
+    net = Net(1.0)
+    ema = Ema(net, decay)
+    expected = 1.0
+    for step in range(1, 60):
+        net.put(float(step))
+        ema.update(net)
+        now = min(decay, (1 + step) / (10 + step))
+        expected = now * expected + (1 - now) * step
+        weight, mean, counter = averaged(ema, net)
+        assert weight == pytest.approx(expected, rel=1e-5)
+        assert mean == pytest.approx(expected, rel=1e-5)
+        assert counter == step, "whole numbers are copied, not averaged"
+    assert values(net) == (59.0, 59.0, 59)
+
+
+def test_of_weights_that_stand_still_it_is_the_weights() -> None:
+    net = Net(2.0)
+    ema = Ema(net, 0.99)
+    for _ in range(5):
+        ema.update(net)
+    assert averaged(ema, net)[:2] == (2.0, 2.0)
+
+
+def test_swapping_twice_gives_every_bit_back() -> None:
+    net = Net(0.1)
+    ema = Ema(net, 0.9)
+    net.put(1 / 3)
+    ema.update(net)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    pointer = net.weight.data_ptr()
+    ema.swap(net)
+    assert not torch.equal(net.weight, before["weight"])
+    ema.swap(net)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.weight.data_ptr() == pointer, "an optimizer still holds the same tensor"
+
+
+def test_it_does_not_learn() -> None:
+    net = Net(1.0)
+    ema = Ema(net, 0.9)
+    net.weight.sum().backward()
+    ema.update(net)
+    ema.swap(net)
+    assert net.weight.requires_grad
+    assert not any(shadow.requires_grad for shadow in ema.state_dict()["shadow"].values())
+
+
+def test_a_saved_average_goes_on_as_if_it_had_not_stopped() -> None:
+    net = Net(0.0)
+    whole = Ema(net, 0.9)
+    saved = None
+    for step in range(30):
+        if step == 13:
+            saved = {k: v for k, v in whole.state_dict().items() if k != "shadow"}
+            saved["shadow"] = {k: v.clone() for k, v in whole.state_dict()["shadow"].items()}
+        net.put(float(step))
+        whole.update(net)
+    again = Net(99.0)
+    resumed = Ema(again, 0.5)
+    assert saved is not None
+    resumed.load_state_dict(saved)
+    assert resumed.decay == 0.9
+    for step in range(13, 30):
+        again.put(float(step))
+        resumed.update(again)
+    assert averaged(resumed, again)[0] == averaged(whole, net)[0]
+
+
+def test_a_module_of_whole_numbers_and_nothing_else_is_copied() -> None:
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.tensor(1))
+
+    module = Counter()
+    ema = Ema(module, 0.9)
+    module.seen += 4
+    ema.update(module)
+    module.seen += 4
+    ema.swap(module)
+    assert int(module.seen) == 5
+
+
+def test_weights_of_half_precision_are_averaged_too() -> None:
+    net = Net(1.0).to(torch.bfloat16)
+    ema = Ema(net, 0.5)
+    net.put(2.0)
+    ema.update(net)
+    weight, _, _ = averaged(ema, net)
+    assert weight == pytest.approx(2 - 2 / 11, abs=0.02)
