@@ -1,13 +1,14 @@
-"""Claim: with reuse=3 the loader serves >= 2.5x the images per CPU second that it serves with reuse=1.
+"""Claim: with reuse=3 the loader serves >= 2.5x the images per CPU second that it serves with
+reuse=1.
 
     python benchmarks/loader_reuse.py FOLDER      FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg
 
-Method: one pass over the same pictures a measurement, all variants interleaved in one run, `--repeats`
-rounds after a warm-up round; CPU seconds of this process and its children (user + system) per served
-image, because wall time on a shared machine measures the neighbours. Same decoder and same
-augmentation in every row of ours, so the ratio is that of reuse alone. Beside it: torch's DataLoader
-over Pillow and torchvision's v1 transforms (the baseline that people have), and the ceiling: the same
-batches from pictures that are decoded already.
+Method: one pass over the same pictures a measurement, all variants interleaved in one run,
+`--repeats` rounds after a warm-up round; CPU seconds of this process and its children (user +
+system) per served image, because wall time on a shared machine measures the neighbours. Same
+decoder and same augmentation in every row of ours, so the ratio is that of reuse alone. Beside it:
+torch's DataLoader over Pillow and torchvision's v1 transforms (the baseline that people have), and
+the ceiling: the same batches from pictures that are decoded already.
 """
 
 import argparse
@@ -55,7 +56,8 @@ class PillowPictures:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         with Image.open(self.files.paths[index]) as picture:
-            return self.transform(picture.convert("RGB")), self.files.labels[index]
+            image: Any = self.transform(picture.convert("RGB"))  # a tensor: Compose is untyped
+            return image, self.files.labels[index]
 
 
 class Decoded:
@@ -124,7 +126,8 @@ def measure(
 
 
 def table(seen: dict[str, dict[str, list[float]]]) -> str:
-    """Markdown. Ratios within a round, then their median: rounds differ in load, rows of one do not."""
+    """Markdown. Ratios within a round, then their median: rounds differ in load, rows of one do
+    not."""
     lines = [
         "| loader | CPU us/image, median [min, max] | images/CPU s | against reuse=1 |",
         "|---|---|---|---|",

@@ -1,8 +1,8 @@
 """Batched augmentation with per-sample randomness, drawn anew at every serve.
 
-A random number here is a function of (seed, pass, sample id, serve, how many were drawn before), not
-of a generator's history: the same for any number of workers, the same after a resume. To freeze a
-sample's augmentation (`reaugment=False`), every serve draws as its first one did.
+A random number here is a function of (seed, pass, sample id, serve, how many were drawn before),
+not of a generator's history: the same for any number of workers, the same after a resume. To freeze
+a sample's augmentation (`reaugment=False`), every serve draws as its first one did.
 
 An augmentation is a function (images, draws) -> images over a batch [N, C, H, W]. The batch is its
 own: it may write into it.
@@ -30,7 +30,8 @@ class Draws:
     def uniform(self, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
         self._drawn += 1
         bits = _mix(self.keys + np.uint64(self._drawn * GOLDEN & MASK))
-        return low + (high - low) * (bits >> np.uint64(11)) / float(1 << 53)
+        unit = (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+        return low + (high - low) * unit
 
     def integers(self, low: int, high: int) -> NDArray[np.int64]:
         """Uniform on low, ..., high - 1."""
@@ -111,9 +112,7 @@ def _shift_gathering(
     rows = tops[:, None] + torch.arange(height, device=images.device)
     columns = lefts[:, None] + torch.arange(width, device=images.device)
     batch = torch.arange(len(images), device=images.device)
-    picked = padded.permute(0, 2, 3, 1)[
-        batch[:, None, None], rows[:, :, None], columns[:, None, :]
-    ]
+    picked = padded.permute(0, 2, 3, 1)[batch[:, None, None], rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2)
 
 

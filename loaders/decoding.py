@@ -52,7 +52,8 @@ class PictureDecoder:
 
 
 def decode_pixels(data: bytes) -> NDArray[np.uint8]:
-    """RGB pixels of an encoded picture. JPEGs in the printers' CMYK, and PNGs, go through Pillow."""
+    """RGB pixels of an encoded picture. JPEGs in the printers' CMYK, and PNGs, go through
+    Pillow."""
     if simplejpeg.is_jpeg(data):
         colorspace = simplejpeg.decode_jpeg_header(data)[2]
         if colorspace not in ("CMYK", "YCCK"):

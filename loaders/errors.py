@@ -1,10 +1,10 @@
 """What can go wrong between a file and a batch.
 
-    LoaderError
-      SourceError       a data set that is missing, empty or unusable
-      DecodeError       a sample that cannot be read (names the file and the reason)
-      SampleShapeError  samples that do not fit one slot size
-      StateError        a saved state of another data set or seed
+LoaderError
+  SourceError       a data set that is missing, empty or unusable
+  DecodeError       a sample that cannot be read (names the file and the reason)
+  SampleShapeError  samples that do not fit one slot size
+  StateError        a saved state of another data set or seed
 """
 
 

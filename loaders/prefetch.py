@@ -70,7 +70,8 @@ class DecodePool:
             return self._slot_of[positions]
 
     def release(self, positions: NDArray[np.int64]) -> None:
-        """`positions` were served for the last time: their slots are free. Called by the consumer."""
+        """`positions` were served for the last time: their slots are free. Called by the
+        consumer."""
         if len(positions):
             with self._changed:
                 self._free += self._slot_of[positions].tolist()

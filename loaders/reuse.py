@@ -4,7 +4,8 @@ A pass admits every sample once, in the source's order, into a buffer of `capaci
 each exactly `reuse` times; after its last serve a sample's slot falls free for the next one.
 Positions count samples in source order (0, 1, ...); the loader maps them to dataset ids.
 
-    rolling     position i is due at virtual time i, then once in each later R-th part of a life that
+    rolling     position i is due at virtual time i, then once in each later R-th part of a life
+    that
                 is `capacity` admissions long, at a random moment of the part's first half:
 
                 i |1st.......|..2nd....|....3rd..| slot goes to i + capacity      (R = 3)
@@ -166,9 +167,7 @@ class ReuseBuffer:
                 admitted += len(entering)
 
 
-def batches_per_pass(
-    samples: int, batch_size: int, reuse: int, mode: Mode, drop_last: bool
-) -> int:
+def batches_per_pass(samples: int, batch_size: int, reuse: int, mode: Mode, drop_last: bool) -> int:
     """How many batches one pass serves: the `len()` of the loader."""
 
     def count(items: int) -> int:

@@ -1,10 +1,10 @@
 """Where samples come from, and in which order.
 
-The order of a pass is f(seed, pass, rank, world): every rank shuffles the same permutation and takes
-every world-th id of it, so ranks never meet and a saved run needs no list of ids to go on.
+The order of a pass is f(seed, pass, rank, world): every rank shuffles the same permutation and
+takes every world-th id of it, so ranks never meet and a saved run needs no list of ids to go on.
 
-Data sets here are map-style: `len()` and `[i] -> (picture, label)`, a picture being uint8 [3, H, W].
-They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
+Data sets here are map-style: `len()` and `[i] -> (picture, label)`, a picture being uint8 [3, H,
+W]. They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
 """
 
 from collections.abc import Sequence

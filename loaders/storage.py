@@ -82,7 +82,8 @@ class Slab:
         return sum(c.nbytes for c in self._columns if isinstance(c, torch.Tensor))
 
     def write(self, slot: int, sample: Sample, sample_id: int) -> None:
-        """Copy a decoded sample into `slot`. Different slots may be written by different threads."""
+        """Copy a decoded sample into `slot`. Different slots may be written by different
+        threads."""
         leaves, _, structure = flatten(sample)
         if structure != self._structure:
             raise SampleShapeError(
@@ -124,7 +125,7 @@ class Slab:
 
 def _column(leaf: Leaf, slots: int) -> Column:
     if not isinstance(leaf, torch.Tensor):
-        return [None] * slots
+        return list[object]([None] * slots)
     # Dimensions from the outermost in memory to the innermost: the slab keeps the sample's layout.
     outer_first = sorted(range(leaf.ndim), key=lambda d: -leaf.stride(d))
     memory = torch.empty((slots, *(leaf.shape[d] for d in outer_first)), dtype=leaf.dtype)
@@ -136,9 +137,7 @@ def _take(column: torch.Tensor, rows: torch.Tensor, pin_memory: bool) -> torch.T
     # Gathers along whole rows of memory, whatever the order of the dimensions in the view.
     outer_first = sorted(range(1, column.ndim), key=lambda d: -column.stride(d))
     memory = column.permute(0, *outer_first)
-    out = torch.empty(
-        (len(rows), *memory.shape[1:]), dtype=column.dtype, pin_memory=pin_memory
-    )
+    out = torch.empty((len(rows), *memory.shape[1:]), dtype=column.dtype, pin_memory=pin_memory)
     torch.index_select(memory, 0, rows, out=out)
     back = [outer_first.index(d) + 1 for d in range(1, column.ndim)]
     return out.permute(0, *back)

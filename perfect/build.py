@@ -2,8 +2,8 @@
 
     RunConfig -> Data (train, hold-out, test) -> ReuseLoader, phases, task -> Lightning Trainer
 
-Problems that only the data can show (a batch larger than the set, say) are BuildErrors naming the key
-they come from, so that train.py reports them with the file's line.
+Problems that only the data can show (a batch larger than the set, say) are BuildErrors naming the
+key they come from, so that train.py reports them with the file's line.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from torch.utils.data import DataLoader, Subset
 
 from loaders import LoaderError, ReuseLoader
-from loaders.augment import Augmentation, Chain, Cutout, Flip, PadCrop, RandomResizedCrop
+from loaders.augment import Augmentation, Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop
 from loaders.reuse import batches_per_pass
 from loaders.sources import PictureArrays, PictureFiles, cifar10, picture_folder
 from perfect.callback import PhaseSwitch
@@ -38,14 +38,10 @@ from perfect.config import (
     RunConfig,
     ScheduleConfig,
 )
+from perfect.errors import BuildError, PhaseError
 from perfect.models import build_model
-from perfect.phases import (
-    Phase,
-    PhaseError,
-    PlateauRule,
-    budget_split,
-    check_phases,
-)
+from perfect.phases import Phase, budget_split, check_phases
+from perfect.plateau import PlateauRule
 from perfect.progress import RunProgress
 from perfect.record import RunLog
 from perfect.schedule import Schedule
@@ -58,15 +54,6 @@ LOG_EVERY_STEPS = 10
 
 EVALUATION_IN_MEMORY = 512 << 20
 """Hold-out and test pictures up to so many bytes are decoded once and kept."""
-
-
-class BuildError(Exception):
-    """A configuration that the data, or the user's own classes, do not bear out."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(reason)
-        self.key = key
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +206,7 @@ def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
         return None
     size = sizes[-1]
 
-    def crop(images: torch.Tensor, _draws: object) -> torch.Tensor:
+    def crop(images: torch.Tensor, draws: Draws) -> torch.Tensor:  # noqa: ARG001
         top, left = (images.shape[-2] - size) // 2, (images.shape[-1] - size) // 2
         return images[..., top : top + size, left : left + size]
 
@@ -227,7 +214,8 @@ def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
 
 
 def _own_data(config: RunConfig) -> Data:
-    datamodule = load_class(config.data.class_path or "", "data.class_path")(**config.data.init_args)
+    made = load_class(config.data.class_path or "", "data.class_path")
+    datamodule = made(**config.data.init_args)
     if not isinstance(datamodule, L.LightningDataModule):
         raise BuildError(
             "data.class_path", f"{config.data.class_path} is no lightning.LightningDataModule"
@@ -251,7 +239,7 @@ def _own_data(config: RunConfig) -> Data:
         )
     elif "loader" in config.model_fields_set:
         raise BuildError("loader", "no effect: the data module brings its own ReuseLoader")
-    datamodule.train_dataloader = lambda: loader  # ty: the module's hook, answered once
+    datamodule.train_dataloader = lambda: loader  # the hook is answered once, here
     return Data(loader, None, None, None, datamodule)
 
 
@@ -262,11 +250,8 @@ def build_phases(config: RunConfig) -> tuple[list[Phase], PlateauRule | None]:
     """The phases with their lengths, and the plateau rule if there is one."""
     phases = [build_phase(p) for p in config.phases]
     switch = config.switch
-    budget = isinstance(switch, BudgetSwitch) or (
-        isinstance(switch, PlateauSwitch) and switch.total is not None
-    )
-    if budget:
-        phases = _budgeted(phases, cast(float, switch.fresh_passes), cast(float, switch.total))
+    if isinstance(switch, BudgetSwitch | PlateauSwitch) and switch.total and switch.fresh_passes:
+        phases = _budgeted(phases, switch.fresh_passes, switch.total)
     problems = check_phases(phases)
     if problems:
         raise BuildError("phases", "; ".join(problems))
@@ -318,9 +303,7 @@ def build_phase(config: PhaseConfig) -> Phase:
 
 def build_schedule(config: ScheduleConfig) -> Schedule:
     begin, end = config.part
-    return Schedule(
-        config.kind, config.lr, config.final, config.warmup, config.ramp, (begin, end)
-    )
+    return Schedule(config.kind, config.lr, config.final, config.warmup, config.ramp, (begin, end))
 
 
 def build_phase_switch(config: RunConfig) -> PhaseSwitch:

@@ -3,10 +3,10 @@
 Under any LightningModule with one optimizer, and a `ReuseLoader` as its train loader:
 
     setup              find the loader; tell the trainer how many steps all phases take
-    batch start        learning rate and seed of this step (functions of the step: a resume continues)
-    batch end          count; keep the moving average; note the loss of first serves
-    validation         on averaged weights; what it shows goes to the policy (rank 0 decides for all)
-    epoch end = pass   ask the policy; set the loader's next reuse, batch size, length
+    batch start        learning rate and seed of this step (functions of the step: a resume
+    continues) batch end          count; keep the moving average; note the loss of first serves
+    validation         on averaged weights; what it shows goes to the policy (rank 0 decides for
+    all) epoch end = pass   ask the policy; set the loader's next reuse, batch size, length
 
 Lightning's epoch is a pass. Lightning reads a loader's length once, so where a phase changes it the
 callback makes the fit loop look again.
@@ -74,6 +74,7 @@ class PhaseSwitch(L.Callback):
         self._base_lrs: list[float] = []
         self._accumulate = 1
         self._limit_batches: int | float = 1.0
+        self._log_every = 50
         self._pass_limit: int | None = None
         self._prepared_length = 0
         self._updates_seen = 0
@@ -96,6 +97,7 @@ class PhaseSwitch(L.Callback):
         self._initial_batch_size = self.loader.batch_size
         self._accumulate = trainer.accumulate_grad_batches
         self._limit_batches = trainer.limit_train_batches
+        self._log_every = max(1, getattr(trainer, "log_every_n_steps", 50))
         self._announce_length(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -174,7 +176,8 @@ class PhaseSwitch(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         step, phase = self.policy.state.step, self.policy.phase
-        # Dropout and the like draw from the step's own seed: nothing to save, the same after a kill.
+        # Dropout and the like draw from the step's own seed: nothing to save, the same after a
+        # kill.
         seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         for group, base in zip(trainer.optimizers[0].param_groups, self._base_lrs, strict=True):
@@ -206,7 +209,7 @@ class PhaseSwitch(L.Callback):
             self.ema.update(pl_module)
         if self.policy.detector is not None:
             self._note_first_serves(outputs, info.serves == 0)
-        if trainer.global_step % trainer.log_every_n_steps == 0 and stepped:
+        if trainer.global_step % self._log_every == 0 and stepped:
             pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
 
     def _counters(self, trainer: L.Trainer) -> dict[str, float]:
@@ -251,8 +254,8 @@ class PhaseSwitch(L.Callback):
         value = trainer.callback_metrics.get(self.monitor)
         if value is None and self.policy.plateau is not None:
             raise PhaseError(
-                f"the plateau rule watches '{self.monitor}', which validation did not log; it logged"
-                f" {', '.join(sorted(trainer.callback_metrics)) or 'nothing'}"
+                f"the plateau rule watches '{self.monitor}', which validation did not log; it"
+                f" logged {', '.join(sorted(trainer.callback_metrics)) or 'nothing'}"
             )
         loss = self._first_serve_loss / self._first_serves if self._first_serves else None
         self._first_serve_loss, self._first_serves = 0.0, 0
@@ -293,9 +296,7 @@ class PhaseSwitch(L.Callback):
                 "phase '%s' ends at epoch %.2f, step %d (%s: %s)",
                 switch.left, switch.at, switch.step, switch.reason, switch.detail,
             )  # fmt: skip
-            self.records[-1] = replace(
-                self.records[-1], reason=f"{switch.reason}: {switch.detail}"
-            )
+            self.records[-1] = replace(self.records[-1], reason=f"{switch.reason}: {switch.detail}")
         if self.policy.finished:
             trainer.should_stop = True
             return
@@ -350,7 +351,7 @@ class PhaseSwitch(L.Callback):
 
 
 def _train_loader(trainer: L.Trainer) -> ReuseLoader:
-    """The train loader, asked for once and kept: a hook that makes loaders must not make another."""
+    """The train loader, asked for once and kept: its hook must not make another one."""
     source = trainer.fit_loop._data_source
     try:
         loader = source.dataloader()

@@ -1,10 +1,11 @@
 """Checkpoints that survive: a kill at any moment, a full disk, Ctrl-C, a loss that is not finite.
 
-    write PATH.part -> flush to disk -> rename over PATH        (the old file is whole until the new is)
+    write PATH.part -> flush to disk -> rename over PATH        (the old file is whole until the new
+    is)
 
-Lightning restores a run exactly only from a checkpoint taken at the end of a batch that neither ends
-a pass nor is followed by a validation: such a batch is called safe here, and a checkpoint that falls
-due elsewhere waits for the next one.
+Lightning restores a run exactly only from a checkpoint taken at the end of a batch that neither
+ends a pass nor is followed by a validation: such a batch is called safe here, and a checkpoint that
+falls due elsewhere waits for the next one.
 """
 
 import logging
@@ -19,26 +20,9 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from perfect.errors import Interrupted, LossNotFinite
+
 log = logging.getLogger(__name__)
-
-
-class Interrupted(Exception):
-    """The run was asked to stop and left a checkpoint."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}")
-        self.step = step
-
-
-class LossNotFinite(Exception):
-    """The loss became NaN or infinite."""
-
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(
-            f"the loss was {loss} at step {step}: lower the learning rate, or look at the samples of"
-            " that step; the last checkpoint is from before it"
-        )
-        self.step = step
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -130,7 +114,8 @@ class RunCheckpoint(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        # Under DDP a signal reaches the ranks at different steps: stop where the first one heard it.
+        # Under DDP a signal reaches the ranks at different steps: stop where the first one heard
+        # it.
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
         due = trainer.global_step - self._saved_step >= self.every_steps
         if (due or stop) and _safe(trainer):

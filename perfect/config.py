@@ -1,31 +1,24 @@
-"""The YAML of a run: schema and strict reader.
+"""The schema of a run's YAML: what may stand there, what it means, what it is by default.
 
-Every problem at once, each as `file:line: key: reason`; unknown keys with the nearest known one. The
-schema is complete and flat: what a YAML leaves out takes the default written here, and the run's own
-`config.yaml` has everything. YAML 1.1 reads `1e-3` as text; here it is the number it looks like.
+Complete and flat: what a YAML leaves out takes the default written here, and the run's own
+`config.yaml` has everything. A key that would have no effect is an error. `reader.py` reads files.
 """
 
 import difflib
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loaders.reuse import Mode
 from perfect.models import MODEL_NAMES
 from perfect.schedule import Kind
 
 
-class ConfigError(Exception):
-    """Everything wrong with a configuration, a line each."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
+    """The sentence for a name that is not known, with the nearest one that is."""
+    near = difflib.get_close_matches(got, known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    return f"unknown {what} '{got}'; {hint}"
 
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -66,7 +59,7 @@ class ModelConfig(NamedOrOwn):
     @model_validator(mode="after")
     def _known_model(self) -> "ModelConfig":
         if self.name is not None and self.name not in MODEL_NAMES:
-            raise ValueError(_unknown("model", self.name, MODEL_NAMES))
+            raise ValueError(unknown("model", self.name, MODEL_NAMES))
         return self
 
 
@@ -204,9 +197,7 @@ class PlateauSwitch(Section):
         return self
 
 
-SwitchConfig = Annotated[
-    FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discriminator="rule")
-]
+SwitchConfig = Annotated[FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discriminator="rule")]
 
 
 class EmaConfig(Section):
@@ -255,160 +246,6 @@ class RunConfig(Section):
                 names = " and ".join(sorted(idle))
                 raise ValueError(f"{names}: no effect, the module {self.model.class_path} decides")
         return self
-
-
-# ---- reading ------------------------------------------------------------------------------------
-
-Path_ = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where each key of a file stands."""
-
-    name: str
-    lines: dict[Path_, int]
-
-    def at(self, path: Path_, reason: str) -> str:
-        """`file:line: key: reason`; a key that is not there is placed at its parent's line."""
-        here = path
-        while here and here not in self.lines:
-            here = here[:-1]
-        key = ".".join(str(part) for part in path)
-        where = f"{self.name}:{self.lines.get(here, 1)}"
-        return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
-
-
-def read_config(path: Path) -> tuple[RunConfig, Source]:
-    """The configuration in `path`, or a ConfigError with everything that is wrong with it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError([f"{path}:{line}: not YAML: {reason}"]) from error
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError([f"{path}:1: expected sections such as model:, data:, phases:"])
-    lines: dict[Path_, int] = {}
-    problems: list[str] = []
-    source = Source(str(path), lines)
-    data = _construct(node, (), lines, source, problems)
-    try:
-        config = RunConfig.model_validate(data)
-    except ValidationError as error:
-        problems += [_sentence(e, source) for e in error.errors()]
-    else:
-        if not problems:
-            return config, source
-    raise ConfigError(sorted(problems, key=_line))
-
-
-def _line(problem: str) -> int:
-    found = re.search(r":(\d+): ", problem)
-    return int(found.group(1)) if found else 0
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1, with 1e-3 and 5e4 read as numbers."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _construct(
-    node: yaml.Node, path: Path_, lines: dict[Path_, int], source: Source, problems: list[str]
-) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.SequenceNode):
-        return [
-            _construct(item, (*path, n), lines, source, problems)
-            for n, item in enumerate(node.value)
-        ]
-    if not isinstance(node, yaml.MappingNode):
-        loader = _Loader("")
-        return loader.construct_object(node, deep=True)
-    mapping: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        here = (*path, key)
-        line = key_node.start_mark.line + 1
-        if key in mapping:
-            problems.append(source.at(here, f"stands twice (again on line {line}): keep one"))
-            continue
-        lines[here] = line
-        mapping[key] = _construct(value_node, here, lines, source, problems)
-    return mapping
-
-
-def _sentence(error: Any, source: Source) -> str:
-    path: Path_ = ()
-    for number, part in enumerate(error["loc"]):
-        last = number == len(error["loc"]) - 1
-        # Union members and discriminator tags stand in pydantic's loc, not in the file.
-        if (*path, part) in source.lines or (last and error["type"] == "missing"):
-            path = (*path, part)
-    kind, ctx = error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return source.at(path, _unknown("key", str(path[-1]), tuple(_keys_at(error["loc"][:-1]))))
-    if kind == "missing":
-        return source.at(path, "is missing")
-    if kind == "value_error":
-        return source.at(path, str(ctx["error"]))
-    if kind == "union_tag_not_found":
-        tag = ctx["discriminator"].strip("'")
-        return source.at(path, f"{tag} is missing: it says which kind this is")
-    if kind == "union_tag_invalid":
-        known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
-        return source.at(path, _unknown(ctx["discriminator"].strip("'"), ctx["tag"], known))
-    if kind == "literal_error":
-        known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
-        return source.at(path, _unknown("value", str(error["input"]), known))
-    message = error["msg"]
-    message = message[0].lower() + message[1:]
-    return source.at(path, f"{message}, not {error['input']!r}")
-
-
-def _unknown(what: str, got: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(got, known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-    return f"unknown {what} '{got}'; {hint}"
-
-
-def _keys_at(loc: tuple[str | int, ...]) -> Iterator[str]:
-    """The keys that the schema allows at a pydantic location."""
-    models: list[type[BaseModel]] = [RunConfig]
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        inner = [m for model in models if part in model.model_fields
-                 for m in _models_in(model.model_fields[part].annotation)]  # fmt: skip
-        tagged = [m for m in models if _tag(m) == part]
-        models = inner or tagged or models
-    for model in models:
-        yield from model.model_fields
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
-
-
-def _tag(model: type[BaseModel]) -> str | None:
-    for key in ("name", "rule"):
-        field = model.model_fields.get(key)
-        if field is not None and get_args(field.annotation):
-            return cast(str, get_args(field.annotation)[0])
-    return None
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The folder of a run: whose it is, whether it is done, where it goes on.
 
-    config.yaml  complete; the folder belongs to this configuration and to no other
-    last.ckpt    the newest checkpoint          metrics.csv  one row a step that logged
-    run.json     what came of it                report.html  the same for the eye
+config.yaml  complete; the folder belongs to this configuration and to no other
+last.ckpt    the newest checkpoint          metrics.csv  one row a step that logged
+run.json     what came of it                report.html  the same for the eye
 """
 
 import json
@@ -13,13 +13,10 @@ import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
+from perfect.errors import FolderError
 from perfect.record import write_run
 
 State = Literal["new", "begun", "completed"]
-
-
-class FolderError(Exception):
-    """A folder that this run may not write to."""
 
 
 class RunFolder:

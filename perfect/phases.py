@@ -2,30 +2,29 @@
 
     PRETRAIN  decode once, serve R times        |  FINETUNE  every serve fresh
     constant learning rate -------------------- | \\
-                                        plateau ^  \\ decay to 0        or, at the latest, the budget
+                                        plateau ^  \\ decay to 0        or, at the latest, the
+                                        budget
 
-A run is a list of `Phase`s. `PhasePolicy` walks through it: `PhaseState` in, `PhaseState` and perhaps
-a `Switch` out. Phases change between passes, so that no decoded sample is thrown away.
+A run is a list of `Phase`s. `PhasePolicy` walks through it: `PhaseState` in, `PhaseState` and
+perhaps a `Switch` out. Phases change between passes, so that no decoded sample is thrown away.
 
-The plateau rule fits slopes (Theil-Sen) instead of counting patience, because patience measures the
-noise level: it fires earlier the noisier the curve. It looks only where the learning rate is
-constant: under a cosine, accuracy stalls half-way and climbs again (PerFect, thesis section 4.4.1).
 Time is counted in epoch-equivalents: served samples / samples of the training set.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
-import numpy as np
-
+from perfect.errors import PhaseError
+from perfect.plateau import (
+    Look,
+    Observation,
+    PlateauDetector,
+    PlateauRule,
+    look_from_dict,
+)
 from perfect.schedule import Schedule
-
-
-class PhaseError(ValueError):
-    """A list of phases that cannot be run."""
 
 
 class Kind(Enum):
@@ -116,142 +115,6 @@ def budget_split(fresh: float, total: float, reuse: int) -> Split:
     return Split(pretrain, max(1, round(total - pretrain * reuse)))
 
 
-# ---- plateau ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One look at the run, at epoch-equivalent `at`. Accuracy is a fraction, 0 to 1."""
-
-    at: float
-    accuracy: float | None = None
-    loss: float | None = None
-    """Mean loss of samples at their first serve: unseen for a whole pass, so it costs no extra
-    forward and does not flatter reuse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the detector made of the latest observation: logged, so that a switch can be replayed."""
-
-    at: float
-    fired: bool
-    accuracy_slope: float | None
-    """Points per epoch-equivalent."""
-    loss_slope: float | None
-    """Relative change per epoch-equivalent."""
-    hits: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One observation in its circumstances, and what was made of it."""
-
-    phase: str
-    constant_lr: bool
-    seen: Observation
-    verdict: Verdict | None
-
-
-def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
-    """Median of the slopes of all pairs of points."""
-    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    i, j = np.triu_indices(len(xs), k=1)
-    apart = xs[j] != xs[i]
-    return float(np.median((ys[j] - ys[i])[apart] / (xs[j] - xs[i])[apart]))
-
-
-@dataclass(frozen=True, slots=True)
-class PlateauRule:
-    """Fire when a window's slopes are small in `hits` checks running. Effect size, not patience.
-
-    The defaults come from 200 synthetic curves at three noise levels: slope < 0.10 points over 15
-    points fires at epoch 40-42 whatever the noise, patience anywhere from 30 to 89.
-    """
-
-    window: int = 12
-    accuracy_slope: float = 0.10
-    """Points of accuracy per epoch-equivalent below which staying is not worth it."""
-    loss_slope: float = 0.015
-    """Relative change of first-serve loss per epoch-equivalent. Wider than the 0.3 % one would like:
-    samples were seen in earlier passes, so it goes on falling by 1 % when the hold-out is flat."""
-    hits: int = 2
-    not_before: float = 0.0
-    """Earliest epoch-equivalent."""
-    cooldown: int = 3
-    """Observations ignored after learning rate or reuse changed."""
-
-    def __post_init__(self) -> None:
-        if self.window < 3 or self.hits < 1 or self.cooldown < 0:
-            raise PhaseError(
-                f"plateau rule: window >= 3, hits >= 1, cooldown >= 0, not {self.window},"
-                f" {self.hits}, {self.cooldown}"
-            )
-
-
-class PlateauDetector:
-    """Feed it `Observation`s; it says when the curve is flat. State is a few numbers."""
-
-    def __init__(self, rule: PlateauRule | None = None) -> None:
-        self.rule = rule or PlateauRule()
-        self._points: list[Observation] = []
-        self._hits = 0
-        self._skip = self.rule.cooldown
-
-    def changed(self) -> None:
-        """Learning rate or reuse changed: what was seen before says nothing any more."""
-        self._points, self._hits, self._skip = [], 0, self.rule.cooldown
-
-    def observe(self, seen: Observation) -> Verdict:
-        rule = self.rule
-        values = [v for v in (seen.accuracy, seen.loss) if v is not None]
-        if not values or not all(math.isfinite(v) for v in values):
-            self._hits = 0
-            return Verdict(seen.at, False, None, None, 0, "no finite value: ignored")
-        if self._skip:
-            self._skip -= 1
-            return Verdict(seen.at, False, None, None, 0, "cooling down after a change")
-        self._points = [*self._points, seen][-rule.window :]
-        if len(self._points) < rule.window:
-            reason = f"window fills: {len(self._points)} of {rule.window} points"
-            return Verdict(seen.at, False, None, None, 0, reason)
-        up, loss = self._accuracy_slope(), self._loss_slope()
-        flat = (up is None or up < rule.accuracy_slope) and (
-            loss is None or abs(loss) < rule.loss_slope
-        )
-        early = seen.at < rule.not_before
-        self._hits = self._hits + 1 if flat and not early else 0
-        fired = self._hits >= rule.hits
-        said = ", ".join(
-            text
-            for text, value in (
-                (f"accuracy {up or 0:+.3f} points/epoch", up),
-                (f"first-serve loss {100 * (loss or 0):+.2f} %/epoch", loss),
-            )
-            if value is not None
-        )
-        if early:
-            said += f"; not before epoch {rule.not_before:g}"
-        return Verdict(seen.at, fired, up, loss, self._hits, said)
-
-    def _accuracy_slope(self) -> float | None:
-        seen = [(p.at, 100 * p.accuracy) for p in self._points if p.accuracy is not None]
-        return theil_sen(*zip(*seen, strict=True)) if len(seen) == self.rule.window else None
-
-    def _loss_slope(self) -> float | None:
-        seen = [(p.at, math.log(p.loss)) for p in self._points if p.loss is not None and p.loss > 0]
-        return theil_sen(*zip(*seen, strict=True)) if len(seen) == self.rule.window else None
-
-    def state_dict(self) -> dict[str, Any]:
-        points = [asdict(p) for p in self._points]
-        return {"points": points, "hits": self._hits, "skip": self._skip}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._points = [Observation(**p) for p in state["points"]]
-        self._hits, self._skip = state["hits"], state["skip"]
-
-
 # ---- the walk through the phases ----------------------------------------------------------------
 
 
@@ -285,8 +148,8 @@ class PhaseState:
 
 
 class PhasePolicy:
-    """Walks a list of phases. With `plateau`, a phase that reuses may end early, at a pass's end; the
-    run's length in epoch-equivalents stays what was planned.
+    """Walks a list of phases. With `plateau`, a phase that reuses may end early, at a pass's end;
+    the run's length in epoch-equivalents stays what was planned.
 
     `trace` and `switches` hold every look and every decision: `replay(trace, rule)` repeats them.
     """
@@ -314,7 +177,8 @@ class PhasePolicy:
         return self.state.index == len(self.phases)
 
     def served(self, epochs: float, steps: int) -> None:
-        """A batch worth `epochs` epoch-equivalents was served; `steps` (0 or 1) updates were made."""
+        """A batch worth `epochs` epoch-equivalents was served; `steps` (0 or 1) updates were
+        made."""
         s = self.state
         self.state = replace(
             s, at=s.at + epochs, step=s.step + steps, total_steps=s.total_steps + steps
@@ -366,7 +230,8 @@ class PhasePolicy:
         return switch
 
     def _give_to_last(self, left: Phase, passes: int) -> None:
-        """A plateau moves the switch, not the end: the epochs that `left` saves go to the last phase."""
+        """A plateau moves the switch, not the end: the epochs that `left` saves go to the last
+        phase."""
         last = self.phases[-1]
         if left.passes is not None and last.passes is not None:
             saved = (left.passes - passes) * left.reuse // last.reuse
@@ -394,23 +259,6 @@ class PhasePolicy:
         self.trace = [look_from_dict(look) for look in state["trace"]]
         self.switches = [Switch(**s) for s in state["switches"]]
         self._fired = state["fired"]
-
-
-def look_from_dict(look: dict[str, Any]) -> Look:
-    verdict = Verdict(**look["verdict"]) if look["verdict"] else None
-    return Look(look["phase"], look["constant_lr"], Observation(**look["seen"]), verdict)
-
-
-def replay(trace: Sequence[Look], rule: PlateauRule) -> list[Verdict]:
-    """What a rule makes of a recorded run: offline, with the run's own or with another rule."""
-    detector, verdicts, phase = PlateauDetector(rule), [], None
-    for look in trace:
-        if phase not in (None, look.phase) or not look.constant_lr:
-            detector.changed()
-        phase = look.phase
-        if look.constant_lr:
-            verdicts.append(detector.observe(look.seen))
-    return verdicts
 
 
 def _length(phase: Phase) -> str:

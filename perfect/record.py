@@ -1,8 +1,8 @@
 """What a run leaves behind: metrics.csv while it runs, run.json at every halt.
 
 `RunLog` is a Lightning logger, so whatever a module logs is in metrics.csv: one row a step that
-logged, columns as they turn up. A resumed run cuts off the rows that its checkpoint does not know and
-goes on; its clock goes on too, so `wall_seconds` never counts a step twice.
+logged, columns as they turn up. A resumed run cuts off the rows that its checkpoint does not know
+and goes on; its clock goes on too, so `wall_seconds` never counts a step twice.
 """
 
 import csv

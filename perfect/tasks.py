@@ -32,6 +32,9 @@ class OptimizerSpec:
 class ClassificationTask(L.LightningModule):
     """Cross entropy and accuracy for `model`."""
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(
         self,
         model: nn.Module,
@@ -85,6 +88,4 @@ class ClassificationTask(L.LightningModule):
         ]
         if spec.name == "adamw":
             return torch.optim.AdamW(groups, lr=spec.lr)
-        return torch.optim.SGD(
-            groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov
-        )
+        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)

@@ -1,9 +1,10 @@
 """`python -m perfect.train config.yaml [--check] [--out DIR]`: one run, from YAML to report.
 
-    read config -> open run folder -> build -> fit (resuming if there is a checkpoint) -> test -> report
+    read config -> open run folder -> build -> fit (resuming if there is a checkpoint) -> test ->
+    report
 
-The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0 done,
-1 the run failed, 2 the configuration or the folder is wrong, 130 stopped by Ctrl-C.
+The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0
+done, 1 the run failed, 2 the configuration or the folder is wrong, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -21,13 +22,20 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from loaders import LoaderError
-from perfect.build import BuildError, build_data, build_module, build_phase_switch, build_trainer
+from perfect.build import build_data, build_module, build_phase_switch, build_trainer
 from perfect.callback import PhaseSwitch
 from perfect.check import print_plan
-from perfect.checkpoint import Interrupted, LossNotFinite
-from perfect.config import ConfigError, RunConfig, dump_config, read_config
-from perfect.folder import FolderError, RunFolder
-from perfect.phases import PhaseError
+from perfect.config import RunConfig, dump_config
+from perfect.errors import (
+    BuildError,
+    ConfigError,
+    FolderError,
+    Interrupted,
+    LossNotFinite,
+    PhaseError,
+)
+from perfect.folder import RunFolder
+from perfect.reader import read_config
 from perfect.record import RunLog, describe_run, measured
 from perfect.report import RunError, write_report
 

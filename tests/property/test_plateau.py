@@ -16,12 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfect.phases import (
+from perfect.phases import Phase, PhasePolicy, PhaseState
+from perfect.plateau import (
     Look,
     Observation,
-    Phase,
-    PhasePolicy,
-    PhaseState,
     PlateauDetector,
     PlateauRule,
     Verdict,

@@ -23,7 +23,13 @@ MAY_IMPORT = {
     "loaders": {"loaders"},
     "offload": {"offload"},
 }
-PURE = ("loaders/reuse.py", "perfect/phases.py", "perfect/schedule.py")
+PURE = (
+    "loaders/reuse.py",
+    "perfect/errors.py",
+    "perfect/phases.py",
+    "perfect/plateau.py",
+    "perfect/schedule.py",
+)
 # Nothing that acts, waits or differs from one run to the next.
 IMPURE = {
     "asyncio", "concurrent", "datetime", "io", "lightning", "logging", "multiprocessing", "os",

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from perfect.build import build_phases
-from perfect.config import ConfigError, RunConfig, dump_config, read_config
+from perfect.config import RunConfig, dump_config
+from perfect.errors import ConfigError
+from perfect.reader import read_config
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -110,21 +110,6 @@ def test_a_saved_average_goes_on_as_if_it_had_not_stopped() -> None:
     assert averaged(resumed, again)[0] == averaged(whole, net)[0]
 
 
-def test_a_module_of_whole_numbers_and_nothing_else_is_copied() -> None:
-    class Counter(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.tensor(1))
-
-    module = Counter()
-    ema = Ema(module, 0.9)
-    module.seen += 4
-    ema.update(module)
-    module.seen += 4
-    ema.swap(module)
-    assert int(module.seen) == 5
-
-
 def test_weights_of_half_precision_are_averaged_too() -> None:
     net = Net(1.0).to(torch.bfloat16)
     ema = Ema(net, 0.5)

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfect.phases import (
-    Kind,
-    Phase,
-    PhaseError,
-    PhasePolicy,
-    PlateauRule,
-    Split,
-    budget_split,
-    check_phases,
-    theil_sen,
-)
+from perfect.errors import PhaseError
+from perfect.phases import Kind, Phase, PhasePolicy, Split, budget_split, check_phases
+from perfect.plateau import PlateauRule, theil_sen
 from perfect.schedule import Schedule
 
 law = settings(max_examples=200, deadline=None)

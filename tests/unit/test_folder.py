@@ -1,0 +1,152 @@
+"""Whose folder it is, how far it is, and that nothing of another run is ever written over."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfect.errors import FolderError
+from perfect.folder import RunFolder, differences
+
+CONFIG: dict[str, Any] = {
+    "seed": 0,
+    "model": {"name": "resnet18"},
+    "phases": [{"name": "pretrain", "passes": 3, "lr": 0.1}, {"name": "finetune", "passes": 1}],
+}
+
+
+def test_a_folder_that_is_missing_or_empty_is_new(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "nowhere").open(CONFIG) == "new"
+    assert RunFolder(tmp_path).open(CONFIG) == "new"
+    assert list(tmp_path.iterdir()) == [], "looking writes nothing"
+
+
+def test_a_folder_of_the_same_configuration_is_begun_until_it_is_completed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(CONFIG)
+    assert folder.open(CONFIG) == "begun"
+    for status in ("running", "interrupted", "failed"):
+        folder.write({"status": status})
+        assert folder.open(CONFIG) == "begun"
+    folder.write({"status": "completed"})
+    assert folder.open(CONFIG) == "completed"
+
+
+def test_the_configuration_is_kept_complete_and_in_its_order(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a" / "b")
+    folder.begin({**CONFIG, "note": "größer", "small": 1e-05})
+    assert folder.open({**CONFIG, "note": "größer", "small": 1e-05}) == "begun"
+    text = folder.config.read_text(encoding="utf-8")
+    assert text.startswith("seed: 0\nmodel:\n  name: resnet18\n")
+    assert "größer" in text
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**CONFIG, **changes}
+
+
+@pytest.mark.parametrize(
+    ("mine", "complaint"),
+    [
+        (changed(seed=1), "seed is 0 there, 1 here"),
+        (changed(model={"name": "vgg16"}), "model.name is 'resnet18' there, 'vgg16' here"),
+        (changed(extra=True), "extra is None there, True here"),
+        (
+            changed(phases=[{**CONFIG["phases"][0], "lr": 0.2}, CONFIG["phases"][1]]),
+            "phases.0.lr is 0.1 there, 0.2 here",
+        ),
+        (changed(phases=CONFIG["phases"][:1]), r"phases is \["),
+    ],
+    ids=["value", "deep", "new key", "in a list", "length of a list"],
+)
+def test_a_folder_of_another_configuration_is_refused_with_what_differs(
+    mine: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(CONFIG)
+    with pytest.raises(FolderError, match=complaint) as error:
+        folder.open(mine)
+    assert "another configuration" in str(error.value)
+    assert "another --out" in str(error.value)
+
+
+def test_of_many_differences_the_first_five_are_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin({f"key{n}": n for n in range(9)})
+    with pytest.raises(FolderError) as error:
+        folder.open({f"key{n}": n + 1 for n in range(9)})
+    assert str(error.value).count(" there, ") == 5
+    assert "; ..." in str(error.value)
+
+
+def test_a_folder_of_something_else_is_never_written_to(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(FolderError, match="is not empty and holds no run"):
+        RunFolder(tmp_path).open(CONFIG)
+
+
+@pytest.mark.parametrize("text", ["seed: [", "\t"])
+def test_a_damaged_configuration_is_said(text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config.write_text(text)
+    with pytest.raises(FolderError, match="is damaged"):
+        folder.open(CONFIG)
+
+
+def test_a_damaged_run_json_is_said_with_what_to_do(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(CONFIG)
+    folder.run.write_text('{"status": "comp')
+    with pytest.raises(FolderError, match=r"run\.json is damaged.*delete it to go on"):
+        folder.open(CONFIG)
+
+
+@pytest.mark.parametrize("moment", ["write_text", "replace"])
+def test_a_kill_while_the_folder_is_begun_does_not_lock_the_same_command_out(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 at any moment, then the same command resumes: also while config.yaml is written."""
+
+    class Killed(BaseException):
+        pass
+
+    folder = RunFolder(tmp_path)
+    folder.begin(CONFIG)  # the first sitting
+    write = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise Killed
+
+    def never(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if moment == "write_text":
+            patch.setattr(Path, "write_text", half)
+        else:
+            patch.setattr("os.replace", never)
+        with contextlib.suppress(Killed):
+            folder.begin(CONFIG)  # the second sitting, killed
+    assert folder.open(CONFIG) == "begun"
+
+
+def test_the_step_of_the_checkpoint_is_read_from_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.checkpoint_step() is None
+    torch.save({"global_step": 123, "weights": torch.zeros(3)}, folder.checkpoint)
+    assert folder.checkpoint_step() == 123
+
+
+def test_every_resume_is_noted_behind_the_earlier_ones(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.resumed_at(None) == []
+    folder.write({"resumed_at": [10]})
+    assert folder.resumed_at(25) == [10, 25]
+    assert folder.resumed_at(None) == [10]
+
+
+def test_equal_configurations_have_no_differences_whatever_their_order() -> None:
+    assert differences({"a": 1, "b": [1, {"c": 2.0}]}, {"b": [1, {"c": 2}], "a": 1}) == []
