@@ -210,6 +210,15 @@ def test_random_resized_crop_is_a_crop_resized_with_antialiasing() -> None:
         assert abs(difference).max() <= 2
 
 
+def test_random_resized_crop_averages_what_it_shrinks() -> None:
+    # From afar a fine chequerboard is grey; picked pixels would stay black or white.
+    board = torch.from_numpy(np.indices((64, 64)).sum(axis=0) % 2 * 255).to(torch.uint8)
+    crop = RandomResizedCrop(4, min_scale=0.7)
+    out = crop(board.expand(20, 3, -1, -1).contiguous(), many(20))
+    assert out.min() > 110
+    assert out.max() < 145
+
+
 def test_random_resized_crop_reaches_small_and_large_crops_everywhere() -> None:
     # A picture that says where it was cropped: red is the row, green the column.
     y, x = np.mgrid[0:64, 0:64]

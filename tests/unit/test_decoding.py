@@ -114,7 +114,17 @@ def test_decoding_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no picture", b"\xff\xd8\xff\xe0 then nothing", b"\x89PNG\r\n"]
+    "data",
+    [
+        b"",
+        b"no picture",
+        b"\xff\xd8\xff\xe0 then nothing",
+        b"\x89PNG\r\n",
+        encode(PICTURE, "JPEG")[:200],
+        encode(PICTURE, "JPEG")[:-20],
+        encode(PICTURE, "PNG")[: len(encode(PICTURE, "PNG")) // 2],
+    ],
+    ids=["empty", "text", "jpeg?", "png?", "jpeg header", "jpeg without end", "half a png"],
 )
 def test_what_is_no_picture_is_an_error_that_names_the_file(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.jpg"
