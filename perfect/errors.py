@@ -5,6 +5,7 @@ PerfectError
   BuildError       what the data or own classes do not bear out; names the key    (2)
   PhaseError       phases that cannot be run, or not with this module             (2)
   FolderError      a folder that this run may not write to                        (2)
+  RunError         a folder that is no run, or cannot be read back as one         (2)
   LossNotFinite    training diverged; the last checkpoint is from before          (1)
   Interrupted      stopped on request, with a checkpoint                        (130)
 """
@@ -37,6 +38,10 @@ class PhaseError(PerfectError, ValueError):
 
 class FolderError(PerfectError):
     """A folder that this run may not write to."""
+
+
+class RunError(PerfectError):
+    """A folder that is no run, or a run that cannot be read: `what; what to do`."""
 
 
 class LossNotFinite(PerfectError):

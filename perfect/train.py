@@ -33,11 +33,12 @@ from perfect.errors import (
     Interrupted,
     LossNotFinite,
     PhaseError,
+    RunError,
 )
 from perfect.folder import RunFolder
 from perfect.reader import read_config
 from perfect.record import RunLog, describe_run, measured
-from perfect.report import RunError, write_report
+from perfect.report import write_report
 
 
 def main(argv: list[str] | None = None) -> int:

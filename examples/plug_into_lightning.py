@@ -1,0 +1,60 @@
+"""An existing LightningModule and data set, with reuse plugged in: the three lines marked `# perfect`.
+
+    python examples/plug_into_lightning.py      (seconds, no data needed)
+"""
+
+import lightning as L
+import torch
+from torch import nn
+
+from perfect import Phase, PhaseSwitch, ReuseLoader, Schedule  # perfect
+
+
+class SlowPoints(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Stands for a data set whose samples are expensive to decode."""
+
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        point = torch.randn(2, generator=torch.Generator().manual_seed(index))
+        return point, int(point.norm() > 1.18)
+
+
+class Classifier(L.LightningModule):
+    """Anybody's module: it knows nothing of reuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        points, labels = batch
+        loss = nn.functional.cross_entropy(self.net(points), labels)
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def main() -> None:
+    loader = ReuseLoader(SlowPoints(), batch_size=50)  # perfect: in place of a DataLoader
+    phases = [
+        Phase("pretrain", reuse=3, passes=10, lr=Schedule("constant", 0.1)),
+        Phase("finetune", reuse=1, passes=10, lr=Schedule("linear", 0.1)),
+    ]
+    trainer = L.Trainer(
+        callbacks=[PhaseSwitch(phases)],  # perfect
+        accelerator="cpu", max_epochs=-1, logger=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Classifier(), loader)
+    stats = loader.stats
+    print(
+        f"loss {float(trainer.callback_metrics['train_loss']):.3f} after {trainer.global_step} steps:"
+        f" {stats.decoded} decodes for {stats.served} samples served"
+    )
+
+
+if __name__ == "__main__":
+    main()

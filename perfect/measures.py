@@ -1,0 +1,134 @@
+"""What runs are compared by: their figures, what differs in them, what a reader must know.
+
+                      fresh     reuse       labels(runs)
+    Accuracy         98.80 %   97.40 %      measures(first): Run -> number -> text
+    Speed-up          1.00x     2.02x       cells(runs): the texts, and which is the best
+
+The first run is what the others are measured against. A run that is not finished is taken along and
+marked, and neither is its speed-up told nor can it be the best.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from perfect.results import Run
+from perfect.words import DASH, count, duration, passes, percent, times
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One line of the comparison."""
+
+    name: str
+    value: Callable[[Run], float | None]
+    text: Callable[[float | None], str]
+    best: Literal["max", "min"] | None = None
+
+
+def measures(first: Run) -> tuple[Measure, ...]:
+    """Everything that is compared; speed-up is against `first`."""
+    return (
+        Measure("Accuracy", lambda run: run.number("accuracy"), lambda x: percent(x, 2), "max"),
+        Measure("Wall time", lambda run: run.number("wall_seconds"), duration, "min"),
+        Measure("Speed-up", lambda run: speed_up(run, first), times, "max"),
+        Measure("Decodes", lambda run: run.decodes, count, "min"),
+        Measure("Decodes saved", lambda run: run.saved, percent, "max"),
+        Measure("Fresh passes", lambda run: run.fresh_passes, passes, "min"),
+        Measure("Served", lambda run: run.number("served_samples"), count),
+        Measure("Stall", lambda run: run.number("stall_seconds"), duration, "min"),
+        Measure("Stall share", lambda run: run.stall_share, percent, "min"),
+        Measure("Steps", lambda run: run.number("steps"), count),
+        Measure("Peak lr", peak_lr, lambda x: DASH if x is None else f"{x:.3g}"),
+    )
+
+
+def speed_up(run: Run, first: Run) -> float | None:
+    """How many times faster than the first run; None unless both are finished."""
+    seconds, reference = run.number("wall_seconds"), first.number("wall_seconds")
+    done = is_done(run) and is_done(first)
+    return reference / seconds if done and seconds and reference else None
+
+
+def is_done(run: Run) -> bool:
+    return run.status == "completed"
+
+
+def peak_lr(run: Run) -> float | None:
+    seen = [*run.metrics.pairs("lr", "lr")[0]]
+    seen += [p[key] for p in run.rows("phases") for key in ("lr_start", "lr_end") if p.get(key)]
+    return float(max(seen)) if seen else None
+
+
+def cells(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, bool]]]]:
+    """Name of the measure, and for every run its text and whether it is the best."""
+    return [(m.name, _cells(m, runs)) for m in measures(runs[0])]
+
+
+def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:
+    values = [measure.value(run) for run in runs]
+    texts = [measure.text(value) for value in values]
+    finished = [
+        value for value, run in zip(values, runs, strict=True) if value is not None and is_done(run)
+    ]
+    # No best where all look the same.
+    if measure.best is None or len(finished) < 2 or len(set(texts)) == 1:
+        return [(text, False) for text in texts]
+    best = measure.text({"max": max, "min": min}[measure.best](finished))
+    return [(text, text == best and is_done(run)) for text, run in zip(texts, runs, strict=True)]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """The runs' names; their folders where two have the same name. Unfinished ones are marked."""
+    names = [run.name for run in runs]
+    if max(Counter(names).values()) > 1:
+        parent = common_parent([run.folder for run in runs])
+        names = [os.path.relpath(run.folder.resolve(), parent) for run in runs]
+    return [
+        name if is_done(run) else f"{name} ({run.status})"
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def remarks(runs: Sequence[Run]) -> list[str]:
+    """What a reader must know before believing the table."""
+    said = []
+    open_runs = [
+        label for label, r in zip(labels(runs), runs, strict=True) if r.status == "running"
+    ]
+    if open_runs:
+        said.append(f"Still running, figures so far: {', '.join(open_runs)}.")
+    steps = [run.number("steps") or 0 for run in runs if is_done(run)]
+    if steps and max(steps) > 1.01 * min(steps):
+        said.append(
+            "The runs took different numbers of steps: a shorter run is faster for it, too."
+        )
+    if len({run.record.get("accuracy_on") for run in runs if run.number("accuracy")}) > 1:
+        said.append("Some accuracies are of the test set, others of the hold-out set.")
+    return said
+
+
+def differences(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
+    """The keys whose values differ, and the value in every config."""
+    flat = [_flat(config) for config in configs]
+    keys = dict.fromkeys(key for config in flat for key in config)
+    rows = [(key, [config.get(key, DASH) for config in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flat(value: object, at: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        parts = [(f"{at}.{key}" if at else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
+        parts = [(f"{at}[{i}]", part) for i, part in enumerate(value)]
+    else:
+        return {at: value if isinstance(value, str) else json.dumps(value, default=str)}
+    return {key: text for name, part in parts for key, text in _flat(part, name).items()}
+
+
+def common_parent(folders: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))

@@ -1,0 +1,129 @@
+"""Panels to draw in, in one style, and the SVG text that comes of them.
+
+    |<-------------------- WIDTH -------------------->|
+    | title                             - key - key   |  top        put_title
+    | +-----------------------------------------------|
+    | | heights[0]                                    |             draw_line
+    | +-----------------------------------------------|  gap
+    | | heights[1]                                    |
+    | +-----------------------------------------------|  bottom     to_svg: text for a page
+
+Margins are the same in every figure, so figures below one another line up. Figures are made through
+`Figure`, never pyplot, and styled inside one `rc_context`, so nothing outside sees them. Colours:
+Okabe and Ito, told apart by everybody.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from types import MappingProxyType
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from perfect.metrics import Column
+
+BLUE, ORANGE, GREEN, INK, MUTED, RULE = (
+    "#0072B2", "#D55E00", "#009E73", "#1f2933", "#66717e", "#c9d0d8",
+)  # fmt: skip
+WIDTH = 9.4
+MARGIN_LEFT, MARGIN_RIGHT = 0.52, 0.12  # inches: the same in all figures, so that they line up
+STYLE: Mapping[Any, Any] = MappingProxyType(  # Any: matplotlib's settings have every type
+    {
+        "svg.fonttype": "none", "svg.hashsalt": "perfect", "font.family": "sans-serif",
+        "font.size": 9.0, "text.color": INK, "text.usetex": False, "axes.edgecolor": RULE,
+        "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+        "axes.labelcolor": MUTED, "axes.labelsize": 9.0, "axes.grid": True, "axes.grid.axis": "y",
+        "axes.axisbelow": True, "grid.color": "#e4e8ec", "grid.linewidth": 0.7,
+        "xtick.color": RULE, "ytick.color": RULE, "xtick.labelcolor": MUTED,
+        "ytick.labelcolor": MUTED, "ytick.major.size": 0.0, "lines.linewidth": 1.6,
+        "lines.solid_capstyle": "round", "figure.facecolor": "none", "axes.facecolor": "none",
+        "savefig.facecolor": "none", "axes.xmargin": 0.0,
+    }
+)  # fmt: skip
+
+
+@contextmanager
+def panels(
+    heights: Sequence[float], gap: float = 0.0, top: float = 0.3, columns: int = 1
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of panels below one another (or `columns` abreast), in inches, in our style."""
+    bottom, between = 0.42, 0.22
+    height = sum(heights) + gap * (len(heights) - 1) + top + bottom
+    width = (WIDTH - MARGIN_LEFT - MARGIN_RIGHT - between * (columns - 1)) / columns
+    with matplotlib.rc_context(dict(STYLE)), warnings.catch_warnings():
+        # The reader's browser has the glyph, or shows its own box: no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(WIDTH, height))
+        axes, y = [], height - top
+        for tall in heights:
+            y -= tall
+            for column in range(columns):
+                x = MARGIN_LEFT + column * (width + between)
+                box = (x / WIDTH, y / height, width / WIDTH, tall / height)
+                axes.append(figure.add_axes(box))
+            y -= gap
+        for panel in axes[: -columns or None]:
+            panel.tick_params(labelbottom=False)
+        yield figure, axes
+
+
+def draw_line(
+    axes: Axes,
+    x: Column,
+    y: Column,
+    colour: str,
+    dots: bool = True,
+    dashes: tuple[float, ...] = (),
+) -> None:
+    line = axes.plot(x, y, color=colour)[0]
+    if dashes:
+        line.set_dashes(dashes)
+    if len(x) == 1 or (dots and len(x) <= 60):
+        line.set_marker("o")
+        line.set_markersize(3.2)
+
+
+def put_title(
+    axes: Axes, text: str, keys: Sequence[tuple[str, str]], above_labels: bool = False
+) -> None:
+    """Title and key in one line above the panel, each word in its curve's colour."""
+    lift = 19.0 if above_labels else 6.0
+    say(axes, 0.0, 1.0, text, (0, lift), fontweight="bold", va="bottom")
+    # Right-aligned, last key first: widths in a reader's font are not known here.
+    right = 0.0
+    for name, colour in reversed(keys):
+        swatch = "" if name.startswith(("◆", "not")) else "— "
+        say(axes, 1.0, 1.0, swatch + name, (-right, lift), color=colour, ha="right", va="bottom")
+        right += 5.1 * len(swatch + name) + 10
+
+
+def say(
+    axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any
+) -> None:
+    """Text at a place in fractions of the axes. Users' names are no mathematics: a $ is a $."""
+    axes.annotate(
+        text, (x, y), xytext=offset, xycoords="axes fraction", textcoords="offset points",
+        parse_math=False, annotation_clip=False, **how,
+    )  # fmt: skip
+
+
+def to_svg(figure: Figure, title: str) -> str:
+    """The figure as an <svg> element: as wide as its container, no prologue, no names that another
+    figure on the page has too, nothing that points outside."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": title}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style type=\"text/css\">.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    head = f'<svg role="img" aria-label="{escape(title)}" {box.group() if box else ""}>'
+    return head + text[text.index(">") + 1 :].strip()

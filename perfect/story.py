@@ -1,0 +1,106 @@
+"""What is drawn behind every curve of a run: its phases, shaded, and its switches.
+
+    pretrain, reuse 3     | finetune, fresh          labels, above the first panel
+    #######################                          the more reuse, the darker
+    #######################¦                         a dashed line: a switch, with its reason
+    0                    750                  1200
+
+The same story stands behind all figures of a run, on an axis of steps or of seconds. A phase ends
+where the next one begins; the end of the last phase is the run's end, and no switch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from perfect.metrics import Metrics
+from perfect.panels import BLUE, INK, MUTED, RULE, WIDTH, say
+from perfect.words import TIMES
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase, from step `start` to step `end`."""
+
+    name: str
+    reuse: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A switch, at a step."""
+
+    step: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is drawn behind every curve of a run."""
+
+    spans: Sequence[Span] = ()
+    marks: Sequence[Mark] = ()
+
+    @classmethod
+    def of(
+        cls,
+        phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+        switches: Sequence[Mapping[str, Any]],
+    ) -> "Story":
+        starts = [p["first_step"] for p in phases]
+        ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
+        spans = [
+            Span(str(phase["name"]), phase["reuse"], start, end)
+            for phase, start, end in zip(phases, starts, ends, strict=True)
+        ]
+        # The last phase's end enters no other: it is the run's end, and no switch.
+        entered = [s for s in switches if s.get("entered") is not None]
+        return cls(spans, [Mark(s["step"], f"switch: {s['reason']}") for s in entered])
+
+    def over_seconds(self, metrics: Metrics) -> "Story":
+        """The same on an axis of seconds."""
+        steps, seconds = metrics.pairs("step", "wall_seconds")
+
+        def when(step: float) -> float:
+            return float(np.interp(step, steps, seconds))
+
+        spans = [Span(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
+        return Story(spans, [Mark(when(m.step), m.text) for m in self.marks])
+
+    def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:
+        """Shades panels up to `end`; labels phases above the first, marks inside it."""
+        start, stop = 0.0, end if end > 0 else 1.0
+        for axes in below:
+            axes.set_xlim(start, stop)
+            for i, span in enumerate(self.spans):
+                shade = 0.0 if span.reuse <= 1 else min(0.02 + 0.022 * span.reuse, 0.18)
+                axes.axvspan(span.start, span.end, color=BLUE, alpha=shade, linewidth=0)
+                if i:
+                    axes.axvline(span.start, color=RULE, linewidth=0.8)
+            for mark in self.marks:
+                axes.axvline(mark.step, color=INK, linewidth=0.9, dashes=(3, 2))
+        if not below:
+            return
+        for span in self.spans:
+            room = (min(span.end, stop) - span.start) / stop * 72 * (WIDTH - 0.7)
+            told = (
+                f"{span.name}, {_reuse(span.reuse)}",
+                _reuse(span.reuse),
+                f"{TIMES}{span.reuse}",
+            )
+            label = next((t for t in told if 5.0 * len(t) + 4 < room), "")
+            say(below[0], span.start / stop, 1.0, label, (3, 4), color=MUTED, va="bottom")
+        for i, mark in enumerate(self.marks if mark_text else ()):
+            right = mark.step < 0.6 * stop
+            offset = (5 if right else -5, 5 + 12 * (i % 4))
+            side = "left" if right else "right"
+            say(below[0], mark.step / stop, 0.0, mark.text, offset, ha=side, va="bottom")
+
+
+def _reuse(times: int) -> str:
+    return "fresh" if times == 1 else f"reuse {times}"

@@ -1,0 +1,56 @@
+"""Numbers as a reader wants them: short, with a unit, a dash for what is not known.
+
+    percent 0.4051 -> 40.5 %        count    24000 -> 24,000      passes 14.4 -> 14.4
+    fewer   0.4    -> 40 % fewer    duration   150 -> 2.5 min     times  2.02 -> 2.02x
+
+The report, the comparison and the terminal say a number with the same words, so the same number
+looks the same wherever it stands.
+"""
+
+DASH = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    # + 0.0: no minus before a zero.
+    return DASH if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
+
+
+def count(number: float | None) -> str:
+    if number is None:
+        return DASH
+    return f"{number:,.0f}" if abs(number) >= 10_000 else f"{number:.0f}"
+
+
+def passes(number: float | None) -> str:
+    if number is None:
+        return DASH
+    return _round(number) if number >= 1 or not number else f"{number:.2g}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return DASH
+    if seconds < 120:
+        return f"{_round(seconds)} s"
+    if seconds < 7200:
+        return f"{_round(seconds / 60)} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+
+
+def times(ratio: float | None) -> str:
+    return DASH if ratio is None else f"{ratio:.2f}{TIMES}"
+
+
+def fewer(saved: float | None) -> str:
+    """Decodes saved, in words."""
+    if saved is None:
+        return "nothing served yet"
+    if abs(saved) < 0.0005:
+        return "no decodes saved"
+    return f"{_round(abs(100 * saved))} % {'fewer' if saved > 0 else 'more'} decodes"
+
+
+def _round(number: float) -> str:
+    """To one digit after the point, none if it is a zero."""
+    return f"{number:.1f}".removesuffix(".0")
