@@ -1,6 +1,6 @@
 """`python -m perfect.compare RUN_DIR RUN_DIR ...`: finished runs side by side, in one page.
 
-    RUN_DIR, RUN_DIR, ... --read_run--> Run, Run, ... --MEASURES--> the same table twice:
+    RUN_DIR, RUN_DIR, ... --read_run--> Run, Run, ... --measures--> the same table twice:
                                              |                      terminal and compare.html
                                              +--> accuracy over steps, decodes, seconds
 
@@ -23,11 +23,12 @@ from rich.text import Text
 
 from perfect.curves import accuracy_figure, line_style
 from perfect.errors import RunError
-from perfect.measures import cells, common_parent, differences, is_done, labels, remarks, speed_up
+from perfect.measures import cells, common_parent, differences, labels, remarks, speed_up
 from perfect.page import Html, note, page, plot, section, table
 from perfect.results import Run, read_run
 from perfect.words import DASH, percent, times
 
+Cell = TypeVar("Cell", str, Text)
 ABREAST = 5
 """More runs than these are rows instead of columns."""
 
@@ -80,7 +81,7 @@ table { width: auto } th, td { padding-right: 30px } td:first-child { white-spac
 
 def headline(runs: Sequence[Run]) -> str:
     """The last completed run against the first, in one sentence."""
-    done = [(run, name) for run, name in zip(runs, labels(runs), strict=True) if is_done(run)]
+    done = [(run, name) for run, name in zip(runs, labels(runs), strict=True) if run.completed]
     if len(done) < 2 or done[0][0] is not runs[0]:
         return f"{len(runs)} runs side by side."
     (first, reference), (last, name) = done[0], done[-1]
@@ -104,17 +105,21 @@ def _key(number: int, label: str) -> Html:
     return Html(f"<svg class=line viewBox='0 0 26 10'>{line}</svg>{escape(label)}")
 
 
+def _grid(
+    names: Sequence[Cell], rows: Sequence[tuple[Cell, Sequence[Cell]]]
+) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
+    """Head and body: a column a run, or a row a run if there are many."""
+    if len(names) <= ABREAST:
+        return [*names], [(name, *line) for name, line in rows]
+    body = [(name, *(line[i] for _, line in rows)) for i, name in enumerate(names)]
+    return [name for name, _ in rows], body
+
+
 def _side_by_side(
     names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], numbers: bool = True
 ) -> str:
-    """A column a run, or a row a run if there are many."""
-    if len(names) <= ABREAST:
-        body = [(name, *line) for name, line in rows]
-        words = (0,) if numbers else range(len(names) + 1)
-        return table(("", *names), body, words=words)
-    body = [(name, *(line[i] for _, line in rows)) for i, name in enumerate(names)]
-    words = (0,) if numbers else range(len(rows) + 1)
-    return table(("", *(name for name, _ in rows)), body, words=words)
+    head, body = _grid(names, rows)
+    return table(("", *head), body, words=(0,) if numbers else range(len(head) + 1))
 
 
 def terminal_table(runs: Sequence[Run]) -> Table:
@@ -124,11 +129,7 @@ def terminal_table(runs: Sequence[Run]) -> Table:
         (Text(name), [Text(text, style="bold" if best else "") for text, best in line])
         for name, line in cells(runs)
     ]
-    if len(runs) <= ABREAST:
-        head, body = names, [(name, *line) for name, line in rows]
-    else:
-        head = [name for name, _ in rows]
-        body = [(name, *(line[i] for _, line in rows)) for i, name in enumerate(names)]
+    head, body = _grid(names, rows)
     made = Table(box=None, pad_edge=False)
     made.add_column("")
     for name in head:

@@ -50,12 +50,8 @@ def measures(first: Run) -> tuple[Measure, ...]:
 def speed_up(run: Run, first: Run) -> float | None:
     """How many times faster than the first run; None unless both are finished."""
     seconds, reference = run.number("wall_seconds"), first.number("wall_seconds")
-    done = is_done(run) and is_done(first)
+    done = run.completed and first.completed
     return reference / seconds if done and seconds and reference else None
-
-
-def is_done(run: Run) -> bool:
-    return run.status == "completed"
 
 
 def peak_lr(run: Run) -> float | None:
@@ -73,13 +69,15 @@ def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:
     values = [measure.value(run) for run in runs]
     texts = [measure.text(value) for value in values]
     finished = [
-        value for value, run in zip(values, runs, strict=True) if value is not None and is_done(run)
+        value
+        for value, run in zip(values, runs, strict=True)
+        if value is not None and run.completed
     ]
     # No best where all look the same.
     if measure.best is None or len(finished) < 2 or len(set(texts)) == 1:
         return [(text, False) for text in texts]
     best = measure.text({"max": max, "min": min}[measure.best](finished))
-    return [(text, text == best and is_done(run)) for text, run in zip(texts, runs, strict=True)]
+    return [(text, text == best and run.completed) for text, run in zip(texts, runs, strict=True)]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -89,7 +87,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         parent = common_parent([run.folder for run in runs])
         names = [os.path.relpath(run.folder.resolve(), parent) for run in runs]
     return [
-        name if is_done(run) else f"{name} ({run.status})"
+        name if run.completed else f"{name} ({run.status})"
         for name, run in zip(names, runs, strict=True)
     ]
 
@@ -102,7 +100,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     ]
     if open_runs:
         said.append(f"Still running, figures so far: {', '.join(open_runs)}.")
-    steps = [run.number("steps") or 0 for run in runs if is_done(run)]
+    steps = [run.number("steps") or 0 for run in runs if run.completed]
     if steps and max(steps) > 1.01 * min(steps):
         said.append(
             "The runs took different numbers of steps: a shorter run is faster for it, too."

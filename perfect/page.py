@@ -4,8 +4,9 @@
       h1, lead
       section   h2, then any of: table, plot (a figure and its caption), note
 
-Text is escaped here, and only here, once: what a user wrote is text, and markup has the type `Html`
-or is made by one of these functions. What is empty leaves no heading behind.
+What a user may have written is escaped, once: these functions take text, and a table's cell is text
+unless it is `Html`; who makes an element of their own escapes what they put in. What is empty leaves
+no heading behind.
 """
 
 from collections.abc import Iterable, Sequence

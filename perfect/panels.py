@@ -103,9 +103,7 @@ def put_title(
         right += 5.1 * len(swatch + name) + 10
 
 
-def say(
-    axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any
-) -> None:
+def say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any) -> None:
     """Text at a place in fractions of the axes. Users' names are no mathematics: a $ is a $."""
     axes.annotate(
         text, (x, y), xytext=offset, xycoords="axes fraction", textcoords="offset points",

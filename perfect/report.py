@@ -72,7 +72,7 @@ def summary(run: Run) -> str:
         said = f"{percent(best)} best hold-out accuracy in {steps}"
     else:
         said = f"{steps} without a measured accuracy"
-    if run.status != "completed":
+    if not run.completed:
         said = f"{run.status}: {said}"
     parts = [said]
     if run.fresh_passes is not None and run.number("served_samples"):

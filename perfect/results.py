@@ -1,11 +1,11 @@
 """A run folder, read back: what came of a run, and the figures that follow from it.
 
-    RUN_DIR/run.json     --checked--> record  \\
-    RUN_DIR/metrics.csv  -----------> metrics  Run --> decodes, saved, stall_share, ...
+    RUN_DIR/run.json    --checked--> Run.record  --> decodes, saved, stall_share, ...
+    RUN_DIR/metrics.csv -----------> Run.metrics --> curves
 
-A `Run` is as far as the run got: a figure that it did not reach is None, and a folder that is no run,
-or damaged, is a RunError that says all that is wrong with it. Decodes saved are counted against
-decoding at every serve; those made twice (after a resume) count as work.
+A figure is None where the run did not get as far; a folder that is no run, or a damaged one, is a
+RunError that says all that is wrong. Decodes saved are counted against decoding at every serve;
+those made twice (after a resume) count as work.
 """
 
 import json
@@ -49,6 +49,10 @@ class Run:
     @property
     def status(self) -> str:
         return self.record["status"]
+
+    @property
+    def completed(self) -> bool:
+        return self.status == "completed"
 
     def number(self, key: str) -> float | None:
         value = self.record.get(key)

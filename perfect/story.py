@@ -2,7 +2,7 @@
 
     pretrain, reuse 3     | finetune, fresh          labels, above the first panel
     #######################                          the more reuse, the darker
-    #######################¦                         a dashed line: a switch, with its reason
+    #######################:                         a dashed line: a switch, with its reason
     0                    750                  1200
 
 The same story stands behind all figures of a run, on an axis of steps or of seconds. A phase ends

@@ -1,5 +1,6 @@
 """What goes wrong between a file and a batch reaches the consumer, and leaves no thread."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -353,38 +354,35 @@ def test_nothing_starts_before_the_first_batch_is_asked_for() -> None:
 
 
 def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> None:
-    """Sample 9 of the old pass is still being decoded when the new pass has filled every slot."""
-    held, reading = threading.Event(), threading.Event()
-    old_pass = [True]
+    """`next(iter(loader))` kept alive: its worker still decodes when the next pass has begun."""
+    held, reading, went_on = threading.Event(), threading.Event(), threading.Event()
+    old_worker: list[threading.Thread] = []
 
     def read(i: int) -> torch.Tensor:
-        if i == 9 and old_pass:
-            old_pass.clear()
+        if i == 9 and not old_worker:
+            old_worker.append(threading.current_thread())
             reading.set()
-            held.wait(10)
+            held.wait(1)  # a loader that waits here for its old worker to end is right, too
             return torch.tensor(-1)
+        if i == 10 and threading.current_thread() in old_worker:
+            went_on.set()
         return torch.tensor(i)
 
-    loader = ReuseLoader(Numbers(24, read), 4, 2, shuffle=False, workers=1)
+    loader = ReuseLoader(Numbers(24, read), 4, 2, buffer_batches=3, shuffle=False, workers=1)
     old = iter(loader)
     next(old)
     assert reading.wait(10)
-    new = iter(loader)
-    if next_or_error(new) is None:  # refusing a second iterator would do as well
-        held.set()
-        old.close()
-        return
+    new, served = iter(loader), []
+    with contextlib.suppress(LoaderError):  # refusing a second iterator is right, too
+        for batch in new:
+            served += batch.tolist()
+            if 9 in served and not held.is_set():
+                held.set()
+                while not went_on.wait(0.05) and old_worker[0].is_alive():
+                    pass
     held.set()
-    served = [i for batch in new for i in batch.tolist()]
     old.close()
     assert -1 not in served
-
-
-def next_or_error(iterator: Iterator[Any]) -> Any:
-    try:
-        return next(iterator)
-    except LoaderError:
-        return None
 
 
 # ---- the pool itself: waiting, back-pressure ----------------------------------------------------

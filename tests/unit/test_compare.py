@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from perfect.compare import ABREAST, curve, differences, line_style, main
-from perfect.report import read_run
+from perfect.compare import ABREAST, main
+from perfect.curves import line_style
+from perfect.measures import differences
 
 BASE: dict[str, Any] = {
     "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
@@ -241,22 +241,6 @@ def test_differences_tell_a_missing_key_from_null_and_true_from_one() -> None:
 # ---- curves -------------------------------------------------------------------------------------
 
 
-def test_accuracy_over_decodes_is_read_off_between_the_rows_around_it(tmp_path: Path) -> None:
-    run = read_run(make_run(tmp_path / "a"))
-    drawn = curve(run, "decoded", "decoded_samples")
-    np.testing.assert_array_equal(drawn.x, [6000, 8000])
-    np.testing.assert_array_equal(drawn.y, [0.5, 0.9])
-    assert drawn.end == (24_000, 0.91)
-    np.testing.assert_array_equal(curve(run, "wall_seconds", "wall_seconds").x, [30, 90])
-
-
-def test_accuracy_before_the_first_counter_is_read_off_from_the_start(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a")
-    text = "step,wall_seconds,decoded,val_accuracy\n200,10,,0.3\n400,20,4000,\n"
-    (folder / "metrics.csv").write_text(text, encoding="utf-8")
-    np.testing.assert_array_equal(curve(read_run(folder), "decoded", "steps").x, [2000])
-
-
 def test_a_run_has_one_colour_in_the_table_and_in_all_three_panels(two: list[str]) -> None:
     page = compared(*two)
     assert page.tags.count("figure") == 1
@@ -268,10 +252,6 @@ def test_a_run_has_one_colour_in_the_table_and_in_all_three_panels(two: list[str
         # A line and a diamond a panel.
         assert len(re.findall(rf'style="fill: none; stroke: {colour}', figure, re.I)) == 3
         assert len(re.findall(rf"fill: {colour}", figure, re.I)) >= 3
-
-
-def test_28_runs_are_drawn_in_28_ways() -> None:
-    assert len({line_style(number) for number in range(28)}) == 28
 
 
 def test_runs_without_validation_and_test_are_compared_without_curves(tmp_path: Path) -> None:
