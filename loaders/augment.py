@@ -143,7 +143,7 @@ class Cutout:
         rows = _window(images, draws.integers(0, height), height, self.size)
         columns = _window(images, draws.integers(0, width), width, self.size)
         inside = rows[:, None, :, None] & columns[:, None, None, :]
-        return images.masked_fill(inside, 0)
+        return images.masked_fill_(inside, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ LoaderError
   DecodeError       a sample that cannot be read (names the file and the reason)
   SampleShapeError  samples that do not fit one slot size
   StateError        a saved state of another data set or seed
+  PassEnded         an iterator that another one has replaced
 """
 
 
@@ -26,3 +27,7 @@ class SampleShapeError(LoaderError):
 
 class StateError(LoaderError):
     """A saved state that belongs to another data set, seed or shape."""
+
+
+class PassEnded(LoaderError):
+    """An iterator was asked for more after the loader had begun another pass."""

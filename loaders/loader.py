@@ -125,8 +125,9 @@ class ReuseLoader:
         self._next = Serving(reuse, reaugment, batch_size)
         self._running = self._next
         self._slab: Slab | None = None
+        self._pool: DecodePool | None = None
         self._stats = LoaderStats()
-        self._check()
+        self._check(self._next)
 
     # ---- what a training loop uses --------------------------------------------------------------
 
@@ -166,13 +167,14 @@ class ReuseLoader:
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
     ) -> None:
         """Serve each sample `reuse` times from the next pass on."""
-        self._next = replace(
+        serving = replace(
             self._next,
             reuse=reuse,
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
-        self._check()
+        self._check(serving)
+        self._next = serving
 
     def limit_pass(self, batches: int | None) -> None:
         """End passes after `batches` batches (None: serve them whole), from the next pass on."""
@@ -284,7 +286,9 @@ class ReuseLoader:
                 slab.write(slot, self.dataset[sample_id], sample_id)
 
         first, decoded_before = self._served_batches, self._stats.decoded
-        pool = DecodePool(decode, jobs, slots=slab.slots, workers=self.workers)
+        if self._pool is not None:
+            self._pool.close()  # an iterator that was left open: its workers share the slab
+        self._pool = pool = DecodePool(decode, jobs, slots=slab.slots, workers=self.workers)
         try:
             with pool:
                 for index, serve in zip(range(first, batches), order, strict=False):
@@ -353,10 +357,10 @@ class ReuseLoader:
 
     # ---- arguments ------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, serving: Serving) -> None:
         for name, value in (
-            ("reuse", self.reuse),
-            ("batch_size", self.batch_size),
+            ("reuse", serving.reuse),
+            ("batch_size", serving.batch_size),
             ("buffer_batches", self.buffer_batches),
             ("workers", self.workers),
         ):
@@ -371,9 +375,9 @@ class ReuseLoader:
             )
         if len(self.dataset) == 0:
             raise SourceError("the data set is empty: there is nothing to serve")
-        if self.batch_size > len(self.dataset):
+        if serving.batch_size > len(self.dataset):
             raise ValueError(
-                f"batch_size {self.batch_size} is larger than the data set ({len(self.dataset)}"
+                f"batch_size {serving.batch_size} is larger than the data set ({len(self.dataset)}"
                 " samples): lower batch_size"
             )
 

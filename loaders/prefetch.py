@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from loaders.errors import PassEnded
+
 JOIN_SECONDS = 10.0
 NO_SLOT = -1
 
@@ -61,12 +63,16 @@ class DecodePool:
     def wait(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The slots of `positions`, once all of them are decoded. Called by the consumer."""
         with self._changed:
-            if not self._error and not self._ready[positions].all():
+            if not self._answerable(positions):
                 started = self._clock()
-                self._changed.wait_for(lambda: self._error or bool(self._ready[positions].all()))
+                self._changed.wait_for(lambda: self._answerable(positions))
                 self.stall_seconds += self._clock() - started
             if self._error:
                 raise self._error
+            if self._stopping:
+                raise PassEnded(
+                    "this pass has ended: the loader began another one; use one iterator at a time"
+                )
             return self._slot_of[positions]
 
     def release(self, positions: NDArray[np.int64]) -> None:
@@ -112,6 +118,9 @@ class DecodePool:
             self._next += 1
             self._slot_of[position] = slot
             return position, slot
+
+    def _answerable(self, positions: NDArray[np.int64]) -> bool:
+        return self._stopping or self._error is not None or bool(self._ready[positions].all())
 
     @property
     def _done(self) -> bool:

@@ -5,6 +5,7 @@ Complete and flat: what a YAML leaves out takes the default written here, and th
 """
 
 import difflib
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,12 +24,23 @@ def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
-Rate = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+Number = Annotated[float, Field(strict=True)]  # a whole number will do, text and true will not
+Rate = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Weight = Annotated[Number, Field(ge=0)]
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def changed(section: Section) -> set[str]:
+    """The keys that differ from their defaults: a complete dump says no more than its original."""
+    return {
+        name
+        for name, field in type(section).model_fields.items()
+        if getattr(section, name) != field.get_default(call_default_factory=True)
+    }
 
 
 class NamedOrOwn(Section):
@@ -45,7 +57,7 @@ class NamedOrOwn(Section):
         if self.class_path is None and self.init_args:
             raise ValueError("init_args has no effect without class_path")
         if self.class_path is not None:
-            own = self.model_fields_set - {"class_path", "init_args", "name"}
+            own = changed(self) - {"class_path", "init_args"}
             if own:
                 raise ValueError(f"{', '.join(sorted(own))}: no effect beside class_path")
         return self
@@ -89,7 +101,7 @@ class PadCropConfig(Section):
 
 class FlipConfig(Section):
     name: Literal["flip"]
-    p: Annotated[float, Field(gt=0, le=1)] = 0.5
+    p: Annotated[Number, Field(gt=0, le=1)] = 0.5
 
 
 class CutoutConfig(Section):
@@ -100,7 +112,7 @@ class CutoutConfig(Section):
 class RandomResizedCropConfig(Section):
     name: Literal["random_resized_crop"]
     size: Count
-    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
+    min_scale: Annotated[Number, Field(gt=0, le=1)] = 0.08
 
 
 AugmentConfig = Annotated[
@@ -127,20 +139,20 @@ class OptimizerConfig(Section):
     lr: Rate = 0.1
     momentum: Share = 0.9
     nesterov: Flag = False
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
+    weight_decay: Weight = 5e-4
 
 
 class ScheduleConfig(Section):
     kind: Kind
     lr: Rate
-    final: Annotated[float, Field(ge=0)] = 0.0
+    final: Weight = 0.0
     warmup: Share = 0.0
-    ramp: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    part: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    ramp: Annotated[Number, Field(gt=0, lt=1)] = 0.3
+    part: Annotated[list[Number], Field(min_length=2, max_length=2)] = [0.0, 1.0]
 
     @model_validator(mode="after")
     def _effective(self) -> "ScheduleConfig":
-        given = self.model_fields_set
+        given = changed(self)
         if self.kind == "constant" and "final" in given:
             raise ValueError("final has no effect: a constant rate ends where it began")
         if self.kind != "onecycle" and "ramp" in given:
@@ -160,7 +172,7 @@ class PhaseConfig(Section):
     reaugment: Flag = True
     batch_size: Count | None = None
     lr: ScheduleConfig | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    weight_decay: Weight | None = None
     ema: Flag = False
     reset_optimizer: Flag = False
 
@@ -201,7 +213,7 @@ SwitchConfig = Annotated[FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discr
 
 
 class EmaConfig(Section):
-    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    decay: Annotated[Number, Field(gt=0, lt=1)] = 0.999
 
 
 class TrainerConfig(Section):
@@ -236,16 +248,25 @@ class RunConfig(Section):
     """Beside metrics.csv, which is always written; csv: Lightning's own CSV files too."""
     checkpoint: CheckpointConfig = CheckpointConfig()
 
-    @model_validator(mode="after")
-    def _no_idle_options(self) -> "RunConfig":
-        if "ema" in self.model_fields_set and not any(p.ema for p in self.phases):
-            raise ValueError("ema has no effect: no phase has ema: true")
-        if self.model.class_path is not None:
-            idle = {"task", "optimizer"} & self.model_fields_set
-            if idle:
-                names = " and ".join(sorted(idle))
-                raise ValueError(f"{names}: no effect, the module {self.model.class_path} decides")
-        return self
+
+def idle_sections(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Sections that would have no effect, told from plain data that may have other problems."""
+
+    def says_something(name: str, section: type[Section]) -> bool:
+        given = raw.get(name)
+        default = section().model_dump(mode="json")
+        return isinstance(given, dict) and default | given != default
+
+    phases, model = raw.get("phases"), raw.get("model")
+    averaged = isinstance(phases, list) and any(
+        isinstance(phase, dict) and phase.get("ema") is True for phase in phases
+    )
+    if isinstance(phases, list) and not averaged and says_something("ema", EmaConfig):
+        yield "ema", "has no effect: no phase has ema: true"
+    if isinstance(model, dict) and model.get("class_path") is not None:
+        for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
+            if says_something(name, section):
+                yield name, f"has no effect: {model['class_path']} decides this"
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ run.json     what came of it                report.html  the same for the eye
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ class RunFolder:
 
     def open(self, config: dict[str, Any]) -> State:
         """Whether this configuration may run here, and how far it is."""
-        if not self.path.exists() or not any(self.path.iterdir()):
+        half_begun = {self.config.with_suffix(".part").name}
+        if not self.path.exists() or {entry.name for entry in self.path.iterdir()} <= half_begun:
             return "new"
         if not self.config.exists():
             raise FolderError(
@@ -50,8 +52,11 @@ class RunFolder:
     @rank_zero_only
     def begin(self, config: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        self.config.write_text(text, encoding="utf-8")
+        if not self.config.exists():
+            part = self.config.with_suffix(".part")
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self.config)  # whole or not there: a kill must not lock the run out
 
     def checkpoint_step(self) -> int | None:
         """Optimizer steps behind the newest checkpoint, None without one."""

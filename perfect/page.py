@@ -4,9 +4,9 @@
       h1, lead
       section   h2, then any of: table, plot (a figure and its caption), note
 
-What a user may have written is escaped, once: these functions take text, and a table's cell is text
-unless it is `Html`; who makes an element of their own escapes what they put in. What is empty leaves
-no heading behind.
+What a user may have written is escaped, once: these functions take text, and a table's cell is
+text unless it is `Html`; who makes an element of their own escapes what they put in. What is empty
+leaves no heading behind.
 """
 
 from collections.abc import Iterable, Sequence

@@ -195,7 +195,7 @@ class PhasePolicy:
                 self._fired = self._fired or verdict.fired
             else:
                 self.detector.changed()
-        look = Look(self.phase.name, constant, seen, verdict)
+        look = Look(self.phase.name, self.phase.reuse, constant, seen, verdict)
         self.trace.append(look)
         return look
 

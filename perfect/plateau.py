@@ -50,6 +50,7 @@ class Look:
     """One observation in its circumstances, and what was made of it."""
 
     phase: str
+    reuse: int
     constant_lr: bool
     seen: Observation
     verdict: Verdict | None
@@ -156,7 +157,8 @@ class PlateauDetector:
 
 def look_from_dict(look: dict[str, Any]) -> Look:
     verdict = Verdict(**look["verdict"]) if look["verdict"] else None
-    return Look(look["phase"], look["constant_lr"], Observation(**look["seen"]), verdict)
+    seen = Observation(**look["seen"])
+    return Look(look["phase"], look["reuse"], look["constant_lr"], seen, verdict)
 
 
 def replay(trace: Sequence[Look], rule: PlateauRule) -> list[Verdict]:
@@ -166,6 +168,6 @@ def replay(trace: Sequence[Look], rule: PlateauRule) -> list[Verdict]:
         if phase not in (None, look.phase) or not look.constant_lr:
             detector.changed()
         phase = look.phase
-        if look.constant_lr:
+        if look.constant_lr and look.reuse > 1:
             verdicts.append(detector.observe(look.seen))
     return verdicts

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfect.config import RunConfig, unknown
+from perfect.config import RunConfig, idle_sections, unknown
 from perfect.errors import ConfigError
 
 Path_ = tuple[str | int, ...]
@@ -58,10 +58,11 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
     problems: list[str] = []
     source = Source(str(path), lines)
     data = _construct(node, (), lines, source, problems)
+    problems += [source.at((name,), reason) for name, reason in idle_sections(data)]
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        problems += [_sentence(e, source) for e in error.errors()]
+        problems += [_sentence(e, source) for e in error.errors() if not _reported(e["input"])]
     else:
         if not problems:
             return config, source
@@ -71,6 +72,10 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
 def _line(problem: str) -> int:
     found = re.search(r":(\d+): ", problem)
     return int(found.group(1)) if found else 0
+
+
+UNREADABLE = "\0"
+"""Stands for a value that was reported already, so that the schema does not report it again."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,8 +99,12 @@ def _construct(
             for n, item in enumerate(node.value)
         ]
     if not isinstance(node, yaml.MappingNode):
-        loader = _Loader("")
-        return loader.construct_object(node, deep=True)
+        try:
+            return _Loader("").construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError):
+            text = node.value if isinstance(node, yaml.ScalarNode) else ""
+            problems.append(source.at(path, f"'{text}' with tag {node.tag} is no plain value"))
+            return UNREADABLE
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)
@@ -107,6 +116,10 @@ def _construct(
         lines[here] = line
         mapping[key] = _construct(value_node, here, lines, source, problems)
     return mapping
+
+
+def _reported(given: Any) -> bool:
+    return given == UNREADABLE or (isinstance(given, dict) and UNREADABLE in given.values())
 
 
 def _sentence(error: Any, source: Source) -> str:

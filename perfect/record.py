@@ -58,10 +58,11 @@ class RunLog(Logger):
         """Go on after `step` optimizer steps: later rows are of work that was lost."""
         if not self.path.exists():
             return
-        with self.path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [{k: float(v) for k, v in row.items() if v} for row in reader]
-            self._columns = list(reader.fieldnames or FIRST_COLUMNS)
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]  # a kill may have torn the last row
+        reader = csv.DictReader(whole.splitlines())
+        rows = [{k: float(v) for k, v in row.items() if v} for row in reader]
+        self._columns = list(reader.fieldnames or FIRST_COLUMNS)
         self.rows = [row for row in rows if row["step"] < step]
         self._before = self.rows[-1]["wall_seconds"] if self.rows else 0.0
         self._started = self._clock()

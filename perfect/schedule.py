@@ -33,8 +33,7 @@ class Schedule:
 
     def at(self, fraction: float) -> float:
         """The learning rate when `fraction` (0 to 1) of the phase is done."""
-        begin, end = self.part
-        where = begin + (end - begin) * min(max(fraction, 0.0), 1.0)
+        where = self._where(fraction)
         if self.kind == "onecycle":
             return self._onecycle(where)
         if where < self.warmup:
@@ -53,7 +52,12 @@ class Schedule:
 
     def is_constant_at(self, fraction: float) -> bool:
         """Whether a plateau seen here is the model's and not the schedule's."""
-        return self.kind == "constant" and fraction >= self.warmup
+        return self.kind == "constant" and self._where(fraction) >= self.warmup
+
+    def _where(self, fraction: float) -> float:
+        """The place on the whole curve of which the phase walks through a part."""
+        begin, end = self.part
+        return begin + (end - begin) * min(max(fraction, 0.0), 1.0)
 
     def _onecycle(self, where: float) -> float:
         start = self.lr * ONECYCLE_START

@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(
     assert read_run(folder)["status"] == "completed"
 
 
-OWN_CODE = '''
+OWN_CODE = """
 import lightning as L, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -248,7 +248,7 @@ class MyModule(L.LightningModule):
     def configure_optimizers(self):
         assert self.trainer.estimated_stepping_batches == 24 + 8, "honest for schedulers"
         return torch.optim.SGD(self.parameters(), lr=0.1)
-'''
+"""
 
 
 def test_own_module_and_own_data_run_from_the_yaml(

@@ -1,6 +1,6 @@
 """What test_ddp.py runs in two processes: a plateau run; each rank tells what it saw.
 
-    python two_ranks.py FOLDER
+python two_ranks.py FOLDER
 """
 
 import json

@@ -409,7 +409,7 @@ def test_a_trace_replays_with_another_rule() -> None:
 
 def test_a_replay_does_not_look_into_passes_of_a_changing_rate() -> None:
     looks = [
-        Look("pretrain", constant, Observation(float(t), 0.6), None)
+        Look("pretrain", 3, constant, Observation(float(t), 0.6), None)
         for t, constant in enumerate([True] * 14 + [False] + [True] * 30)
     ]
     verdicts = replay(looks, RULE)

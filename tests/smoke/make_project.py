@@ -1,6 +1,6 @@
 """A user's project in a folder: a few pictures and a YAML. Used by .ci/run on the installed wheel.
 
-    python make_project.py FOLDER
+python make_project.py FOLDER
 """
 
 import sys
