@@ -1,6 +1,6 @@
-"""An existing LightningModule and data set, with reuse plugged in: the three lines marked `# perfect`.
+"""An existing LightningModule and data set, with reuse plugged in: the lines marked `# perfect`.
 
-    python examples/plug_into_lightning.py      (seconds, no data needed)
+python examples/plug_into_lightning.py      (seconds, no data needed)
 """
 
 import lightning as L
@@ -51,8 +51,8 @@ def main() -> None:
     trainer.fit(Classifier(), loader)
     stats = loader.stats
     print(
-        f"loss {float(trainer.callback_metrics['train_loss']):.3f} after {trainer.global_step} steps:"
-        f" {stats.decoded} decodes for {stats.served} samples served"
+        f"loss {float(trainer.callback_metrics['train_loss']):.3f} after"
+        f" {trainer.global_step} steps: {stats.decoded} decodes for {stats.served} samples served"
     )
 
 

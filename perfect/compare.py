@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from perfect.curves import accuracy_figure, line_style
 from perfect.errors import RunError
-from perfect.measures import cells, common_parent, differences, labels, remarks, speed_up
-from perfect.page import Html, note, page, plot, section, table
-from perfect.results import Run, read_run
-from perfect.words import DASH, percent, times
+from perfect.report.curves import accuracy_figure, line_style
+from perfect.report.measures import cells, common_parent, differences, labels, remarks, speed_up
+from perfect.report.page import Html, note, page, plot, section, table
+from perfect.report.results import Run, read_run
+from perfect.report.words import DASH, percent, times
 
 Cell = TypeVar("Cell", str, Text)
 ABREAST = 5

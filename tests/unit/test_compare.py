@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from perfect.compare import ABREAST, main
-from perfect.curves import line_style
-from perfect.measures import differences
+from perfect.report.curves import line_style
+from perfect.report.measures import differences
 
 BASE: dict[str, Any] = {
     "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
-    "wall_seconds": 100.0, "train_seconds": 80.0, "stall_seconds": 40.0,
+    "wall_seconds": 100.0, "stall_seconds": 40.0,
     "decoded_samples": 24_000, "extra_decodes": 0, "served_samples": 24_000, "fresh_passes": 24.0,
     "train_samples": 1000, "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 1}]},
 }  # fmt: skip
 REUSE: dict[str, Any] = {
-    "accuracy": 0.905, "wall_seconds": 50.0, "train_seconds": 40.0, "stall_seconds": 2.0,
+    "accuracy": 0.905, "wall_seconds": 50.0, "stall_seconds": 2.0,
     "decoded_samples": 14_400, "fresh_passes": 14.4,
     "config": {"loader": {"batch_size": 20}, "phases": [{"reuse": 3}, {"reuse": 1}]},
 }  # fmt: skip
@@ -112,7 +112,7 @@ FIGURES = {
     "Fresh passes": ["24", "14.4"],
     "Served": ["24,000", "24,000"],
     "Stall": ["40 s", "2 s"],
-    "Stall share": ["50.0 %", "5.0 %"],
+    "Stall share": ["40.0 %", "4.0 %"],
     "Steps": ["1200", "1200"],
     "Peak lr": ["0.25", "0.25"],
 }

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfect.metrics import Metrics, rates, read_metrics
-from perfect.plots import input_pipeline
-from perfect.story import Story
+from perfect.report.metrics import Metrics, rates, read_metrics
+from perfect.report.plots import input_pipeline
+from perfect.report.story import Story
 
 TEXT = """step,wall_seconds,decoded,served,stall_seconds,val_accuracy
 100,10,1000,3000,1,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from perfect.metrics import Column
-from perfect.panels import BLUE, GREEN, ORANGE, draw_line, panels, put_title, to_svg
-from perfect.results import Run
+from perfect.report.metrics import Column
+from perfect.report.panels import BLUE, GREEN, ORANGE, draw_line, panels, put_title, to_svg
+from perfect.report.results import Run
 
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
 DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2))

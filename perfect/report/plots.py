@@ -17,9 +17,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from perfect.metrics import Column, Metrics, rates
-from perfect.panels import BLUE, GREEN, INK, ORANGE, RULE, draw_line, panels, put_title, to_svg
-from perfect.story import Story
+from perfect.report.metrics import Column, Metrics, rates
+from perfect.report.panels import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    RULE,
+    draw_line,
+    panels,
+    put_title,
+    to_svg,
+)
+from perfect.report.story import Story
 
 
 def learning_curves(

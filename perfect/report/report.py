@@ -14,12 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from perfect import plots
-from perfect.page import note, page, plot, section, table
-from perfect.plots import Slopes
-from perfect.results import Run, read_run
-from perfect.story import Story
-from perfect.words import DASH, count, duration, fewer, passes, percent
+from perfect.report import plots
+from perfect.report.page import note, page, plot, section, table
+from perfect.report.plots import Slopes
+from perfect.report.results import Run, read_run
+from perfect.report.story import Story
+from perfect.report.words import DASH, count, duration, fewer, passes, percent
 
 
 def write_report(run_dir: Path) -> Path:
@@ -85,7 +85,7 @@ def summary(run: Run) -> str:
         )
     if run.stall_share is not None:
         stall = duration(run.number("stall_seconds"))
-        parts.append(f"{stall} of {duration(run.busy_seconds)} waiting for decoding")
+        parts.append(f"{stall} of {duration(run.number('wall_seconds'))} waiting for decoding")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from perfect.metrics import Metrics
-from perfect.panels import BLUE, INK, MUTED, RULE, WIDTH, say
-from perfect.words import TIMES
+from perfect.report.metrics import Metrics
+from perfect.report.panels import BLUE, INK, MUTED, RULE, WIDTH, say
+from perfect.report.words import TIMES
 
 
 @dataclass(frozen=True, slots=True)

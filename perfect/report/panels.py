@@ -26,7 +26,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perfect.metrics import Column
+from perfect.report.metrics import Column
 
 BLUE, ORANGE, GREEN, INK, MUTED, RULE = (
     "#0072B2", "#D55E00", "#009E73", "#1f2933", "#66717e", "#c9d0d8",

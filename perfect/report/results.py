@@ -17,14 +17,14 @@ from types import MappingProxyType
 from typing import Any, final
 
 from perfect.errors import RunError
-from perfect.metrics import Metrics, read_metrics
+from perfect.report.metrics import Metrics, read_metrics
 
 STATUSES = ("completed", "running", "interrupted", "failed")
 KINDS = MappingProxyType({"number": (int, float), "list": (list,), "mapping": (dict,)})
 SHAPE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("accuracy", "best_accuracy", "steps", "wall_seconds", "train_seconds",
+            ("accuracy", "best_accuracy", "steps", "wall_seconds",
              "stall_seconds", "serve_seconds", "decoded_samples", "extra_decodes",
              "served_samples", "buffer_bytes", "fresh_passes", "train_samples"), "number"),
         **dict.fromkeys(("phases", "switches", "trace", "resumed_at"), "list"),
@@ -87,14 +87,9 @@ class Run:
         return samples / size if samples is not None and size else None
 
     @property
-    def busy_seconds(self) -> float | None:
-        """The training itself: what the stall is a share of."""
-        return self.number("train_seconds") or self.number("wall_seconds")
-
-    @property
     def stall_share(self) -> float | None:
-        stall, busy = self.number("stall_seconds"), self.busy_seconds
-        return stall / busy if stall is not None and busy else None
+        stall, wall = self.number("stall_seconds"), self.number("wall_seconds")
+        return stall / wall if stall is not None and wall else None
 
 
 def read_run(folder: Path) -> Run:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perfect.results import Run
-from perfect.words import DASH, count, duration, passes, percent, times
+from perfect.report.results import Run
+from perfect.report.words import DASH, count, duration, passes, percent, times
 
 
 @dataclass(frozen=True, slots=True)
