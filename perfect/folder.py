@@ -7,6 +7,7 @@ run.json     what came of it                report.html  the same for the eye
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,8 +63,13 @@ class RunFolder:
         """Optimizer steps behind the newest checkpoint, None without one."""
         if not self.checkpoint.exists():
             return None
-        saved = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)
-        return int(saved["global_step"])
+        try:
+            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)
+            return int(saved["global_step"])
+        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise FolderError(
+                f"{self.checkpoint} is damaged ({error}): delete it to start this run anew"
+            ) from error
 
     def resumed_at(self, step: int | None) -> list[int]:
         before = list(self.read().get("resumed_at", []))

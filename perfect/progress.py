@@ -58,6 +58,10 @@ class RunProgress(L.Callback):
         if self._bar is None and trainer.is_global_zero and not trainer.sanity_checking:
             self._console.print(self._line(trainer), highlight=False)
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bar is None and trainer.is_global_zero and not trainer.enable_validation:
+            self._console.print(self._line(trainer), highlight=False)
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._stop()
 

@@ -220,6 +220,42 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(
     assert read_run(folder)["status"] == "completed"
 
 
+def test_a_logger_that_is_not_installed_is_refused(
+    train: Train,
+    recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("perfect.build.run.find_spec", lambda name: None)
+    recipe["loggers"] = ["wandb"]
+    code, folder = train(recipe)
+    assert code == 2
+    assert "loggers: 'wandb' is not installed: pip install wandb" in capfd.readouterr().err
+    assert not folder.exists()
+
+
+def test_tensorboard_and_lightning_s_csv_are_written_on_request(
+    train: Train, recipe: Recipe
+) -> None:
+    recipe["loggers"] = ["csv", "tensorboard"]
+    code, folder = train(recipe)
+    assert code == 0
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((folder / "lightning_csv").rglob("metrics.csv"))
+
+
+def test_a_damaged_checkpoint_is_refused_and_left_alone(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe["phases"][1]["lr"] = {"kind": "constant", "lr": 1e30}
+    _, folder = train(recipe)
+    (folder / "last.ckpt").write_bytes(b"not a checkpoint")
+    code, _ = train(recipe)
+    assert code == 2
+    assert "last.ckpt is damaged" in capfd.readouterr().err
+    assert (folder / "last.ckpt").read_bytes() == b"not a checkpoint"
+
+
 OWN_CODE = """
 import lightning as L, torch
 from torch import nn
