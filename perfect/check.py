@@ -7,7 +7,7 @@ from rich.table import Table
 
 from loaders.reuse import batches_per_pass
 from loaders.storage import Slab
-from perfect.build import build_data, build_module, build_phases
+from perfect.assembly import build_data, build_module, build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from loaders import LoaderError
-from perfect.build import build_data, build_module, build_phase_switch, build_trainer
+from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer
 from perfect.callback import PhaseSwitch
 from perfect.check import print_plan
 from perfect.config import RunConfig, dump_config

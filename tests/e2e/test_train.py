@@ -226,7 +226,7 @@ def test_a_logger_that_is_not_installed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("perfect.build.run.find_spec", lambda name: None)
+    monkeypatch.setattr("perfect.assembly.run.find_spec", lambda name: None)
     recipe["loggers"] = ["wandb"]
     code, folder = train(recipe)
     assert code == 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perfect.build import build_phases
+from perfect.assembly import build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.errors import ConfigError
 from perfect.reader import read_config

@@ -1,0 +1,208 @@
+"""config.data, config.augment, config.loader -> what a run learns from and is judged by.
+
+pictures -> train part -> ReuseLoader(augment)          hold-out, test -> ReuseLoader(reuse=1)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from loaders import LoaderError, ReuseLoader
+from loaders.augment import Augmentation, Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop
+from loaders.sources import PictureArrays, PictureFiles, cifar10, picture_folder
+from perfect.assembly.own_class import load_class
+from perfect.config import AugmentConfig, CutoutConfig, FlipConfig, PadCropConfig, RunConfig
+from perfect.errors import BuildError
+
+EVALUATION_IN_MEMORY = 512 << 20
+"""Hold-out and test pictures up to so many bytes are decoded once and kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a run learns from and is judged by."""
+
+    train: ReuseLoader
+    holdout: ReuseLoader | None
+    test: ReuseLoader | None
+    num_classes: int | None
+    datamodule: L.LightningDataModule | None = None
+
+
+def build_data(config: RunConfig) -> Data:
+    if config.data.class_path is not None:
+        return _own_data(config)
+    root = Path(config.data.root)
+    try:
+        if config.data.name == "cifar10":
+            train, test = cifar10(root, train=True), cifar10(root, train=False)
+        else:
+            size = config.data.picture_size or 0
+            train = picture_folder(root / "train", size)
+            test = picture_folder(root / "val", size)
+            if test.classes != train.classes:
+                odd = sorted(set(test.classes) ^ set(train.classes))
+                raise LoaderError(
+                    f"train and val under {root} hold different classes ({', '.join(odd[:5])}):"
+                    " give both the same folders"
+                )
+    except LoaderError as error:
+        raise BuildError("data.root", str(error)) from error
+    learned, held = split_holdout(train.labels, config.data.holdout, config.seed)
+    if config.data.train_samples is not None:
+        if config.data.train_samples > len(learned):
+            raise BuildError(
+                "data.train_samples",
+                f"{config.data.train_samples} asked for, {len(learned)} are there",
+            )
+        learned = split_holdout(
+            np.asarray(train.labels)[learned], config.data.train_samples, config.seed
+        )[1]
+        learned = np.sort(learned)
+    pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
+    return Data(
+        train=_train_loader(config, Subset(cast(Any, train), learned.tolist())),
+        holdout=_evaluation_loader(config, train, held.tolist(), pixels) if len(held) else None,
+        test=_evaluation_loader(config, test, range(len(test)), pixels),
+        num_classes=len(train.classes),
+    )
+
+
+def split_holdout(
+    labels: Sequence[int] | np.ndarray, holdout: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids to train on and ids held out, the latter from every class alike."""
+    labels = np.asarray(labels)
+    if holdout >= len(labels):
+        raise BuildError(
+            "data.holdout", f"{holdout} of {len(labels)} training samples would leave none to learn"
+        )
+    order = np.random.default_rng(np.random.SeedSequence((seed, 7))).permutation(len(labels))
+    # Rank of each sample within its class, in the shuffled order: take the lowest ranks.
+    rank = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        rank[members] = np.arange(len(members))
+    by_rank = order[np.argsort(rank[order], kind="stable")]
+    return np.sort(by_rank[holdout:]), np.sort(by_rank[:holdout])
+
+
+def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
+    first = config.phases[0]
+    sizes = [(config.loader.batch_size, "loader.batch_size")]
+    sizes += [(p.batch_size or 0, f"phases.{n}.batch_size") for n, p in enumerate(config.phases)]
+    for size, key in sizes:
+        if size > len(dataset):
+            raise BuildError(
+                key, f"{size} is larger than the training set ({len(dataset)} samples): lower it"
+            )
+    return ReuseLoader(
+        dataset,
+        batch_size=config.loader.batch_size,
+        reuse=first.reuse,
+        buffer_batches=config.loader.buffer_batches,
+        reaugment=first.reaugment,
+        augment=build_augmentation(config.augment),
+        mode=config.loader.mode,
+        workers=config.loader.workers,
+        drop_last=config.loader.drop_last,
+        seed=config.seed,
+        pin_memory=torch.cuda.is_available() and config.trainer.accelerator != "cpu",
+    )
+
+
+def _evaluation_loader(
+    config: RunConfig, dataset: PictureArrays | PictureFiles, ids: Sequence[int], pixels: int
+) -> ReuseLoader:
+    picked: Any = Subset(cast(Any, dataset), list(ids))
+    if isinstance(dataset, PictureFiles) and len(ids) * pixels * pixels * 3 <= EVALUATION_IN_MEMORY:
+        picked = Remembered(picked)
+    return ReuseLoader(
+        picked,
+        batch_size=min(config.loader.batch_size, len(ids)),
+        reuse=1,
+        augment=_centre_crop(config.augment),
+        shuffle=False,
+        workers=config.loader.workers,
+        seed=config.seed,
+    )
+
+
+class Remembered:
+    """A data set that decodes each sample once and keeps it: for small evaluation sets."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._kept:
+            self._kept[index] = self.dataset[index]
+        return self._kept[index]
+
+
+def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:
+    steps: list[Augmentation] = []
+    for config in configs:
+        if isinstance(config, PadCropConfig):
+            steps.append(PadCrop(config.padding))
+        elif isinstance(config, FlipConfig):
+            steps.append(Flip(config.p))
+        elif isinstance(config, CutoutConfig):
+            steps.append(Cutout(config.size))
+        else:
+            steps.append(RandomResizedCrop(config.size, config.min_scale))
+    return Chain(steps) if steps else None
+
+
+def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
+    """Evaluation sees the middle, at the size that training crops to."""
+    sizes = [c.size for c in configs if c.name == "random_resized_crop"]
+    if not sizes:
+        return None
+    size = sizes[-1]
+
+    def crop(images: torch.Tensor, draws: Draws) -> torch.Tensor:  # noqa: ARG001
+        top, left = (images.shape[-2] - size) // 2, (images.shape[-1] - size) // 2
+        return images[..., top : top + size, left : left + size]
+
+    return crop
+
+
+def _own_data(config: RunConfig) -> Data:
+    made = load_class(config.data.class_path or "", "data.class_path")
+    datamodule = made(**config.data.init_args)
+    if not isinstance(datamodule, L.LightningDataModule):
+        raise BuildError(
+            "data.class_path", f"{config.data.class_path} is no lightning.LightningDataModule"
+        )
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    if isinstance(loader, DataLoader):
+        if loader.collate_fn is not torch.utils.data.default_collate:
+            raise BuildError(
+                "data.class_path",
+                "its train DataLoader has a collate_fn of its own, which ReuseLoader would not"
+                " call: return a ReuseLoader from train_dataloader()",
+            )
+        loader = _train_loader(config, loader.dataset)
+    elif not isinstance(loader, ReuseLoader):
+        raise BuildError(
+            "data.class_path",
+            f"train_dataloader() gave a {type(loader).__name__}: return a DataLoader over a"
+            " map-style data set, or a ReuseLoader",
+        )
+    elif "loader" in config.model_fields_set:
+        raise BuildError("loader", "no effect: the data module brings its own ReuseLoader")
+    datamodule.train_dataloader = lambda: loader  # the hook is answered once, here
+    return Data(loader, None, None, None, datamodule)

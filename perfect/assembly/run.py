@@ -1,0 +1,100 @@
+"""config.model, .task, .optimizer, .trainer, .loggers -> the module and Lightning's Trainer."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+from loaders.reuse import batches_per_pass
+from perfect.assembly.data import Data
+from perfect.assembly.own_class import load_class
+from perfect.callback import PhaseSwitch
+from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
+from perfect.config import RunConfig
+from perfect.errors import BuildError
+from perfect.models import build_model
+from perfect.progress import RunProgress
+from perfect.record import RunLog
+from perfect.tasks import ClassificationTask, OptimizerSpec
+
+CIFAR10_MEAN = (125.3, 123.0, 113.9)
+CIFAR10_STD = (63.0, 62.1, 66.7)
+
+LOG_EVERY_STEPS = 10
+
+
+def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModule:
+    if config.model.class_path is not None:
+        module = load_class(config.model.class_path, "model.class_path")(**config.model.init_args)
+        if not isinstance(module, L.LightningModule):
+            raise BuildError(
+                "model.class_path", f"{config.model.class_path} is no lightning.LightningModule"
+            )
+        return module
+    classes = config.model.num_classes or num_classes
+    if classes is None:
+        raise BuildError("model.num_classes", "is needed: a data module does not tell")
+    if num_classes is not None and classes < num_classes:
+        raise BuildError("model.num_classes", f"{classes}, but the data has {num_classes} classes")
+    spec = OptimizerSpec(**config.optimizer.model_dump())
+    model = build_model(config.model.name or "", classes)
+    if config.data.name == "cifar10":
+        return ClassificationTask(
+            model, spec, config.task.label_smoothing, CIFAR10_MEAN, CIFAR10_STD
+        )
+    return ClassificationTask(model, spec, config.task.label_smoothing)
+
+
+def build_trainer(
+    config: RunConfig,
+    out: Path,
+    switch: PhaseSwitch,
+    run_log: RunLog,
+    stop_asked: Callable[[], bool],
+    data: Data,
+) -> L.Trainer:
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    loader = data.train
+    shortest = min(
+        batches_per_pass(
+            len(loader.dataset), p.batch_size or loader.batch_size, p.reuse, loader.mode,
+            loader.drop_last,
+        )
+        for p in switch.policy.phases
+    )  # fmt: skip
+    finite = FiniteLoss()
+    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop_asked)
+    return L.Trainer(
+        accelerator=config.trainer.accelerator,
+        devices=config.trainer.devices,
+        strategy="ddp" if config.trainer.devices > 1 else "auto",
+        precision=config.trainer.precision,
+        callbacks=[switch, finite, RunProgress(switch, run_log), saver],
+        plugins=[AtomicCheckpointIO()],
+        logger=[run_log, *(_logger(name, out) for name in config.loggers)],
+        max_epochs=-1,
+        accumulate_grad_batches=config.trainer.accumulate,
+        gradient_clip_val=config.trainer.gradient_clip,
+        check_val_every_n_epoch=None,
+        limit_val_batches=0 if data.holdout is None and data.datamodule is None else 1.0,
+        num_sanity_val_steps=0,
+        log_every_n_steps=min(LOG_EVERY_STEPS, shortest),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=out,
+        use_distributed_sampler=False,
+    )
+
+
+def _logger(name: str, out: Path) -> Logger:
+    if name != "csv" and find_spec(name) is None:
+        raise BuildError("loggers", f"'{name}' is not installed: pip install {name}")
+    if name == "csv":
+        return CSVLogger(out, name="lightning_csv")
+    if name == "tensorboard":
+        return TensorBoardLogger(out, name="tensorboard", version="")
+    return WandbLogger(name=out.name, save_dir=out, resume="allow", id=out.name)
