@@ -94,7 +94,7 @@ def test_names_that_are_only_known_when_they_run_are_imported_in_the_builder_alo
         for _, module in imports(path)
         if not isinstance(module, str) or module == "?"
     }
-    assert all(file.startswith("perfect/build") for file in computed)
+    assert all(file.startswith("perfect/assembly") for file in computed)
 
 
 @pytest.mark.parametrize("file", PURE)
