@@ -88,6 +88,7 @@ def _recipe_rows(task: Task) -> list[Run]:
         return Run(name, phases, base, order="rolling", buffer_batches=buffer)
 
     r4 = _share(task, (4, 17.6), (1, 6.4))
+    brisk = replace(task, warmup=task.warmup / 4)
     return [
         Run(base, wsd(task, [(1, task.epochs)], stable)),
         Run(base55, wsd(task, [(1, task.epochs)], late), base),
@@ -98,6 +99,10 @@ def _recipe_rows(task: Task) -> list[Run]:
         Run("wsd55 k3 re", wsd(task, split55, late), base55, "block", 3),
         rolling("best: wsd55 roll3 re ema", split55, late),
         rolling("wsd55 roll6 re ema", split55, late, buffer=6),
+        rolling("wsd55 roll12 re ema", split55, late, buffer=12),
+        Run(f"{base55}, short warm-up", with_ema(wsd(brisk, [(1, task.epochs)], late)), base),
+        Run("wsd55 roll3 re ema, short warm-up", with_ema(wsd(brisk, split55, late)),
+            f"{base55}, short warm-up", "rolling", 3),
         rolling("wsd55 roll3 re ema, decay from 60 %", split55, stable),
         rolling("wsd55 roll6 re ema, decay from 60 %", split55, stable, buffer=6),
         rolling("55 % fewer, r4-2-1 roll3 re ema, decay from 60 %",
@@ -164,7 +169,11 @@ def _plateau_rows(task: Task) -> list[Run]:
     """Runs 2.5 times as long, where a curve can become flat before the budget ends it."""
     total = 2.5 * task.epochs
     base = "T60 no reuse, wsd"
-    rows = [Run(base, with_ema(wsd(task, [(1, total)], STABLE * total)))]
+    late = f"{base}, late decay"
+    rows = [
+        Run(base, with_ema(wsd(task, [(1, total)], STABLE * total))),
+        Run(late, with_ema(wsd(task, [(1, total)], 0.825 * total))),
+    ]
     for percent, share in ((30, 0.45), (40, 0.6), (55, 0.825)):
         stretches = [(3, share * total), (1, (1 - share) * total)]
         phases = with_ema(wsd(task, stretches, share * total))
