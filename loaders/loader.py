@@ -402,10 +402,13 @@ def run_augmentation(
         return cast(Augmentation, augment)(images, draws)
     transform = cast(Callable[[torch.Tensor], torch.Tensor], augment)
     out = []
-    with torch.random.fork_rng(devices=[]):
+    kept = torch.default_generator.get_state()
+    try:
         for image, key in zip(images, draws.keys.tolist(), strict=True):
-            torch.manual_seed(key)
+            torch.default_generator.manual_seed(key)
             out.append(transform(image))
+    finally:
+        torch.default_generator.set_state(kept)
     return torch.stack(out)
 
 
@@ -413,7 +416,7 @@ def _arguments(function: Callable[..., object]) -> int:
     target = function.forward if isinstance(function, torch.nn.Module) else function
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(target).parameters.values()
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    return sum(p.kind in kinds and (p.default is p.empty or p.name == "draws") for p in parameters)
 
 
 def _distributed() -> bool:

@@ -4,9 +4,8 @@ A pass admits every sample once, in the source's order, into a buffer of `capaci
 each exactly `reuse` times; after its last serve a sample's slot falls free for the next one.
 Positions count samples in source order (0, 1, ...); the loader maps them to dataset ids.
 
-    rolling     position i is due at virtual time i, then once in each later R-th part of a life
-    that
-                is `capacity` admissions long, at a random moment of the part's first half:
+    rolling     position i is due at virtual time i, then once in each later R-th part of its life
+                (`capacity` admissions long), at a random moment of the part's first half:
 
                 i |1st.......|..2nd....|....3rd..| slot goes to i + capacity      (R = 3)
 

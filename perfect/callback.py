@@ -2,18 +2,19 @@
 
 Under any LightningModule with one optimizer, and a `ReuseLoader` as its train loader:
 
-    setup              find the loader; tell the trainer how many steps all phases take
-    batch start        learning rate and seed of this step (functions of the step: a resume
-    continues) batch end          count; keep the moving average; note the loss of first serves
-    validation         on averaged weights; what it shows goes to the policy (rank 0 decides for
-    all) epoch end = pass   ask the policy; set the loader's next reuse, batch size, length
+    setup         find the loader; tell the trainer how many steps all phases take
+    batch start   learning rate and seed of this step: functions of the step, so a resume continues
+    batch end     count; keep the moving average; note the loss of first serves
+    validation    on averaged weights; what it shows goes to the policy (rank 0 decides for all)
+    epoch end     = end of a pass: ask the policy; set the loader's next reuse, batch size, length
 
 Lightning's epoch is a pass. Lightning reads a loader's length once, so where a phase changes it the
 callback makes the fit loop look again.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +30,9 @@ from perfect.ema import Ema
 from perfect.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
 
 log = logging.getLogger(__name__)
+
+LIGHTNING_DEFAULT = 1000
+"""max_epochs of a Trainer that was given neither max_epochs nor max_steps."""
 
 SAMPLE_LOSSES = "sample_losses"
 """Key under which a training_step may return one loss a sample: the plateau rule then sees the loss
@@ -72,6 +76,7 @@ class PhaseSwitch(L.Callback):
         self.loader: ReuseLoader | None = None
         self._initial_batch_size = 0
         self._base_lrs: list[float] = []
+        self._base_decays: list[float] = []
         self._accumulate = 1
         self._limit_batches: int | float = 1.0
         self._log_every = 50
@@ -96,7 +101,10 @@ class PhaseSwitch(L.Callback):
         self.loader = _train_loader(trainer)
         self._initial_batch_size = self.loader.batch_size
         self._accumulate = trainer.accumulate_grad_batches
-        self._limit_batches = trainer.limit_train_batches
+        # The loader cuts passes short, so that Lightning does not cut them a second time.
+        self._limit_batches, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
+        if trainer.max_steps != -1 or trainer.max_epochs not in (None, -1, LIGHTNING_DEFAULT):
+            log.warning("max_epochs and max_steps have no effect: the phases say how long it takes")
         self._log_every = max(1, getattr(trainer, "log_every_n_steps", 50))
         self._announce_length(trainer)
 
@@ -108,8 +116,24 @@ class PhaseSwitch(L.Callback):
                 f"both {type(pl_module).__name__}.configure_optimizers and the phases set the"
                 " learning rate: remove the module's lr_scheduler, or `lr` from every phase"
             )
-        # Before a checkpoint restores the optimizer: these are the rates that the module asked for.
-        self._base_lrs = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        if trainer.lr_scheduler_configs and self.policy.plateau is not None:
+            raise PhaseError(
+                "a plateau can only be told under a constant learning rate: remove"
+                f" {type(pl_module).__name__}'s lr_scheduler and give the phases an lr"
+            )
+        # Before a checkpoint restores the optimizer: these are what the module asked for.
+        groups = trainer.optimizers[0].param_groups
+        self._base_lrs = [group["lr"] for group in groups]
+        self._base_decays = [group.get("weight_decay", 0.0) for group in groups]
+        if any(p.lr for p in self.policy.phases) and not self._base_lrs[0]:
+            raise PhaseError(
+                "the optimizer's first learning rate is 0: phases scale the groups by it"
+            )
+        if any(p.weight_decay for p in self.policy.phases) and not any(self._base_decays):
+            raise PhaseError(
+                "a phase sets weight_decay, but no parameter group has any: give the optimizer one,"
+                " it says which groups decay"
+            )
         if self._saved_ema is not None:
             self.ema = Ema(pl_module, self.ema_decay)
             self.ema.load_state_dict(self._saved_ema)
@@ -146,6 +170,10 @@ class PhaseSwitch(L.Callback):
             loader.mode,
             loader.drop_last,
         )
+        return self._limited(batches)
+
+    def _limited(self, batches: int) -> int:
+        """What limit_train_batches leaves of a pass."""
         limit = self._limit_batches
         return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
@@ -157,15 +185,18 @@ class PhaseSwitch(L.Callback):
             reaugment=phase.reaugment,
             batch_size=phase.batch_size or self._initial_batch_size,
         )
-        if phase.steps is None:
-            self._pass_limit = None
-        elif not resuming:
-            self._pass_limit = (phase.steps - self.policy.state.step) * self._accumulate
+        if not resuming:
+            loader.limit_pass(None)
+            self._pass_limit = self._limited(len(loader))
+            if phase.steps is not None:
+                left = (phase.steps - self.policy.state.step) * self._accumulate
+                self._pass_limit = min(self._pass_limit, left)
         loader.limit_pass(self._pass_limit)
         if self.validate_every is not None:
             samples = samples_per_rank(len(loader.dataset), loader.world_size)
             every = self.validate_every * samples / loader.batch_size
-            trainer.val_check_interval = max(2, round(every))
+            # The second is what Lightning makes of the first when it reads a loader's length.
+            trainer.val_check_interval = trainer.val_check_batch = max(2, round(every))
         if len(loader) != self._prepared_length:
             self._prepared_length = len(loader)
             _reread_loader(trainer)
@@ -180,12 +211,14 @@ class PhaseSwitch(L.Callback):
         # kill.
         seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-        for group, base in zip(trainer.optimizers[0].param_groups, self._base_lrs, strict=True):
-            if phase.lr is not None:
-                lr = phase.lr.at_step(step, self.planned_steps(phase))
-                group["lr"] = lr * base / self._base_lrs[0]
-            if phase.weight_decay is not None and group.get("weight_decay"):
-                group["weight_decay"] = phase.weight_decay
+        lr = phase.lr.at_step(step, self.planned_steps(phase)) if phase.lr else self._base_lrs[0]
+        decays = any(p.weight_decay is not None for p in self.policy.phases)
+        for number, group in enumerate(trainer.optimizers[0].param_groups):
+            if not trainer.lr_scheduler_configs:
+                group["lr"] = lr * (self._base_lrs[number] / self._base_lrs[0])
+            base = self._base_decays[number]
+            if decays and base:  # a group without weight decay (biases, norms) stays without
+                group["weight_decay"] = base if phase.weight_decay is None else phase.weight_decay
         self._updates_seen = trainer.global_step
 
     def on_train_batch_end(
@@ -231,7 +264,9 @@ class PhaseSwitch(L.Callback):
             self._first_serve_loss += float((each.detach() * mask).sum())
             self._first_serves += int(first.sum())
         elif first.all():
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if loss is None:  # training_step skipped the batch
+                return
             self._first_serve_loss += float(loss) * len(first)
             self._first_serves += len(first)
         elif not self._warned_no_loss:
@@ -274,6 +309,18 @@ class PhaseSwitch(L.Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._hide_average(pl_module)
 
+    @contextmanager
+    def averaged(self, pl_module: L.LightningModule) -> Iterator[None]:
+        """The module with the weights that are judged: averaged, if the last phase averages."""
+        average = self.ema if self.policy.phase.ema else None
+        if average is not None:
+            average.swap(pl_module)
+        try:
+            yield
+        finally:
+            if average is not None:
+                average.swap(pl_module)
+
     def _show_average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.ema is not None and self.policy.phase.ema and not trainer.sanity_checking:
             self.ema.swap(pl_module)
@@ -300,14 +347,16 @@ class PhaseSwitch(L.Callback):
         if self.policy.finished:
             trainer.should_stop = True
             return
-        if self.policy.phase is not finished and self.policy.phase.reset_optimizer:
+        if switch is not None and self.policy.phase.reset_optimizer:
             trainer.optimizers[0].state.clear()
+        if self.policy.phase.ema and not finished.ema:
+            self.ema = None  # an average that was not kept up starts anew
         self._announce_length(trainer)
         self._prepare_pass(trainer)
 
     def _record_step(self, trainer: L.Trainer) -> None:
         lr = trainer.optimizers[0].param_groups[0]["lr"]
-        decoded = self._require_loader().stats.decoded
+        decoded = trainer.world_size * self._require_loader().stats.decoded
         if len(self.records) <= self.policy.state.index:
             phase = self.policy.phase
             before = sum(r.decoded for r in self.records)

@@ -6,10 +6,19 @@ from rich.console import Console
 from rich.table import Table
 
 from loaders.reuse import batches_per_pass
+from loaders.sources import samples_per_rank
 from loaders.storage import Slab
-from perfect.assembly import build_data, build_module, build_phases
+from perfect.assembly import (
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_phases,
+    build_trainer,
+)
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
+from perfect.record import RunLog
+from perfect.stop import StopSignal
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
@@ -17,8 +26,10 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     data = build_data(config)
     build_module(config, data.num_classes)
     phases, rule = build_phases(config)
+    stop = StopSignal(console)
+    build_trainer(config, out, build_phase_switch(config), RunLog(out), stop, data)
     loader = data.train
-    samples = len(loader.dataset)
+    samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 
     table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
     steps_in_all = decodes_in_all = served_in_all = largest = 0
@@ -40,7 +51,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     console.print(table)
 
     say = [
-        f"training samples {samples:,}; hold-out {_size(data.holdout)}; test {_size(data.test)}",
+        f"training samples {len(loader.dataset):,}; hold-out {_size(data.holdout)};"
+        f" test {_size(data.test)}",
         f"steps {steps_in_all:,}; served {served_in_all:,}; decodes {decodes_in_all:,}"
         f" ({1 - decodes_in_all / served_in_all:.0%} fewer than serving each decode once)",
         f"buffer {_buffer_bytes(loader, largest) / 2**20:.1f} MiB"

@@ -1,16 +1,14 @@
 """Checkpoints that survive: a kill at any moment, a full disk, Ctrl-C, a loss that is not finite.
 
-    write PATH.part -> flush to disk -> rename over PATH        (the old file is whole until the new
-    is)
+    write PATH.part -> flush to disk -> rename over PATH      the old file is whole until the new is
 
-Lightning restores a run exactly only from a checkpoint taken at the end of a batch that neither
-ends a pass nor is followed by a validation: such a batch is called safe here, and a checkpoint that
-falls due elsewhere waits for the next one.
+Lightning restores a run exactly only from the end of a batch that updates the weights, ends no pass
+and is followed by no validation: such a batch is called safe here, and a checkpoint that falls due
+elsewhere waits for the next one (docs/decisions/0004).
 """
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +38,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, target)
+        except OSError as error:
+            # Said, not raised: this is rank 0 alone, and the other ranks wait for it at a barrier.
+            part.unlink(missing_ok=True)
+            log.error(
+                "could not write checkpoint %s (%s): the previous one is intact; free some space",
+                target,
+                error,
+            )
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -60,14 +66,22 @@ class FiniteLoss(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        loss = (outputs["loss"] if isinstance(outputs, dict) else outputs).detach().float()
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is None:  # training_step skipped the batch
+            return
+        loss = loss.detach().float()
         if self._bad is None:
             self._bad = torch.full((2,), -1.0, device=loss.device)  # step and value of the first
-        here = torch.stack([torch.full_like(loss, trainer.global_step - 1), loss])
+        accumulating = trainer.fit_loop.epoch_loop._should_accumulate()
+        step = trainer.global_step - (0 if accumulating else 1)
+        here = torch.stack([torch.full_like(loss, step), loss])
         first = (self._bad[0] < 0) & ~torch.isfinite(loss)
         self._bad = torch.where(first, here, self._bad)
         if loss.device.type == "cpu" or trainer.global_step % self.every == 0:
             self.check()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.check()
 
     def check(self) -> None:
         if self._bad is not None and self._bad[0] >= 0:
@@ -87,15 +101,13 @@ class RunCheckpoint(Checkpoint):
         every_steps: int,
         finite: FiniteLoss,
         stop_asked: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.path = path
         self.every_steps = every_steps
-        self.save_seconds = 0.0
         self._finite = finite
         self._stop_asked = stop_asked
-        self._clock = clock
         self._saved_step = 0
+        self._passes_waited = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
@@ -123,23 +135,25 @@ class RunCheckpoint(Checkpoint):
             if stop:
                 raise Interrupted(trainer.global_step)
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False):
+            return
+        self._passes_waited += 1
+        if self._passes_waited > 1:  # a whole pass without a safe batch: there will be none
+            raise Interrupted(trainer.global_step)
+
     def _save(self, trainer: L.Trainer) -> None:
         self._finite.check()
-        started = self._clock()
-        try:
-            trainer.save_checkpoint(self.path)
-        except OSError as error:
-            log.error(
-                "could not write checkpoint %s (%s): the previous one is intact; free some space",
-                self.path,
-                error,
-            )
+        weights = trainer.lightning_module.state_dict().values()
+        if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
+            raise LossNotFinite(trainer.global_step - 1, float("nan"))
+        trainer.save_checkpoint(self.path)
         self._saved_step = trainer.global_step
-        self.save_seconds += self._clock() - started
 
 
 def _safe(trainer: L.Trainer) -> bool:
     loop = trainer.fit_loop.epoch_loop
     assert trainer.fit_loop._data_fetcher is not None
-    ends_pass = loop._num_ready_batches_reached()
-    return not ends_pass and not loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+    if loop._num_ready_batches_reached() or loop._should_accumulate():
+        return False
+    return not loop._should_check_val_fx(trainer.fit_loop._data_fetcher)

@@ -141,6 +141,15 @@ class OptimizerConfig(Section):
     nesterov: Flag = False
     weight_decay: Weight = 5e-4
 
+    @model_validator(mode="after")
+    def _momentum_is_sgd_s(self) -> "OptimizerConfig":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        idle = changed(self) & {"momentum", "nesterov"}
+        if self.name == "adamw" and idle:
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on adamw")
+        return self
+
 
 class ScheduleConfig(Section):
     kind: Kind

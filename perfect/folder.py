@@ -1,7 +1,9 @@
 """The folder of a run: whose it is, whether it is done, where it goes on.
 
 config.yaml  complete; the folder belongs to this configuration and to no other
-last.ckpt    the newest checkpoint          metrics.csv  one row a step that logged
+last.ckpt    the newest checkpoint, to go on from
+final.ckpt   the weights of the finished run, as they were judged
+metrics.csv  one row a step that logged
 run.json     what came of it                report.html  the same for the eye
 """
 
@@ -26,11 +28,14 @@ class RunFolder:
         self.path = path
         self.config = path / "config.yaml"
         self.checkpoint = path / "last.ckpt"
+        self.final = path / "final.ckpt"
         self.run = path / "run.json"
         self.report = path / "report.html"
 
     def open(self, config: dict[str, Any]) -> State:
         """Whether this configuration may run here, and how far it is."""
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderError(f"{self.path} is a file: give a folder as --out")
         half_begun = {self.config.with_suffix(".part").name}
         if not self.path.exists() or {entry.name for entry in self.path.iterdir()} <= half_begun:
             return "new"
@@ -79,8 +84,11 @@ class RunFolder:
         if not self.run.exists():
             return {}
         try:
-            return json.loads(self.run.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+            run = json.loads(self.run.read_text(encoding="utf-8"))
+            if not isinstance(run, dict):
+                raise ValueError(f"a {type(run).__name__} where a mapping belongs")
+            return run
+        except ValueError as error:  # not UTF-8, or not JSON
             raise FolderError(f"{self.run} is damaged ({error}): delete it to go on") from error
 
     @rank_zero_only

@@ -1,19 +1,16 @@
-"""Which phase a run is in and when the next one begins: pure, no torch, replayable offline.
+r"""Which phase a run is in and when the next one begins: pure, no torch, replayable offline.
 
-    PRETRAIN  decode once, serve R times        |  FINETUNE  every serve fresh
-    constant learning rate -------------------- | \\
-                                        plateau ^  \\ decay to 0        or, at the latest, the
-                                        budget
+    PRETRAIN  decode once, serve R times     | FINETUNE  every serve fresh
+    learning rate constant ----------------- | \
+                     plateau, or the budget  ^  \ decay to 0
 
-A run is a list of `Phase`s. `PhasePolicy` walks through it: `PhaseState` in, `PhaseState` and
-perhaps a `Switch` out. Phases change between passes, so that no decoded sample is thrown away.
-
-Time is counted in epoch-equivalents: served samples / samples of the training set.
+A run is a list of `Phase`s. `PhasePolicy` walks through it: what happened in, `Switch`es out.
+Phases change between passes, so that no decoded sample is thrown away. Time is counted in
+epoch-equivalents: served samples / samples of the training set.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from typing import Any, Literal
 
 from perfect.errors import PhaseError
@@ -25,11 +22,6 @@ from perfect.plateau import (
     look_from_dict,
 )
 from perfect.schedule import Schedule
-
-
-class Kind(Enum):
-    PRETRAIN = "pretrain"
-    FINETUNE = "finetune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +39,6 @@ class Phase:
     weight_decay: float | None = None
     ema: bool = False
     reset_optimizer: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        fresh = self.reuse == 1 and self.name != "pretrain"
-        return Kind.FINETUNE if fresh else Kind.PRETRAIN
 
 
 def check_phases(phases: Sequence[Phase]) -> list[str]:
@@ -176,6 +163,10 @@ class PhasePolicy:
     def finished(self) -> bool:
         return self.state.index == len(self.phases)
 
+    @property
+    def _in_last_phase(self) -> bool:
+        return self.state.index >= len(self.phases) - 1
+
     def served(self, epochs: float, steps: int) -> None:
         """A batch worth `epochs` epoch-equivalents was served; `steps` (0 or 1) updates were
         made."""
@@ -189,7 +180,7 @@ class PhasePolicy:
         lr = self.phase.lr
         constant = lr is None or lr.is_constant_at(fraction)
         verdict = None
-        if self.detector is not None and not self.finished and self.phase.reuse > 1:
+        if self.detector is not None and self.phase.reuse > 1 and not self._in_last_phase:
             if constant:
                 verdict = self.detector.observe(seen)
                 self._fired = self._fired or verdict.fired

@@ -133,24 +133,25 @@ def describe_run(
     }
 
 
-def measured(switch: PhaseSwitch, log: RunLog, steps: int) -> dict[str, Any]:
+def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, Any]:
     """What a run did so far."""
     loader = switch.loader
     stats = loader.stats if loader is not None else None
     samples = len(loader.dataset) if loader is not None else 0
+    ranks = trainer.world_size  # every rank serves as much as this one
     held_out = [v for row in log.rows if math.isfinite(v := row.get("val_accuracy", math.nan))]
     return {
         "best_accuracy": max(held_out, default=None),
-        "steps": steps,
+        "steps": trainer.global_step,
         "wall_seconds": log.wall_seconds,
         "stall_seconds": stats.stall_seconds if stats else 0.0,
         "serve_seconds": stats.serve_seconds if stats else 0.0,
-        "decoded_samples": stats.decoded if stats else 0,
-        "extra_decodes": stats.extra_decodes if stats else 0,
-        "served_samples": stats.served if stats else 0,
-        "buffer_bytes": stats.buffer_bytes if stats else 0,
+        "decoded_samples": ranks * stats.decoded if stats else 0,
+        "extra_decodes": ranks * stats.extra_decodes if stats else 0,
+        "served_samples": ranks * stats.served if stats else 0,
+        "buffer_bytes": ranks * stats.buffer_bytes if stats else 0,
         "train_samples": samples,
-        "fresh_passes": stats.decoded / samples if stats and samples else 0.0,
+        "fresh_passes": ranks * stats.decoded / samples if stats and samples else 0.0,
         "phases": [asdict(record) for record in switch.records],
         "switches": [asdict(s) for s in switch.policy.switches],
         "trace": [asdict(look) for look in switch.policy.trace],

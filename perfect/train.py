@@ -1,7 +1,6 @@
 """`python -m perfect.train config.yaml [--check] [--out DIR]`: one run, from YAML to report.
 
-    read config -> open run folder -> build -> fit (resuming if there is a checkpoint) -> test ->
-    report
+    read config -> open run folder -> build -> fit (resumes from a checkpoint) -> judge -> report
 
 The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0
 done, 1 the run failed, 2 the configuration or the folder is wrong, 130 stopped by Ctrl-C.
@@ -9,11 +8,9 @@ done, 1 the run failed, 2 the configuration or the folder is wrong, 130 stopped 
 
 import argparse
 import logging
-import signal
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -23,7 +20,6 @@ from rich.logging import RichHandler
 
 from loaders import LoaderError
 from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer
-from perfect.callback import PhaseSwitch
 from perfect.check import print_plan
 from perfect.config import RunConfig, dump_config
 from perfect.errors import (
@@ -36,9 +32,11 @@ from perfect.errors import (
     RunError,
 )
 from perfect.folder import RunFolder
+from perfect.judge import judge
 from perfect.reader import read_config
 from perfect.record import RunLog, describe_run, measured
 from perfect.report import write_report
+from perfect.stop import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,7 +75,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     switch = build_phase_switch(config)
     log = RunLog(folder.path)
     stop = StopSignal(console)
-    trainer = build_trainer(config, folder.path, switch, log, stop.asked, data)
+    trainer = build_trainer(config, folder.path, switch, log, stop, data)
     resumed_step = folder.checkpoint_step()
     if resumed_step is not None:
         log.resume(resumed_step)
@@ -92,21 +90,22 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     folder.write(run)
     status, code = "failed", 1
     try:
-        with stop:
-            loaders: dict[str, Any] = (
-                {"datamodule": data.datamodule}
-                if data.datamodule is not None
-                else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
-            )
-            ckpt = str(folder.checkpoint) if resumed_step is not None else None
-            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
-            run |= measured(switch, log, trainer.global_step)
-            run |= _judge(trainer, module, data.test, switch)
-            status, code = "completed", 0
+        loaders: dict[str, Any] = (
+            {"datamodule": data.datamodule}
+            if data.datamodule is not None
+            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
+        )
+        ckpt = str(folder.checkpoint) if resumed_step is not None else None
+        trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
+        run |= measured(switch, log, trainer)
+        with switch.averaged(module):
+            trainer.save_checkpoint(folder.final, weights_only=True)
+        run |= judge(trainer, module, data, switch)
+        status, code = "completed", 0
     except Interrupted as error:
         status, code = "interrupted", 130
         console.print(f"{error}; the same command resumes", highlight=False)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Lightning makes the latter of the former
         status, code = "interrupted", 130
         console.print("stopped at once; the same command resumes from the last checkpoint")
     except (LossNotFinite, LoaderError, PhaseError) as error:
@@ -118,22 +117,10 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     finally:
         log.save()
         if status != "completed":
-            run |= measured(switch, log, trainer.global_step)
+            run |= measured(switch, log, trainer)
         folder.write(run | {"status": status})
         _report(folder, run, console)
     return code
-
-
-def _judge(
-    trainer: L.Trainer, module: L.LightningModule, test: Any, switch: PhaseSwitch
-) -> dict[str, Any]:
-    """Accuracy of the final weights: on the test set if there is one, else on the hold-out."""
-    if test is not None:
-        # The progress of training belongs to training: testing prints nothing of its own.
-        results = trainer.test(module, test, verbose=False)[0]
-        return {"accuracy": results["test_accuracy"], "accuracy_on": "test"}
-    looks = [k.seen.accuracy for k in switch.policy.trace if k.seen.accuracy is not None]
-    return {"accuracy": looks[-1] if looks else None, "accuracy_on": "holdout" if looks else None}
 
 
 @rank_zero_only
@@ -164,34 +151,6 @@ def _configure_logging(console: Console) -> None:
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
     # No hold-out is a choice here, and --check says so.
     warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
-
-
-class StopSignal:
-    """The first Ctrl-C (or SIGTERM) asks for a checkpoint; the second one stops at once."""
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._asked = False
-        self._before: list[Any] = []
-
-    def asked(self) -> bool:
-        return self._asked
-
-    def __enter__(self) -> "StopSignal":
-        self._before = [signal.signal(number, self._receive) for number in self.SIGNALS]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in zip(self.SIGNALS, self._before, strict=True):
-            signal.signal(number, handler)
-
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        self._console.print("stopping after a checkpoint (again to stop at once)")
 
 
 if __name__ == "__main__":

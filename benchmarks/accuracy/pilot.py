@@ -77,6 +77,8 @@ def _recipe_rows(task: Task) -> list[Run]:
     # A little later than 19.8: the pass that the switch cuts short has decoded ahead of its serves.
     split55 = _share(task, (3, 19.96), (1, 4.04))
     late = split55[0][1]
+    # A larger buffer has decoded further ahead; the learning rate still falls from `late` on.
+    larger = _share(task, (3, 20.3), (1, 3.7))
     base, base55 = "no reuse, wsd", "no reuse, wsd, late decay"
 
     def short(fresh: float) -> Run:
@@ -97,7 +99,8 @@ def _recipe_rows(task: Task) -> list[Run]:
         short(8),
         Run("wsd40 k3 re", wsd(task, split40, stable), base, "block", 3),
         Run("wsd55 k3 re", wsd(task, split55, late), base55, "block", 3),
-        rolling("best: wsd55 roll3 re ema", split55, late),
+        rolling("best: wsd55 roll12 re ema", larger, late, buffer=12),
+        rolling("wsd55 roll3 re ema", split55, late),
         rolling("wsd55 roll6 re ema", split55, late, buffer=6),
         rolling("wsd55 roll12 re ema", split55, late, buffer=12),
         Run(f"{base55}, short warm-up", with_ema(wsd(brisk, [(1, task.epochs)], late)), base),

@@ -3,6 +3,7 @@
 pictures -> train part -> ReuseLoader(augment)          hold-out, test -> ReuseLoader(reuse=1)
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,29 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from loaders import LoaderError, ReuseLoader
 from loaders.augment import Augmentation, Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop
-from loaders.sources import PictureArrays, PictureFiles, cifar10, picture_folder
-from perfect.assembly.own_class import load_class
-from perfect.config import AugmentConfig, CutoutConfig, FlipConfig, PadCropConfig, RunConfig
+from loaders.sources import (
+    PictureArrays,
+    PictureFiles,
+    cifar10,
+    picture_folder,
+    samples_per_rank,
+)
+from perfect.assembly.own_class import construct, load_class
+from perfect.config import (
+    AugmentConfig,
+    CutoutConfig,
+    FlipConfig,
+    PadCropConfig,
+    RandomResizedCropConfig,
+    RunConfig,
+)
 from perfect.errors import BuildError
+
+log = logging.getLogger(__name__)
 
 EVALUATION_IN_MEMORY = 512 << 20
 """Hold-out and test pictures up to so many bytes are decoded once and kept."""
@@ -61,10 +77,10 @@ def build_data(config: RunConfig) -> Data:
                 "data.train_samples",
                 f"{config.data.train_samples} asked for, {len(learned)} are there",
             )
-        learned = split_holdout(
-            np.asarray(train.labels)[learned], config.data.train_samples, config.seed
-        )[1]
-        learned = np.sort(learned)
+        if config.data.train_samples < len(learned):
+            labels = np.asarray(train.labels)[learned]
+            learned = learned[split_holdout(labels, config.data.train_samples, config.seed)[1]]
+    _check_sizes(config)
     pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     return Data(
         train=_train_loader(config, Subset(cast(Any, train), learned.tolist())),
@@ -97,10 +113,12 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
     first = config.phases[0]
     sizes = [(config.loader.batch_size, "loader.batch_size")]
     sizes += [(p.batch_size or 0, f"phases.{n}.batch_size") for n, p in enumerate(config.phases)]
+    share = samples_per_rank(len(dataset), config.trainer.devices)
     for size, key in sizes:
-        if size > len(dataset):
+        if size > share:
+            of = f" on {config.trainer.devices} devices" if config.trainer.devices > 1 else ""
             raise BuildError(
-                key, f"{size} is larger than the training set ({len(dataset)} samples): lower it"
+                key, f"{size} is larger than the training set ({share} samples{of}): lower it"
             )
     return ReuseLoader(
         dataset,
@@ -125,13 +143,34 @@ def _evaluation_loader(
         picked = Remembered(picked)
     return ReuseLoader(
         picked,
-        batch_size=min(config.loader.batch_size, len(ids)),
+        batch_size=min(
+            config.loader.batch_size, samples_per_rank(len(ids), config.trainer.devices)
+        ),
         reuse=1,
         augment=_centre_crop(config.augment),
         shuffle=False,
         workers=config.loader.workers,
         seed=config.seed,
     )
+
+
+def _check_sizes(config: RunConfig) -> None:
+    """Crops that fit the pictures, one augmentation after the other."""
+    pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
+    for number, step in enumerate(config.augment):
+        if isinstance(step, PadCropConfig) and step.padding >= pixels:
+            raise BuildError(
+                f"augment.{number}.padding",
+                f"{step.padding} is no less than the picture ({pixels})",
+            )
+        if isinstance(step, RandomResizedCropConfig):
+            if step.size > pixels:
+                raise BuildError(
+                    f"augment.{number}.size",
+                    f"{step.size} is larger than the stored picture ({pixels} pixels): lower it, or"
+                    " raise data.picture_size",
+                )
+            pixels = step.size
 
 
 class Remembered:
@@ -180,7 +219,7 @@ def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
 
 def _own_data(config: RunConfig) -> Data:
     made = load_class(config.data.class_path or "", "data.class_path")
-    datamodule = made(**config.data.init_args)
+    datamodule = construct(made, config.data.init_args, "data.init_args")
     if not isinstance(datamodule, L.LightningDataModule):
         raise BuildError(
             "data.class_path", f"{config.data.class_path} is no lightning.LightningDataModule"
@@ -195,6 +234,18 @@ def _own_data(config: RunConfig) -> Data:
                 "its train DataLoader has a collate_fn of its own, which ReuseLoader would not"
                 " call: return a ReuseLoader from train_dataloader()",
             )
+        if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+            raise BuildError(
+                "data.class_path",
+                f"its train DataLoader draws with a {type(loader.sampler).__name__}, which"
+                " ReuseLoader would not: return a DataLoader without a sampler, or a ReuseLoader",
+            )
+        if loader.batch_size != config.loader.batch_size:
+            log.warning(
+                "batches of %s, as loader.batch_size says; the data module's DataLoader had %s",
+                config.loader.batch_size,
+                loader.batch_size,
+            )
         loader = _train_loader(config, loader.dataset)
     elif not isinstance(loader, ReuseLoader):
         raise BuildError(
@@ -202,7 +253,8 @@ def _own_data(config: RunConfig) -> Data:
             f"train_dataloader() gave a {type(loader).__name__}: return a DataLoader over a"
             " map-style data set, or a ReuseLoader",
         )
-    elif "loader" in config.model_fields_set:
-        raise BuildError("loader", "no effect: the data module brings its own ReuseLoader")
+    else:
+        for section in {"loader", "augment"} & config.model_fields_set:
+            raise BuildError(section, "no effect: the data module brings its own ReuseLoader")
     datamodule.train_dataloader = lambda: loader  # the hook is answered once, here
     return Data(loader, None, None, None, datamodule)

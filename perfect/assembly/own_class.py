@@ -9,6 +9,13 @@ from typing import Any
 from perfect.errors import BuildError
 
 
+def construct(made: Callable[..., Any], arguments: dict[str, Any], key: str) -> Any:
+    try:
+        return made(**arguments)
+    except TypeError as error:
+        raise BuildError(key, f"do not fit: {error}") from error
+
+
 def load_class(path: str, key: str) -> Callable[..., Any]:
     """`mypkg.module.Class`, importable from the folder the command runs in."""
     module, _, name = path.rpartition(".")

@@ -1,16 +1,17 @@
 """config.model, .task, .optimizer, .trainer, .loggers -> the module and Lightning's Trainer."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from loaders.reuse import batches_per_pass
+from loaders.sources import samples_per_rank
 from perfect.assembly.data import Data
-from perfect.assembly.own_class import load_class
+from perfect.assembly.own_class import construct, load_class
 from perfect.callback import PhaseSwitch
 from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
 from perfect.config import RunConfig
@@ -18,6 +19,7 @@ from perfect.errors import BuildError
 from perfect.models import build_model
 from perfect.progress import RunProgress
 from perfect.record import RunLog
+from perfect.stop import StopSignal
 from perfect.tasks import ClassificationTask, OptimizerSpec
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
@@ -28,7 +30,8 @@ LOG_EVERY_STEPS = 10
 
 def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModule:
     if config.model.class_path is not None:
-        module = load_class(config.model.class_path, "model.class_path")(**config.model.init_args)
+        made = load_class(config.model.class_path, "model.class_path")
+        module = construct(made, config.model.init_args, "model.init_args")
         if not isinstance(module, L.LightningModule):
             raise BuildError(
                 "model.class_path", f"{config.model.class_path} is no lightning.LightningModule"
@@ -53,40 +56,46 @@ def build_trainer(
     out: Path,
     switch: PhaseSwitch,
     run_log: RunLog,
-    stop_asked: Callable[[], bool],
+    stop: StopSignal,
     data: Data,
 ) -> L.Trainer:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
+    finite = FiniteLoss()
+    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop.asked)
+    try:
+        return L.Trainer(
+            accelerator=config.trainer.accelerator,
+            devices=config.trainer.devices,
+            strategy="ddp" if config.trainer.devices > 1 else "auto",
+            precision=config.trainer.precision,
+            callbacks=[switch, finite, RunProgress(switch, run_log), stop, saver],
+            plugins=[AtomicCheckpointIO()],
+            logger=[run_log, *(_logger(name, out) for name in config.loggers)],
+            max_epochs=-1,
+            accumulate_grad_batches=config.trainer.accumulate,
+            gradient_clip_val=config.trainer.gradient_clip,
+            check_val_every_n_epoch=None,
+            limit_val_batches=0 if data.holdout is None and data.datamodule is None else 1.0,
+            num_sanity_val_steps=0,
+            log_every_n_steps=min(LOG_EVERY_STEPS, _shortest_pass(config, switch, data)),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=out,
+            use_distributed_sampler=False,
+        )
+    except MisconfigurationException as error:
+        raise BuildError("trainer", str(error)) from error
+
+
+def _shortest_pass(config: RunConfig, switch: PhaseSwitch, data: Data) -> int:
     loader = data.train
-    shortest = min(
+    samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
+    return min(
         batches_per_pass(
-            len(loader.dataset), p.batch_size or loader.batch_size, p.reuse, loader.mode,
-            loader.drop_last,
+            samples, p.batch_size or loader.batch_size, p.reuse, loader.mode, loader.drop_last
         )
         for p in switch.policy.phases
-    )  # fmt: skip
-    finite = FiniteLoss()
-    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop_asked)
-    return L.Trainer(
-        accelerator=config.trainer.accelerator,
-        devices=config.trainer.devices,
-        strategy="ddp" if config.trainer.devices > 1 else "auto",
-        precision=config.trainer.precision,
-        callbacks=[switch, finite, RunProgress(switch, run_log), saver],
-        plugins=[AtomicCheckpointIO()],
-        logger=[run_log, *(_logger(name, out) for name in config.loggers)],
-        max_epochs=-1,
-        accumulate_grad_batches=config.trainer.accumulate,
-        gradient_clip_val=config.trainer.gradient_clip,
-        check_val_every_n_epoch=None,
-        limit_val_batches=0 if data.holdout is None and data.datamodule is None else 1.0,
-        num_sanity_val_steps=0,
-        log_every_n_steps=min(LOG_EVERY_STEPS, shortest),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=out,
-        use_distributed_sampler=False,
     )
 
 

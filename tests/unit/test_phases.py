@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfect.errors import PhaseError
-from perfect.phases import Kind, Phase, PhasePolicy, Split, budget_split, check_phases
+from perfect.phases import Phase, PhasePolicy, Split, budget_split, check_phases
 from perfect.plateau import PlateauRule, theil_sen
 from perfect.schedule import Schedule
 
@@ -150,12 +150,6 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(PhaseError) as error:
         PhasePolicy(phases)
     assert all(problem in str(error.value) for problem in problems)
-
-
-def test_a_phase_that_reuses_is_pretraining_and_a_fresh_one_fine_tuning() -> None:
-    assert REUSE.kind is Kind.PRETRAIN
-    assert FRESH.kind is Kind.FINETUNE
-    assert Phase("pretrain", passes=1).kind is Kind.PRETRAIN
 
 
 @pytest.mark.parametrize(

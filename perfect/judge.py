@@ -1,0 +1,37 @@
+"""The accuracy of a finished run: its final weights (averaged, if the last phase averages).
+
+On the test set if there is one, else on the hold-out. The module says it by logging `test_accuracy`
+in test_step; one without a test_step is judged by its validation_step and the monitored metric.
+"""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from perfect.assembly import Data
+from perfect.callback import PhaseSwitch
+
+
+def judge(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> dict[str, Any]:
+    """`accuracy` and what it is `accuracy_on`; both None if the module logs no accuracy."""
+    own = data.datamodule
+    tests, validates = (is_overridden(f"{s}_step", module) for s in ("test", "validation"))
+    if tests and data.test is not None:
+        return _said(trainer.test(module, data.test, verbose=False), "test_accuracy", "test")
+    if tests and own is not None and is_overridden("test_dataloader", own):
+        results = trainer.test(module, datamodule=own, verbose=False)
+        return _said(results, "test_accuracy", "test")
+    if validates and data.test is not None:
+        return _said(trainer.validate(module, data.test, verbose=False), switch.monitor, "test")
+    if validates and own is not None and is_overridden("val_dataloader", own):
+        results = trainer.validate(module, datamodule=own, verbose=False)
+        return _said(results, switch.monitor, "holdout")
+    return {"accuracy": None, "accuracy_on": None}
+
+
+def _said(results: Any, name: str, where: str) -> dict[str, Any]:
+    accuracy = results[0].get(name) if results else None
+    return {"accuracy": accuracy, "accuracy_on": where if accuracy is not None else None}
