@@ -207,7 +207,7 @@ class PhasePolicy:
             reason: SwitchReason = "plateau"
             detail = next(v for v in verdicts[::-1] if v.fired).reason
             self._give_to_last(phase, s.passes)
-        elif self.detector is not None and phase.reuse > 1:
+        elif self.detector is not None and phase.reuse > 1 and following is not None:
             last = f"; last look: {verdicts[-1].reason}" if verdicts else ""
             reason, detail = "latest start", f"no plateau within {_length(phase)}{last}"
         else:

@@ -76,6 +76,7 @@ def test_a_killed_run_resumes_to_the_same_end(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     train: Train,
     start: Callable[..., subprocess.Popen[str]],
@@ -83,12 +84,14 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     tmp_path: Path,
     outcome: Outcome,
     read_run: Callable[[Path], Recipe],
+    number: signal.Signals,
 ) -> None:
+    long_recipe["trainer"]["accumulate"] = 2  # a checkpoint inside a window would lose gradients
+    long_recipe["checkpoint"]["every_steps"] = 20
     _, whole = train(long_recipe, out="whole")
-    long_recipe["checkpoint"]["every_steps"] = 30
     process = start(long_recipe)
     wait_for_checkpoint(process, tmp_path / "run" / "last.ckpt", 1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     run = read_run(tmp_path / "run")
     assert process.returncode == 130

@@ -12,6 +12,9 @@ import pytest
 import torch
 import yaml
 
+from perfect.assembly import build_data, build_module
+from perfect.reader import read_config
+
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 ReadRun = Callable[[Path], dict[str, Any]]
@@ -50,6 +53,33 @@ def test_a_run_leaves_everything_that_is_promised(
         rows = list(csv.DictReader(file))
     assert {"train_loss", "val_accuracy", "lr", "decoded", "stall_seconds"} <= rows[0].keys()
     assert yaml.safe_load((folder / "config.yaml").read_text()) == run["config"]
+
+
+def test_the_final_checkpoint_holds_the_weights_that_were_judged(
+    train: Train, recipe: Recipe, read_run: ReadRun
+) -> None:
+    _, folder = train(recipe)
+    saved = torch.load(folder / "final.ckpt", weights_only=False)
+    config = read_config(folder / "config.yaml")[0]
+    data = build_data(config)
+    module = build_module(config, data.num_classes)
+    module.load_state_dict(saved["state_dict"])
+    module.eval()
+    assert data.test is not None
+    with torch.no_grad():
+        right = [module(x).argmax(1) == y for x, y in data.test]
+    accuracy = float(torch.cat(right).float().mean())
+    assert saved["global_step"] == read_run(folder)["steps"]
+    assert accuracy == pytest.approx(read_run(folder)["accuracy"], abs=1e-6)
+
+
+def test_nobody_trains_on_the_holdout(recipe: Recipe, write_yaml: Callable[..., Path]) -> None:
+    recipe["data"] |= {"holdout": 12, "train_samples": 40}
+    data = build_data(read_config(write_yaml(recipe))[0])
+    assert data.holdout is not None
+    held = set(data.holdout.dataset.dataset.indices)
+    learned = set(data.train.dataset.indices)
+    assert (len(learned), len(held), learned & held) == (40, 12, set())
 
 
 def test_the_same_seed_gives_the_same_run(
@@ -131,18 +161,24 @@ def test_the_budget_rule_works_out_the_passes(
         ({"loader": {"batch_size": 4000}}, "loader.batch_size: 4000 is larger than the training"),
         ({"data": {"holdout": 500}}, "data.holdout: 500 of 72 training samples"),
         ({"data": {"train_samples": 100}}, "data.train_samples: 100 asked for, 60 are there"),
+        (
+            {"augment": [{"name": "random_resized_crop", "size": 20}]},
+            "augment.0.size: 20 is larger",
+        ),
+        ({"augment": [{"name": "pad_crop", "padding": 16}]}, "augment.0.padding: 16 is no less"),
+        ({"optimizer": {"momentum": 0.0, "nesterov": True}}, "nesterov needs momentum"),
         ({"model": {"num_classes": 2}}, "model.num_classes: 2, but the data has 3 classes"),
     ],
 )
 def test_what_the_data_cannot_bear_is_refused_with_its_line(
     train: Train,
     recipe: Recipe,
-    change: dict[str, dict[str, Any]],
+    change: dict[str, Any],
     said: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     for section, values in change.items():
-        recipe[section] |= values
+        recipe[section] = recipe.get(section, {}) | values if isinstance(values, dict) else values
     code, folder = train(recipe)
     error = capfd.readouterr().err
     assert code == 2
@@ -310,6 +346,43 @@ def test_own_module_and_own_data_run_from_the_yaml(
     assert run["accuracy_on"] == "holdout"
     assert run["accuracy"] > 0.7
     assert run["phases"][1]["lr_start"] == pytest.approx(0.5 * (1 - 0.5 / 8))
+
+
+OWN_MODULE_ON_PICTURES = """
+import lightning as L, torch
+from torch import nn
+
+class Plain(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(768, 3))
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x.float() / 255), y)
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_accuracy", (self.net(x.float() / 255).argmax(1) == y).float().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+"""
+
+
+def test_an_own_module_without_a_test_step_is_judged_by_its_validation_step(
+    train: Train,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_run: ReadRun,
+) -> None:
+    (tmp_path / "own_pictures.py").write_text(OWN_MODULE_ON_PICTURES)
+    monkeypatch.chdir(tmp_path)
+    recipe["model"] = {"class_path": "own_pictures.Plain"}
+    code, folder = train(recipe)
+    run = read_run(folder)
+    assert code == 0
+    assert run["status"] == "completed"
+    assert run["accuracy_on"] == "test"
+    assert run["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize(

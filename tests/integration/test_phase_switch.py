@@ -210,6 +210,63 @@ def test_a_resume_at_any_checkpoint_gives_the_same_tail(tmp_path: Path, mode: An
         assert all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
+def test_a_phase_that_says_nothing_has_the_module_s_own_rate_and_decay() -> None:
+    class Decaying(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decays: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.decays.append(self.trainer.optimizers[0].param_groups[0]["weight_decay"])
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.01)
+
+    phases = [
+        Phase("one", passes=1, lr=TO_ZERO, weight_decay=0.5),
+        Phase("two", passes=1),
+        Phase("three", passes=1, weight_decay=0.0),
+    ]
+    module = Decaying()
+    make_trainer(PhaseSwitch(phases)).fit(module, make_loader())
+    assert module.rates[8:] == pytest.approx([0.1] * 16)
+    assert module.decays == [0.5] * 8 + [0.01] * 8 + [0.0] * 8
+
+
+def test_an_average_that_was_not_kept_up_starts_anew() -> None:
+    phases = [
+        Phase("one", passes=1, lr=CONSTANT, ema=True),
+        Phase("two", passes=4, lr=CONSTANT),
+        Phase("three", passes=1, lr=TO_ZERO, ema=True),
+    ]
+    switch = PhaseSwitch(phases, ema_decay=0.999)
+    make_trainer(switch).fit(Module(), make_loader())
+    assert switch.ema is not None
+    assert switch.ema.updates == 8
+
+
+def test_a_last_phase_that_reuses_is_not_ended_by_a_plateau() -> None:
+    phases = [
+        Phase("six", reuse=6, passes=4, lr=CONSTANT),
+        Phase("three", reuse=3, passes=8, lr=CONSTANT),
+    ]
+    rule = PlateauRule(3, loss_slope=9.0, hits=1, cooldown=0)
+    switch = PhaseSwitch(phases, plateau=rule, validate_every=1.0)
+    module = Judged()
+    module.curve = lambda at: 0.5
+    val = DataLoader(Points(), batch_size=SAMPLES)
+    make_trainer(switch, check_val_every_n_epoch=None).fit(module, make_loader(), val)
+    assert [s.reason for s in switch.policy.switches] == ["plateau", "planned"]
+    assert switch.policy.state.at == pytest.approx(48)
+
+
+def test_a_plateau_is_refused_under_a_scheduler_of_the_module() -> None:
+    phases = [Phase("pretrain", reuse=3, passes=3), Phase("finetune", passes=2)]
+    with pytest.raises(PhaseError, match="remove WithScheduler's lr_scheduler"):
+        make_trainer(PhaseSwitch(phases, plateau=PlateauRule())).fit(WithScheduler(), make_loader())
+
+
 def test_reset_optimizer_forgets_the_momentum() -> None:
     seen: list[int] = []
 
