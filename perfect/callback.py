@@ -212,9 +212,10 @@ class PhaseSwitch(L.Callback):
         seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         lr = phase.lr.at_step(step, self.planned_steps(phase)) if phase.lr else self._base_lrs[0]
+        rates = any(p.lr is not None for p in self.policy.phases)
         decays = any(p.weight_decay is not None for p in self.policy.phases)
         for number, group in enumerate(trainer.optimizers[0].param_groups):
-            if not trainer.lr_scheduler_configs:
+            if rates:
                 group["lr"] = lr * (self._base_lrs[number] / self._base_lrs[0])
             base = self._base_decays[number]
             if decays and base:  # a group without weight decay (biases, norms) stays without
