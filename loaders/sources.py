@@ -7,6 +7,7 @@ Data sets here are map-style: `len()` and `[i] -> (picture, label)`, a picture b
 W]. They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +101,13 @@ def cifar10(root: Path, train: bool) -> PictureArrays:
     """CIFAR-10 from `root`, downloaded there when absent and the network allows."""
     from torchvision.datasets import CIFAR10  # slow to import, wanted by this source alone
 
-    present = (root / CIFAR10_FOLDER).is_dir()
+    present, root_was_there = (root / CIFAR10_FOLDER).is_dir(), root.exists()
     try:
         data = CIFAR10(str(root), train=train, download=not present)
     except (OSError, RuntimeError, EOFError) as error:
+        if not root_was_there:
+            with contextlib.suppress(OSError):  # torchvision makes it before it downloads
+                root.rmdir()
         what = "is damaged" if present else "is not there and could not be downloaded"
         raise SourceError(
             f"CIFAR-10 {what}: {root / CIFAR10_FOLDER}: {error}; put the python version's folder"

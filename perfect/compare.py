@@ -169,8 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # RUNS/* also finds the page of the last time.
     folders = [path for path in args.runs if not (path.name == "compare.html" and path.is_file())]
     runs, problems = _read_all(folders or args.runs)
-    page_path = args.out or (common_parent([run.folder for run in runs]) / "compare.html")
+    page_path = args.out
     if not problems:
+        page_path = args.out or (common_parent([run.folder for run in runs]) / "compare.html")
         try:
             page_path.write_text(comparison(runs), encoding="utf-8")
         except OSError as error:

@@ -340,3 +340,12 @@ def test_a_page_that_cannot_be_written_is_told(
     said = refused(capsys, *two, "--out", str(tmp_path / "nowhere/page.html"))
     path = tmp_path / "nowhere/page.html"
     assert said == [f"compare: {path}: No such file or directory; give another --out"]
+
+
+def test_folders_that_are_all_no_runs_are_refused_each_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), str(tmp_path / "nowhere")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("compare: ") == 2
+    assert not (tmp_path / "compare.html").exists()
