@@ -110,7 +110,7 @@ def test_a_kill_while_the_folder_is_begun_does_not_lock_the_same_command_out(
     """kill -9 at any moment, then the same command resumes: also while config.yaml is written."""
 
     class Killed(BaseException):
-        pass
+        """As sudden as kill -9: nothing catches it on the way."""
 
     folder = RunFolder(tmp_path)
     folder.begin(CONFIG)  # the first sitting
