@@ -1,12 +1,13 @@
-# make demo   train twice on generated pictures, without and with reuse, and compare
-# make test   the tests (with CI=true the slow ones too)
-# make check  ruff and pyright
+# make demo      train twice on generated pictures, without and with reuse, and compare
+# make test      the tests (with CI=true the slow ones too)
+# make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
+# make check     ruff and pyright
 
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check
+.PHONY: help demo test backends check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -24,6 +25,21 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "$(if $(CI),not gpu,not gpu and not slow)"
+
+## Without root or sudo, a laptop goes on without FFCV; CI does not.
+.venv/backends: .venv/ready scripts/install_ffcv_packages.sh
+	if PYTHON=$(BIN)/python scripts/install_ffcv_packages.sh; then \
+		$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dali,ffcv]' -c constraints.txt && \
+		$(BIN)/python -c 'import ffcv, nvidia.dali' && touch $@; \
+	elif [ "$(CI)" ]; then \
+		echo "CI tests every backend: see above what FFCV lacks" >&2; exit 1; \
+	else \
+		echo "going on without FFCV" >&2; \
+		$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dali]' -c constraints.txt; \
+	fi
+
+backends: .venv/backends
+	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py beton.py convert.py)
 
 check: .venv/ready
 	$(BIN)/ruff check .

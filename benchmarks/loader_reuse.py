@@ -34,7 +34,7 @@ from perfect.record import environment
 RESULTS = Path(__file__).parent / "results"
 SIZE, CROP, BATCH = 256, 224, 32
 CROPS = {"shift+flip": Chain([PadCrop(16), Flip()]), "resized crop+flip": Chain(
-    [RandomResizedCrop(CROP, 0.35), Flip()])}  # fmt: skip
+    [RandomResizedCrop(CROP, (0.35, 1.0)), Flip()])}  # fmt: skip
 
 
 class PillowPictures:

@@ -1,23 +1,33 @@
 """Batched augmentation with per-sample randomness, drawn anew at every serve.
 
+    Chain([RandomResizedCrop(224), Flip(), Normalize(...)])
+           '------- placed, then rendered at once ------'   '-- on the rendered batch --'
+
 A random number here is a function of (seed, pass, sample id, serve, how many were drawn before),
 not of a generator's history: the same for any number of workers, the same after a resume. To freeze
 a sample's augmentation (`reaugment=False`), every serve draws as its first one did.
 
 An augmentation is a function (images, draws) -> images over a batch [N, C, H, W]. The batch is its
-own: it may write into it.
+own: it may write into it. Those that only move pixels say where (`placing`), and one pass over the
+pixels does them all, straight out of the slots of the slab.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.errors import SampleShapeError
+from loaders.placing import Images, Lying, Placing, render
+
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads consecutive numbers over the bits
 MASK = (1 << 64) - 1
+
+TRIES = 10  # as torchvision's
 
 
 class Draws:
@@ -32,6 +42,13 @@ class Draws:
         bits = _mix(self.keys + np.uint64(self._drawn * GOLDEN & MASK))
         unit = (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
         return low + (high - low) * unit
+
+    def many(self, tries: int, low: float, high: float) -> NDArray[np.float64]:
+        """`tries` draws for each sample at once: [tries, samples]."""
+        numbers = np.arange(self._drawn + 1, self._drawn + tries + 1, dtype=np.uint64)
+        self._drawn += tries
+        bits = _mix(self.keys + (numbers * np.uint64(GOLDEN))[:, None])
+        return low + (high - low) * (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
     def integers(self, low: int, high: int) -> NDArray[np.int64]:
         """Uniform on low, ..., high - 1."""
@@ -55,134 +72,166 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 class Augmentation(Protocol):
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Called by the loader for each batch, on the consumer's thread."""
+        """Called for each batch on a worker's thread, several batches at once."""
         ...
+
+
+class Geometric(ABC):
+    """Moves pixels and does nothing else to them: it only says where they come from."""
+
+    stage: ClassVar[int]
+    """1 box, 2 mirror, 3 hole: one step of each stage, in this order, is one pass over the
+    pixels."""
+    any_size: ClassVar[bool] = False
+    """Whether the pictures of a batch may differ in size before this step."""
+
+    @abstractmethod
+    def place(self, placing: Placing, draws: Draws) -> Placing: ...
+
+    def __call__(self, images: Images, draws: Draws) -> torch.Tensor:
+        return Chain([self])(images, draws)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """One after the other."""
 
-    steps: Sequence[Augmentation]
+    steps: Sequence[Augmentation | Geometric]
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def __call__(self, images: Images, draws: Draws) -> torch.Tensor:
+        placing: Placing | None = None
         for step in self.steps:
-            images = step(images, draws)
-        return images
+            if not isinstance(step, Geometric):
+                images, placing = step(_rendered(images, placing), draws), None
+                continue
+            if placing is not None and step.stage <= placing.stage:
+                images, placing = render(images, placing), None
+            if placing is None:
+                if isinstance(images, Lying) and not (step.any_size or images.one_size):
+                    images = images.gather()  # which says what is wrong
+                placing = Placing.whole(images)
+            placing = step.place(placing, draws)
+        return _rendered(images, placing)
+
+
+def _rendered(images: Images, placing: Placing | None) -> torch.Tensor:
+    if placing is not None:
+        return render(images, placing)
+    return images.gather() if isinstance(images, Lying) else images
 
 
 @dataclass(frozen=True, slots=True)
-class PadCrop:
+class PadCrop(Geometric):
     """Pad with zeros, then crop back to the size at a random place: a shift by up to `padding`."""
 
+    stage = 1
     padding: int
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def place(self, placing: Placing, draws: Draws) -> Placing:
         span = 2 * self.padding + 1
         downs = draws.integers(0, span) - self.padding
         rights = draws.integers(0, span) - self.padding
-        shift = _shift_copying if images.device.type == "cpu" else _shift_gathering
-        return shift(images, downs, rights, self.padding)
-
-
-def _shift_copying(
-    images: torch.Tensor, downs: NDArray[np.int64], rights: NDArray[np.int64], _padding: int
-) -> torch.Tensor:
-    """A window a sample: on a CPU 70 times cheaper than gathering pixel by pixel (256x256)."""
-    out = torch.empty_like(images)
-    height, width = images.shape[-2:]
-    into, source = out.permute(0, 2, 3, 1).numpy(), images.permute(0, 2, 3, 1).numpy()
-    for n, (down, right) in enumerate(zip(downs.tolist(), rights.tolist(), strict=True)):
-        top, bottom = max(0, -down), height - max(0, down)
-        left, end = max(0, -right), width - max(0, right)
-        into[n, :top] = into[n, bottom:] = into[n, :, :left] = into[n, :, end:] = 0
-        into[n, top:bottom, left:end] = source[
-            n, top + down : bottom + down, left + right : end + right
-        ]
-    return out
-
-
-def _shift_gathering(
-    images: torch.Tensor, downs: NDArray[np.int64], rights: NDArray[np.int64], padding: int
-) -> torch.Tensor:
-    """One gather for the whole batch: on a GPU a launch costs more than the pixels."""
-    height, width = images.shape[-2:]
-    padded = torch.nn.functional.pad(images, [padding] * 4)
-    tops, lefts = _on(images, downs + padding), _on(images, rights + padding)
-    rows = tops[:, None] + torch.arange(height, device=images.device)
-    columns = lefts[:, None] + torch.arange(width, device=images.device)
-    batch = torch.arange(len(images), device=images.device)
-    picked = padded.permute(0, 2, 3, 1)[batch[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return picked.permute(0, 3, 1, 2)
+        return placing.moved(downs, rights)
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(Geometric):
     """Mirror left and right, with probability `p`."""
 
+    stage = 2
     p: float = 0.5
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        chosen = draws.uniform() < self.p
-        if images.device.type != "cpu":
-            mask = torch.from_numpy(chosen).to(images.device)
-            return torch.where(mask[:, None, None, None], images.flip(-1), images)
-        for n in np.flatnonzero(chosen).tolist():
-            images[n : n + 1] = images[n : n + 1].flip(-1)
-        return images
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        return placing.mirrored(draws.uniform() < self.p)
 
 
 @dataclass(frozen=True, slots=True)
-class Cutout:
+class Cutout(Geometric):
     """Zero a random square of `size` pixels; it may reach over the edge."""
 
+    stage = 3
     size: int
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        height, width = images.shape[-2:]
-        rows = _window(images, draws.integers(0, height), height, self.size)
-        columns = _window(images, draws.integers(0, width), width, self.size)
-        inside = rows[:, None, :, None] & columns[:, None, None, :]
-        return images.masked_fill_(inside, 0)
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        height, width = placing.size
+        tops = draws.integers(0, height) - self.size // 2
+        lefts = draws.integers(0, width) - self.size // 2
+        sides = np.full_like(tops, self.size)
+        return placing.cut(np.stack([tops, lefts, sides, sides], axis=1))
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
-    """A crop of random area and shape, resized to a square of `size` (antialiased)."""
+class RandomResizedCrop(Geometric):
+    """A box of random area and shape, fitted to `size`: torchvision's distribution.
 
-    size: int
-    min_scale: float = 0.08
-    max_ratio: float = 4 / 3
+    Ten tries to draw a box that lies within the picture; if none does, the largest central box of
+    an allowed shape. How pixels are blended: see `kernels`.
+    """
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        height, width = images.shape[-2:]
-        area = height * width * draws.uniform(self.min_scale, 1.0)
-        ratio = np.exp(draws.uniform(-np.log(self.max_ratio), np.log(self.max_ratio)))
-        heights = np.clip(np.rint(np.sqrt(area / ratio)), 1, height).astype(int)
-        widths = np.clip(np.rint(np.sqrt(area * ratio)), 1, width).astype(int)
-        tops = np.floor(draws.uniform() * (height - heights + 1)).astype(int)
-        lefts = np.floor(draws.uniform() * (width - widths + 1)).astype(int)
-        out = images.new_empty(len(images), self.size, self.size, images.shape[1])
-        out = out.permute(0, 3, 1, 2)
-        boxes = zip(tops.tolist(), lefts.tolist(), heights.tolist(), widths.tolist(), strict=True)
-        for n, (top, left, tall, wide) in enumerate(boxes):
-            # Channels last and one at a time: the layout for which torch has a fast uint8 resize.
-            out[n : n + 1] = torch.nn.functional.interpolate(
-                images[n : n + 1, :, top : top + tall, left : left + wide],
-                size=(self.size, self.size),
-                mode="bilinear",
-                antialias=True,
-            )
-        return out
+    stage = 1
+    any_size = True
+    size: int | tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Least and largest share of the picture's area."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Of width over height."""
+
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        tall, wide = placing.boxes[:, 2].astype(np.float64), placing.boxes[:, 3].astype(np.float64)
+        # All tries are drawn for everybody: a sample's numbers never depend on its batch mates.
+        area = tall * wide * draws.many(TRIES, *self.scale)
+        shape = np.exp(draws.many(TRIES, *np.log(self.ratio)))
+        heights, widths = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
+        fits = (heights > 0) & (heights <= tall) & (widths > 0) & (widths <= wide)
+        first, each, found = fits.argmax(axis=0), np.arange(len(tall)), fits.any(axis=0)
+        down, right = draws.many(2, 0.0, 1.0)
+        height, width = heights[first, each], widths[first, each]
+        if not found.all():
+            height = np.where(found, height, np.minimum(tall, np.rint(wide / self.ratio[0])))
+            width = np.where(found, width, np.minimum(wide, np.rint(tall * self.ratio[1])))
+        top = np.where(found, np.floor(down * (tall - height + 1)), (tall - height) // 2)
+        left = np.where(found, np.floor(right * (wide - width + 1)), (wide - width) // 2)
+        return placing.fitted(np.stack([top, left, height, width], axis=1), _sides(self.size))
 
 
-def _on(images: torch.Tensor, values: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(values).to(images.device)
+@dataclass(frozen=True, slots=True)
+class RandomCrop(Geometric):
+    """A window of `size` at a random place; pictures of any size that hold it."""
+
+    stage = 1
+    any_size = True
+    size: int | tuple[int, int]
+
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        room = _room(placing, _sides(self.size))
+        corners = np.floor(draws.many(2, 0.0, 1.0).T * (room + 1)).astype(np.int64)
+        return placing.windowed(corners, _sides(self.size))
 
 
-def _window(
-    images: torch.Tensor, centres: NDArray[np.int64], extent: int, size: int
-) -> torch.Tensor:
-    first = _on(images, centres - size // 2)[:, None]
-    places = torch.arange(extent, device=images.device)
-    return (places >= first) & (places < first + size)
+@dataclass(frozen=True, slots=True)
+class CentreCrop(Geometric):
+    """The middle window of `size`: what evaluation sees where training crops."""
+
+    stage = 1
+    any_size = True
+    size: int | tuple[int, int]
+
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        sides = _sides(self.size)
+        return placing.windowed(_room(placing, sides) // 2, sides)
+
+
+def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _room(placing: Placing, sides: tuple[int, int]) -> NDArray[np.int64]:
+    """How far a window of these sides may be moved in each picture."""
+    room = placing.boxes[:, 2:].astype(np.int64) - sides
+    if (room < 0).any():
+        height, width = placing.boxes[(room < 0).any(axis=1)][0, 2:].tolist()
+        raise SampleShapeError(
+            f"a picture of {height} x {width} does not hold a window of {sides[0]} x {sides[1]}:"
+            " store larger pictures, or crop smaller windows"
+        )
+    return room

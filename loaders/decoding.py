@@ -1,14 +1,22 @@
 """From a picture file to pixels: the deterministic part, done once and kept in a slot.
 
-    read -> decode -> resize the short side -> centre crop -> uint8 [3, size, size]
+    read -> decode -> fit to the stored size -> uint8 [3, height, width] over rows of RGB pixels
 
-Everything random comes later, at every serve (`augment`). Pixels stay uint8 until the device: a
-float32 batch costs the host as much as decoding did.
+    stored as    size=None            the picture as it is (sizes vary: crop them when served)
+                 size=256             its central square, fitted to 256 x 256
+                 size=256, square=False    its shorter side fitted to 256, its shape kept
+
+A JPEG that is at least twice as large as it will be stored is decoded at half its size, or a
+quarter, an eighth: the decoder leaves out the frequencies that would be thrown away. Everything
+random comes later, at every serve (`augment`). Pixels stay uint8 until the device: a float32 batch
+costs the host as much as decoding did.
 """
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -17,46 +25,86 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import DecodeError
+from loaders.kernels import Pictures, resized_crop
+
+Pixels = NDArray[np.uint8]
+Room = Callable[[tuple[int, int, int]], Pixels]
+"""Memory for a picture of [height, width, channels]."""
+
+UNREADABLE = (OSError, ValueError, Image.DecompressionBombError)
+
+
+def _anywhere(shape: tuple[int, int, int]) -> Pixels:
+    return np.empty(shape, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class PictureDecoder:
-    """Decodes one file to a square of `size` pixels."""
+    """Decodes pictures to what is stored of them."""
 
-    size: int
+    size: int | None
+    square: bool = True
 
-    def __call__(self, path: Path) -> torch.Tensor:
+    def __call__(self, path: Path, room: Room = _anywhere) -> torch.Tensor:
         try:
-            pixels = decode_pixels(path.read_bytes())
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise DecodeError(
-                f"cannot decode picture {path}: {error}; repair the file or remove it"
-            ) from error
+            data = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(str(path), error) from error
+        return self.decode(data, str(path), room)
+
+    def decode(self, data: bytes, name: str, room: Room = _anywhere) -> torch.Tensor:
+        """`name` is what an error calls it."""
+        try:
+            pixels = self._stored(data, room)
+        except UNREADABLE as error:
+            raise _unreadable(name, error) from error
         # The view is [3, H, W] over [H, W, 3] memory: channels_last, which convolutions like.
-        return torch.from_numpy(self._square(pixels)).permute(2, 0, 1)
+        return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _square(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _stored(self, data: bytes, room: Room) -> Pixels:
+        if self.size is None:
+            return decode_pixels(data, room=room)
+        pixels = decode_pixels(data, at_least=self.size)
         height, width = pixels.shape[:2]
-        if height == width == self.size:
-            return pixels
         side = min(height, width)
-        left, top = (width - side) / 2, (height - side) / 2
-        square = Image.fromarray(pixels).resize(
-            (self.size, self.size),
-            Image.Resampling.BILINEAR,
-            box=(left, top, left + side, top + side),
-            # Halve by plain averaging while the picture is over 3x too large: same look, cheaper.
-            reducing_gap=3.0,
+        if self.square:
+            tall = wide = self.size
+            box = ((height - side) // 2, (width - side) // 2, side, side)
+        else:
+            tall, wide = (max(1, round(n * self.size / side)) for n in (height, width))
+            box = (0, 0, height, width)
+        out = room((tall, wide, 3))
+        lying = Pictures(
+            np.array([pixels.ctypes.data], dtype=np.uintp),
+            np.array([height], dtype=np.int32),
+            np.array([width], dtype=np.int32),
+            3,
+            pixels,
         )
-        return np.array(square)
+        resized_crop(lying, np.array([box], dtype=np.int32), np.zeros(1, bool), None, out[None])
+        return out
 
 
-def decode_pixels(data: bytes) -> NDArray[np.uint8]:
-    """RGB pixels of an encoded picture. JPEGs in the printers' CMYK, and PNGs, go through
-    Pillow."""
+def decode_pixels(data: bytes, at_least: int = 0, room: Room | None = None) -> Pixels:
+    """RGB pixels of an encoded picture, each side `at_least` so many pixels where it may be decoded
+    smaller. JPEGs in the printers' CMYK, and PNGs, go through Pillow."""
     if simplejpeg.is_jpeg(data):
-        colorspace = simplejpeg.decode_jpeg_header(data)[2]
+        height, width, colorspace = _header(data)
         if colorspace not in ("CMYK", "YCCK"):
-            return simplejpeg.decode_jpeg(data, colorspace="RGB")
+            smaller: dict[str, Any] = {}
+            if at_least and min(height, width) >= 2 * at_least:
+                smaller = {"min_height": at_least, "min_width": at_least, "min_factor": 2}
+            elif room is not None:
+                smaller = {"buffer": room((height, width, 3)).reshape(-1)}
+            return simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller)
     with Image.open(io.BytesIO(data)) as picture:
         return np.array(picture.convert("RGB"))
+
+
+def _header(jpeg: bytes) -> tuple[int, int, str]:
+    height, width, colorspace, *_ = simplejpeg.decode_jpeg_header(jpeg)
+    return int(height), int(width), str(colorspace)
+
+
+def _unreadable(name: str, error: Exception) -> DecodeError:
+    return DecodeError(f"cannot decode picture {name}: {error}; repair the file or remove it")

@@ -3,9 +3,13 @@
 LoaderError
   SourceError       a data set that is missing, empty or unusable
   DecodeError       a sample that cannot be read (names the file and the reason)
-  SampleShapeError  samples that do not fit one slot size
+  SampleShapeError  samples of one batch that cannot be put together
+  BufferTooSmall    a memory limit that cannot hold what must be held
+  CacheError        a decoded cache that cannot be kept or read
   StateError        a saved state of another data set or seed
   PassEnded         an iterator that another one has replaced
+  WorkerDied        a worker process that was killed or crashed, twice
+  BackendMissing    a package that a backend needs is not installed
 """
 
 
@@ -22,7 +26,15 @@ class DecodeError(LoaderError):
 
 
 class SampleShapeError(LoaderError):
-    """Samples that do not fit one slot size."""
+    """Samples of one batch that cannot be put together."""
+
+
+class BufferTooSmall(LoaderError):
+    """A memory limit that cannot hold what must be held."""
+
+
+class CacheError(LoaderError):
+    """A decoded cache that cannot be kept or read, or a data set that none can be made of."""
 
 
 class StateError(LoaderError):
@@ -31,3 +43,11 @@ class StateError(LoaderError):
 
 class PassEnded(LoaderError):
     """An iterator was asked for more after the loader had begun another pass."""
+
+
+class BackendMissing(LoaderError):
+    """A package that a backend needs is not installed."""
+
+
+class WorkerDied(LoaderError):
+    """A worker process ended by itself: at its start, or again after it had been restarted."""

@@ -3,74 +3,46 @@
 One `iter()` is one pass: every sample of the rank's share is decoded once and served `reuse` times,
 in an order that is a function of (seed, pass, rank) and of nothing else.
 
-    ids of the pass -> DecodePool writes slots of the Slab -> ReuseBuffer says who forms the batch
-                       -> gather -> augment(seed, pass, id, serve) -> batch
+    ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms the batch
+                       -> workers augment it straight out of the slots (seed, pass, id, serve)
 
 The state is a few integers: which pass, how many batches of it were served. Loading it replays the
 (pure) order up to there and decodes what was alive in the buffer again; pixels are never saved.
 """
 
-import inspect
+import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, cast
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from loaders.augment import Augmentation, Draws, draw_keys
-from loaders.errors import LoaderError, SourceError, StateError
-from loaders.prefetch import DecodePool
-from loaders.reuse import MODES, Mode, ReuseBuffer, Serve, batches_per_pass
-from loaders.sources import pass_order, samples_per_rank
-from loaders.storage import Slab
+from loaders.adopt import from_dataloader, resident, split_dataset
+from loaders.augment import Augmentation
+from loaders.backends import Backend, open_source
+from loaders.batches import AugmentOn, Batch, Collate, Transform
+from loaders.cache import CacheKind, CacheSetup
+from loaders.device import DeviceFeed
+from loaders.engine import Engine, Resident, Setup, WorkerKind
+from loaders.errors import SourceError, StateError
+from loaders.machine import usable_cpus
+from loaders.passes import PassRun, Replay
+from loaders.processes import StartMethod
+from loaders.reader import OnError, PassOrder
+from loaders.reuse import MODES, Mode, ReuseBuffer, batches_per_pass
+from loaders.samplers import SamplerOrder
+from loaders.sources import pass_order, samples_per_rank, shared_out
+from loaders.stats import BatchInfo, LoaderStats
+from loaders.tuning import Choice, ReuseTuner
 
-# A batch is nested as the user's samples are: only its leaves have types here.
-Batch = Any
+log = logging.getLogger(__name__)
 
 # Order and augmentation draw from different streams of one seed.
 ORDER_STREAM = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderStats(Mapping[str, float]):
-    """Counters since the loader was made (a resumed loader goes on counting)."""
-
-    decoded: int = 0
-    """Samples decoded and served: one a first serve."""
-    extra_decodes: int = 0
-    """Decodes beyond those: refills after a resume, look-ahead of a pass that was left early."""
-    served: int = 0
-    reused: int = 0
-    """Serves that needed no decode."""
-    stall_seconds: float = 0.0
-    """Time the consumer waited for a decode."""
-    serve_seconds: float = 0.0
-    """Time spent gathering and augmenting batches."""
-    buffer_bytes: int = 0
-
-    def __getitem__(self, key: str) -> float:
-        return getattr(self, key)
-
-    def __iter__(self) -> Iterator[str]:
-        return (field.name for field in fields(self))
-
-    def __len__(self) -> int:
-        return len(fields(self))
-
-
-@dataclass(frozen=True, slots=True)
-class BatchInfo:
-    """Who the latest batch was made of."""
-
-    pass_index: int
-    batch_index: int
-    ids: NDArray[np.int64]
-    serves: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +63,10 @@ class ReuseLoader:
         self,
         dataset: Any,  # map-style: len() and [i]; torch's Dataset does not promise len()
         batch_size: int = 128,
-        reuse: int = 3,
+        reuse: int | Literal["auto"] = 3,
         buffer_batches: int = 3,
         reaugment: bool = True,
-        augment: Augmentation | Callable[[torch.Tensor], torch.Tensor] | None = None,
+        augment: Augmentation | Transform | None = None,
         mode: Mode = "rolling",
         workers: int | Literal["auto"] = "auto",
         shuffle: bool = True,
@@ -103,31 +75,101 @@ class ReuseLoader:
         pin_memory: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        *,
+        most_reuse: int = 8,
+        once: Augmentation | None = None,
+        buffer_bytes: int | None = None,
+        worker_kind: WorkerKind = "thread",
+        start_method: StartMethod | None = None,
+        backend: Backend = "native",
+        cache: CacheKind | None = None,
+        cache_bytes: int | None = None,
+        cache_dir: str | Path | None = None,
+        sampler: Any = None,
+        collate: Collate | None = None,
+        on_error: OnError = "raise",
+        device: torch.device | str | None = None,
+        augment_on: AugmentOn = "cpu",
     ) -> None:
-        """`augment(images, draws)` runs on a batch [N, C, H, W]; a function of one argument (a
-        torchvision transform) runs on each image. Both at every serve; `reaugment=False` repeats
-        the first serve's draws. `rank`, `world_size`: those of torch.distributed unless given."""
-        self.dataset = dataset
+        """See the README's table of arguments. `augment(images, draws)` runs on a batch
+        [N, C, H, W]; a function of one argument (a torchvision transform) runs on each image. Both
+        at every serve; `reaugment=False` repeats the first serve's draws. `once(images, draws)`
+        runs when a sample is decoded, and all its serves share what it drew."""
         self.buffer_batches = buffer_batches
-        self.augment = augment
+        self.buffer_bytes = buffer_bytes
         self.mode: Mode = mode
-        self.workers = (os.cpu_count() or 1) if workers == "auto" else workers
+        self.workers = usable_cpus() if workers == "auto" else workers
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
-        self.pin_memory = pin_memory
+        self._sampler = sampler
         self.last_batch: BatchInfo | None = None
         self._rank = rank
         self._world_size = world_size
         self._pass = 0
         self._served_batches = 0
         self._resuming = False
-        self._next = Serving(reuse, reaugment, batch_size)
+        self._tuner = ReuseTuner(most_reuse) if reuse == "auto" else None
+        self._next = Serving(1 if reuse == "auto" else reuse, reaugment, batch_size)
         self._running = self._next
-        self._slab: Slab | None = None
-        self._pool: DecodePool | None = None
+        self._engine: Engine | None = None
+        self._following: PassOrder | None = None
+        self._run: PassRun | None = None
         self._stats = LoaderStats()
+        self._feed = None if device is None else DeviceFeed(torch.device(device))
+        self.dataset = open_source(dataset, backend)
         self._check(self._next)
+        split = None
+        if augment is None and once is None:
+            self.dataset, split = split_dataset(self.dataset)
+            if split is not None and split.decode is None and split.augment is None:
+                log.warning("%s", split.report)
+        folder = None if cache_dir is None else Path(cache_dir)
+        kept = None if cache is None else CacheSetup(cache, cache_bytes, folder)
+        self._setup = Setup(
+            dataset=self.dataset,
+            augment=augment,
+            split=split,
+            once=once,
+            collate=collate,
+            on_error=on_error,
+            workers=self.workers,
+            worker_kind=worker_kind,
+            start_method=start_method,
+            buffer_bytes=buffer_bytes,
+            pin_memory=pin_memory and torch.cuda.is_available(),
+            augment_on=augment_on,
+            seed=seed,
+            resident=None if once or cache or collate else _resident(self.dataset),
+            cache=kept,
+        )
+
+    @classmethod
+    def from_dataloader(
+        cls,
+        loader: torch.utils.data.DataLoader[Any],
+        reuse: int | Literal["auto"] = 3,
+        **changes: Any,
+    ) -> "ReuseLoader":
+        """Serves what `loader` serves: its data set, batch size, workers, sampler, collate
+        function. `changes` are further arguments of `ReuseLoader`, and win."""
+        adopted = from_dataloader(loader)
+        for note in adopted.notes:
+            log.warning("%s", note)
+        taken = {
+            "batch_size": adopted.batch_size,
+            "shuffle": adopted.shuffle,
+            "sampler": adopted.sampler,
+            "drop_last": adopted.drop_last,
+            "workers": adopted.workers,
+            "collate": adopted.collate,
+            "pin_memory": adopted.pin_memory,
+            "rank": adopted.rank,
+            "world_size": adopted.world_size,
+        }
+        if adopted.seed is not None:
+            taken["seed"] = adopted.seed
+        return cls(adopted.dataset, **{**taken, "reuse": reuse, **changes})
 
     # ---- what a training loop uses --------------------------------------------------------------
 
@@ -135,11 +177,7 @@ class ReuseLoader:
         """Batches served in the pass that the next iter() starts (or goes on with)."""
         serving = self._running if self._resuming else self._next
         whole = batches_per_pass(
-            samples_per_rank(len(self.dataset), self.world_size),
-            serving.batch_size,
-            serving.reuse,
-            self.mode,
-            self.drop_last,
+            self._share(), serving.batch_size, serving.reuse, self.mode, self.drop_last
         )
         return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
@@ -149,7 +187,16 @@ class ReuseLoader:
 
     @property
     def stats(self) -> LoaderStats:
-        return replace(self._stats, buffer_bytes=self._slab.nbytes if self._slab else 0)
+        engine = self._engine
+        if engine is None:
+            return self._stats
+        return replace(
+            self._stats,
+            skipped=len(engine.reader.skipped),
+            buffer_bytes=engine.slab.nbytes if engine.slab else 0,
+            batch_bytes=engine.blocks.made_bytes,
+            cache_bytes=engine.cache.nbytes if engine.cache else 0,
+        )
 
     @property
     def reuse(self) -> int:
@@ -162,6 +209,11 @@ class ReuseLoader:
     @property
     def batch_size(self) -> int:
         return self._next.batch_size
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """The samples that could not be read so far, and why (on_error="skip")."""
+        return dict(self._engine.reader.skipped) if self._engine else {}
 
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
@@ -180,6 +232,27 @@ class ReuseLoader:
         """End passes after `batches` batches (None: serve them whole), from the next pass on."""
         self._next = replace(self._next, pass_limit=batches)
 
+    def close(self) -> None:
+        """End workers and let go of memory. The loader may be used again; safe to call again."""
+        self._leave()
+        if self._engine is not None:
+            self._engine.close()
+            if self._following is not None:
+                self._count_extra(self._following.decoded)
+            self._engine = self._following = None
+
+    def __enter__(self) -> "ReuseLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To another process go the arguments and the position, no threads and no memory."""
+        return self.__dict__ | {"_engine": None, "_following": None, "_run": None}
+
+    # ---- state ----------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "samples": len(self.dataset),
@@ -188,12 +261,14 @@ class ReuseLoader:
             "pass": self._pass,
             "served_batches": self._served_batches,
             "buffer_batches": self.buffer_batches,
+            "buffer_bytes": self.buffer_bytes,
             "mode": self.mode,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "running": asdict(self._running),
             "next": asdict(self._next),
-            "stats": dict(self._stats),
+            "tuner": self._tuner.state_dict() if self._tuner else None,
+            "stats": {**self._stats, "serves": list(self._stats.serves)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -203,6 +278,7 @@ class ReuseLoader:
             ("seed", self.seed),
             ("mode", self.mode),
             ("buffer_batches", self.buffer_batches),
+            ("buffer_bytes", self.buffer_bytes),
             ("shuffle", self.shuffle),
             ("drop_last", self.drop_last),
         ):
@@ -217,10 +293,13 @@ class ReuseLoader:
                 f" {state['world_size']} ranks, this run has {self.world_size}: another number of"
                 " ranks can only resume where a pass ends"
             )
+        self._leave()
         self._running, self._next = Serving(**state["running"]), Serving(**state["next"])
         self._pass, self._served_batches = state["pass"], state["served_batches"]
-        self._stats = LoaderStats(**state["stats"])
+        self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
         self._resuming = self._served_batches > 0
+        if self._tuner and state["tuner"]:
+            self._tuner.load_state_dict(state["tuner"])
 
     # ---- ranks ----------------------------------------------------------------------------------
 
@@ -236,9 +315,29 @@ class ReuseLoader:
             return self._world_size
         return torch.distributed.get_world_size() if _distributed() else 1
 
+    def _share(self) -> int:
+        """Samples of a pass on this rank."""
+        drawn = len(self.dataset) if self._sampler is None else len(self._sampler)
+        return samples_per_rank(drawn, self.world_size)
+
+    def _order(self, pass_index: int) -> PassOrder:
+        ranks = {"rank": self.rank, "world_size": self.world_size}
+        if self._sampler is None:
+            ids = pass_order(
+                len(self.dataset),
+                seed=self.seed,
+                pass_index=pass_index,
+                shuffle=self.shuffle,
+                **ranks,
+            )
+        else:
+            ids = shared_out(SamplerOrder.order(self._sampler, self.seed, pass_index), **ranks)
+        return PassOrder(pass_index, ids)
+
     # ---- one pass -------------------------------------------------------------------------------
 
     def _serve_pass(self) -> Iterator[Batch]:
+        self._leave()  # an iterator that was left open
         batches = len(self)
         if self._resuming:
             self._resuming = False
@@ -247,113 +346,108 @@ class ReuseLoader:
                 # The consumer left the pass before its end: its samples are gone, the next begins.
                 self._pass, self._served_batches = self._pass + 1, 0
             self._running = self._next
-        serving, pass_index = self._running, self._pass
-        share = samples_per_rank(len(self.dataset), self.world_size)
+        run = self._run = self._begin(batches)
+        try:
+            for taken in run:
+                self._stats, self.last_batch = taken.stats, taken.info
+                self._served_batches += 1
+                if self._tuner and (choice := self._tuner.feed(taken.measured)):
+                    self._choose(choice)
+                if taken.last:
+                    self._end(run)
+                else:
+                    self._look_ahead(run)
+                yield taken.batch
+        finally:
+            if self._run is run:
+                self._leave()
+
+    def _begin(self, batches: int) -> PassRun:
+        serving, pass_index, first = self._running, self._pass, self._served_batches
+        share = self._share()
         if serving.batch_size > share:
             raise ValueError(
                 f"batch_size {serving.batch_size} is larger than a rank's share of the data set"
                 f" ({share} of {len(self.dataset)} samples on {self.world_size} ranks): lower it"
             )
-        ids = pass_order(
-            len(self.dataset),
-            seed=self.seed,
-            pass_index=pass_index,
-            shuffle=self.shuffle,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+        engine = self._engine_here()
         plan = ReuseBuffer(
-            samples=len(ids),
+            samples=share,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
-            buffer_batches=self.buffer_batches,
+            buffer_batches=self._buffer_within_limit(engine, serving.batch_size),
             mode=self.mode,
             shuffle=self.shuffle,
             drop_last=self.drop_last,
             seed=(self.seed, ORDER_STREAM, pass_index, self.rank),
         )
-        order = iter(plan)
-        skipped = [serve for _, serve in zip(range(self._served_batches), order, strict=False)]
-        uses = np.zeros(len(ids), dtype=np.int64)
-        for serve in skipped:
-            np.add.at(uses, serve.positions, 1)
-        jobs = np.flatnonzero(uses < serving.reuse).tolist()
-        slab = self._slab_for(plan.capacity, ids)
+        replay = Replay.of(plan, first)
+        order, self._following = self._following, None
+        if order is not None and (engine.slots != plan.capacity or order.pass_index != pass_index):
+            engine.stop()
+            self._count_extra(order.decoded)
+            order = None
+        order = order or self._order(pass_index)
+        jobs = np.flatnonzero(replay.uses < serving.reuse)
+        # Lightning evaluates in inference mode, whose tensors nobody may write to outside it.
+        with torch.inference_mode(False):
+            pool = engine.ready_for(plan.capacity, order, jobs)
+        engine.begin(order, jobs, serving.reuse, serving.reaugment)
+        return PassRun(engine, pool, order, replay, first, batches, self._stats, self._feed)
 
-        def decode(position: int, slot: int) -> None:
-            sample_id = int(ids[position])
-            with _named(sample_id, pass_index):
-                slab.write(slot, self.dataset[sample_id], sample_id)
+    def _look_ahead(self, run: PassRun) -> None:
+        """Let the workers go on with the next pass where this one's samples are all taken."""
+        serving = self._running
+        if (
+            self._following is None
+            and run.pool.all_taken
+            and self._sampler is None
+            and run.whole
+            and self._next.batch_size == serving.batch_size
+            and self._setup.resident is None
+        ):
+            self._following = self._order(self._pass + 1)
+            assert self._engine is not None
+            self._engine.follow(self._following, serving.reuse)
 
-        first, decoded_before = self._served_batches, self._stats.decoded
-        if self._pool is not None:
-            self._pool.close()  # an iterator that was left open: its workers share the slab
-        self._pool = pool = DecodePool(decode, jobs, slots=slab.slots, workers=self.workers)
-        try:
-            with pool:
-                for index, serve in zip(range(first, batches), order, strict=False):
-                    batch = self._serve(serve, ids, pass_index, index, pool, slab, uses)
-                    if index + 1 == batches:
-                        self._pass, self._served_batches = pass_index + 1, 0
-                    else:
-                        self._served_batches = index + 1
-                    yield batch
-        finally:
-            needed = self._stats.decoded - decoded_before
-            extra = self._stats.extra_decodes + pool.decoded - needed
-            self._stats = replace(self._stats, extra_decodes=extra)
+    def _end(self, run: PassRun) -> None:
+        run.pool.finish()
+        self._count_extra(run.extra_decodes())
+        self._run = None
+        self._pass, self._served_batches = self._pass + 1, 0
 
-    def _serve(
-        self,
-        serve: Serve,
-        ids: NDArray[np.int64],
-        pass_index: int,
-        batch_index: int,
-        pool: DecodePool,
-        slab: Slab,
-        uses: NDArray[np.int64],
-    ) -> Batch:
-        positions, serves = serve.positions, serve.serves
-        stalled_before = pool.stall_seconds
-        slots = pool.wait(positions)
-        started = time.perf_counter()
-        columns = slab.gather(slots, self.pin_memory and torch.cuda.is_available())
-        np.add.at(uses, positions, 1)
-        pool.release(np.unique(positions[uses[positions] == self._running.reuse]))
-        info = BatchInfo(pass_index, batch_index, ids[positions], serves)
-        self._augment(columns, info)
-        batch = slab.nest(columns)
-        self.last_batch = info
-        first_serves = int((serves == 0).sum())
-        self._stats = replace(
-            self._stats,
-            decoded=self._stats.decoded + first_serves,
-            served=self._stats.served + len(serves),
-            reused=self._stats.reused + len(serves) - first_serves,
-            stall_seconds=self._stats.stall_seconds + pool.stall_seconds - stalled_before,
-            serve_seconds=self._stats.serve_seconds + time.perf_counter() - started,
-        )
-        return batch
-
-    def _augment(self, columns: list[Any], info: BatchInfo) -> None:
-        if self.augment is None:
+    def _leave(self) -> None:
+        """Stop a pass that was not served to its end."""
+        run, self._run = self._run, None
+        if run is None or self._engine is None:
             return
-        number = next((n for n, c in enumerate(columns) if getattr(c, "ndim", 0) >= 3), None)
-        if number is None:
-            raise LoaderError(
-                "augment was given, but no part of a sample has two dimensions or more: there is"
-                " no picture to augment"
-            )
-        serves = info.serves if self._running.reaugment else np.zeros_like(info.serves)
-        draws = Draws(draw_keys(self.seed, info.pass_index, info.ids, serves))
-        columns[number] = run_augmentation(self.augment, columns[number], draws)
+        self._engine.stop()
+        self._count_extra(run.extra_decodes())
+        if self._following is not None:
+            self._count_extra(self._following.decoded)
+            self._following = None
 
-    def _slab_for(self, slots: int, ids: NDArray[np.int64]) -> Slab:
-        if self._slab is None or self._slab.slots != slots:
-            # Lightning evaluates in inference mode, whose tensors nobody may write to outside it.
-            with torch.inference_mode(False), _named(int(ids[0]), self._pass):
-                self._slab = Slab(self.dataset[int(ids[0])], slots)
-        return self._slab
+    def _count_extra(self, decodes: int) -> None:
+        self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
+
+    def _choose(self, choice: Choice) -> None:
+        log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
+        self._next = replace(self._next, reuse=choice.reuse)
+
+    # ---- what it runs on ------------------------------------------------------------------------
+
+    def _engine_here(self) -> Engine:
+        if self._engine is not None and self._engine.pid != os.getpid():
+            self._engine = None  # a fork has no threads of its parent, and no say over its memory
+        if self._engine is None:
+            self._engine = Engine(self._setup, self.rank)
+            weakref.finalize(self, self._engine.close)
+        return self._engine
+
+    def _buffer_within_limit(self, engine: Engine, batch_size: int) -> int:
+        if self.buffer_bytes is None:
+            return self.buffer_batches
+        return min(self.buffer_batches, engine.batches_within(self.buffer_bytes, batch_size))
 
     # ---- arguments ------------------------------------------------------------------------------
 
@@ -375,48 +469,16 @@ class ReuseLoader:
             )
         if len(self.dataset) == 0:
             raise SourceError("the data set is empty: there is nothing to serve")
-        if serving.batch_size > len(self.dataset):
+        if serving.batch_size > len(self.dataset) and self._sampler is None:
             raise ValueError(
                 f"batch_size {serving.batch_size} is larger than the data set ({len(self.dataset)}"
                 " samples): lower batch_size"
             )
 
 
-@contextmanager
-def _named(sample_id: int, pass_index: int) -> Iterator[None]:
-    """Whatever a data set raises says which sample it was about."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"while decoding sample {sample_id} of pass {pass_index}")
-        raise
-
-
-def run_augmentation(
-    augment: Augmentation | Callable[[torch.Tensor], torch.Tensor],
-    images: torch.Tensor,
-    draws: Draws,
-) -> torch.Tensor:
-    """A batched augmentation on the batch; a one-argument transform on each image, seeded by it."""
-    if _arguments(augment) >= 2:
-        return cast(Augmentation, augment)(images, draws)
-    transform = cast(Callable[[torch.Tensor], torch.Tensor], augment)
-    out = []
-    kept = torch.default_generator.get_state()
-    try:
-        for image, key in zip(images, draws.keys.tolist(), strict=True):
-            torch.default_generator.manual_seed(key)
-            out.append(transform(image))
-    finally:
-        torch.default_generator.set_state(kept)
-    return torch.stack(out)
-
-
-def _arguments(function: Callable[..., object]) -> int:
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(target).parameters.values()
-    return sum(p.kind in kinds and (p.default is p.empty or p.name == "draws") for p in parameters)
+def _resident(dataset: Any) -> Resident | None:
+    there = resident(dataset)
+    return None if there is None else Resident(tuple(there[0]), there[1])
 
 
 def _distributed() -> bool:

@@ -1,127 +1,306 @@
-"""The only threads: decode samples ahead of their serve into free slots.
+"""The only threads: decode samples ahead of their serve, and make batches ahead of the consumer.
 
-    jobs (positions in order) -> worker takes the next one once a slot is free -> decode -> ready
-                                            ^                                               |
-    release(positions) after the last serve |<------------- wait(positions) by the consumer <
+    jobs of a pass -> worker takes a few, a free slot each -> read -> ready --+
+         ^                                                                    v
+         '-- slots fall free <- batch made (in order) <- batch planned and all its samples ready
 
-Back-pressure is the free slots: no queue, nothing unbounded. Positions are taken in order, and the
+Workers prefer making a batch to decoding. Back-pressure is the free slots and the number of batches
+that the consumer has planned: no queue, nothing unbounded. Positions are taken in order, and the
 reuse buffer never asks for one before all earlier ones had a slot, so waiting cannot deadlock.
-A worker's failure reaches the consumer as the original exception, with a note which sample it was.
+
+While one pass drains, the workers already decode the next one's first samples into the slots that
+fall free (`follow`), so a pass does not begin with an empty buffer. Between two passes nobody waits
+for them: they fill what is free and end; `begin` starts new ones.
+
+A worker's failure reaches the consumer as the original exception, once every batch that does not
+need the failed sample was handed out: at the same batch for any number of workers.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loaders.errors import PassEnded
+from loaders.reuse import Serve
 
 JOIN_SECONDS = 10.0
+CHUNK_SECONDS = 0.002
+"""A worker takes as many samples at once as take about so long: a lock costs less then."""
+MOST_IN_CHUNK = 32
 NO_SLOT = -1
 
+Done = Callable[[int], None]
+Read = Callable[[Sequence[int], Sequence[int], Done], None]
+Make = Callable[[int, Serve, NDArray[np.int64]], Any]
 
-class DecodePool:
-    """Decodes `jobs` in order, `workers` at a time, into `slots` slots. Use it as a context."""
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """The decoding of one pass: `read(positions, slots, done)` for all of `jobs`, in order.
+    It calls `done(position)` as soon as one of them is in its slot."""
+
+    jobs: NDArray[np.int64]
+    read: Read
+    make: Make
+    """`make(index, serve, slots)`: a batch of decoded samples. Called on a worker, like `read`."""
+    reuse: int
+    resident: bool = False
+    """The samples lie in the data set's own memory: `slot_of` is given, and nothing falls free."""
+    taken: int = 0
+    busy: int = 0
+    """Workers that are reading now."""
+    error: BaseException | None = None
+    slot_of: NDArray[np.int64] = field(init=False)
+    ready: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        positions = int(self.jobs.max(initial=-1)) + 1
+        self.slot_of = np.full(positions, NO_SLOT, dtype=np.int64)
+        self.ready = np.zeros(positions, dtype=bool)
+
+    def release(self, positions: NDArray[np.int64]) -> list[int]:
+        if self.resident:
+            return []
+        slots = self.slot_of[positions].tolist()
+        self.slot_of[positions] = NO_SLOT
+        return slots
+
+
+@dataclass(slots=True, eq=False)
+class Planned:
+    """A batch from its plan until the consumer has it."""
+
+    index: int
+    serve: Serve
+    started: bool = False
+    made: bool = False
+    released: bool = False
+    batch: Any = None
+    error: BaseException | None = None
+
+
+class Prefetcher:
+    """`workers` threads over `slots` slots. One consumer; `close()` when it has gone."""
 
     def __init__(
-        self,
-        decode: Callable[[int, int], None],
-        jobs: Sequence[int],
-        *,
-        slots: int,
-        workers: int,
-        clock: Callable[[], float] = time.perf_counter,
+        self, *, slots: int, workers: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`decode(position, slot)` runs on worker threads, one call a position."""
-        self._decode = decode
-        self._jobs = jobs
+        self._workers = workers
         self._clock = clock
-        self._next = 0
         self._free = list(range(slots - 1, -1, -1))
-        self._slot_of = np.full(max(jobs, default=-1) + 1, NO_SLOT, dtype=np.int64)
-        self._ready = np.zeros(len(self._slot_of), dtype=bool)
-        self._error: BaseException | None = None
+        self._work: Work | None = None
+        self._following: Work | None = None
+        self._batches: deque[Planned] = deque()
+        self._consumer = False
+        self._waiting = False
         self._stopping = False
-        self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"perfect-decode-{n}", daemon=True)
-            for n in range(workers)
-        ]
+        lock = threading.Lock()
+        self._something_to_do = threading.Condition(lock)
+        self._something_done = threading.Condition(lock)
+        self._lock = lock
+        self._threads: list[threading.Thread] = []
+        self._started = 0
         self.decoded = 0
+        self.decode_seconds = 0.0
+        """Time that workers spent reading, all together."""
         self.stall_seconds = 0.0
+        """Time that the consumer waited."""
 
-    def __enter__(self) -> "DecodePool":
-        for thread in self._threads:
-            thread.start()
-        return self
+    # ---- the consumer's side --------------------------------------------------------------------
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def begin(self, work: Work) -> None:
+        """Serve `work` from now on: the one that followed, or another."""
+        with self._lock:
+            if self._following is not work:
+                self._forget(self._following)
+            self._forget(self._work)
+            self._work, self._following = work, None
+            self._batches.clear()
+            self._consumer = True
+            self._start_threads()
+            self._something_to_do.notify_all()
 
-    def wait(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slots of `positions`, once all of them are decoded. Called by the consumer."""
-        with self._changed:
-            if not self._answerable(positions):
-                started = self._clock()
-                self._changed.wait_for(lambda: self._answerable(positions))
-                self.stall_seconds += self._clock() - started
-            if self._error:
-                raise self._error
+    def follow(self, work: Work) -> None:
+        """What to decode when the jobs of this pass are all taken."""
+        with self._lock:
+            self._following = work
+            self._something_to_do.notify_all()
+
+    @property
+    def all_taken(self) -> bool:
+        return self._work is not None and self._work.taken == len(self._work.jobs)
+
+    @property
+    def following(self) -> Work | None:
+        return self._following
+
+    def plan(self, index: int, serve: Serve) -> None:
+        """Make this batch after those that were planned before, once its samples are there."""
+        with self._lock:
+            self._batches.append(Planned(index, serve))
+            self._something_to_do.notify()
+
+    def take(self) -> Any:
+        """The next planned batch. The consumer makes it itself if no worker has begun to."""
+        with self._lock:
+            while not self._stopping and not (first := self._batches[0]).made:
+                work = self._work
+                if job := self._batch_to_make(only=first):
+                    self._run(job)
+                elif work is not None and work.error and not work.busy and not first.started:
+                    raise work.error
+                else:
+                    started, self._waiting = self._clock(), True
+                    self._something_done.wait()
+                    self._waiting = False
+                    self.stall_seconds += self._clock() - started
             if self._stopping:
                 raise PassEnded(
                     "this pass has ended: the loader began another one; use one iterator at a time"
                 )
-            return self._slot_of[positions]
+            done = self._batches.popleft()
+            if done.error:
+                raise done.error
+            return done.batch
 
-    def release(self, positions: NDArray[np.int64]) -> None:
-        """`positions` were served for the last time: their slots are free. Called by the
-        consumer."""
-        if len(positions):
-            with self._changed:
-                self._free += self._slot_of[positions].tolist()
-                self._changed.notify_all()
+    def finish(self) -> None:
+        """The last batch of the pass was taken: nobody waits until the next `begin`."""
+        with self._lock:
+            self._consumer = False
+            self._forget(self._work)
+            self._work = None
+            self._something_to_do.notify_all()
 
     def close(self) -> None:
-        """Stop and join the workers; safe to call again."""
-        with self._changed:
+        """Stop and join the workers; safe to call again, and from a worker's own thread."""
+        with self._lock:
             self._stopping = True
-            self._changed.notify_all()
+            self._something_to_do.notify_all()
+            self._something_done.notify_all()
         for thread in self._threads:
-            if thread.is_alive():
+            if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(JOIN_SECONDS)
 
-    def _work(self) -> None:
-        while (job := self._take()) is not None:
-            position, slot = job
-            try:
-                self._decode(position, slot)
-            except BaseException as error:
-                with self._changed:
-                    self._error = self._error or error
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._ready[position] = True
-                self.decoded += 1
-                self._changed.notify_all()
+    # ---- the workers' side (all of it under the lock, but for reading and making) ----------------
 
-    def _take(self) -> tuple[int, int] | None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopping or self._error or self._done or self._free
+    def _start_threads(self) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while self._started < self._workers:
+            thread = threading.Thread(
+                target=self._serve_jobs, name=f"perfect-decode-{self._started}", daemon=True
             )
-            if self._stopping or self._error or self._done:
-                return None
-            position, slot = int(self._jobs[self._next]), self._free.pop()
-            self._next += 1
-            self._slot_of[position] = slot
-            return position, slot
+            self._started += 1
+            self._threads.append(thread)
+            thread.start()
 
-    def _answerable(self, positions: NDArray[np.int64]) -> bool:
-        return self._stopping or self._error is not None or bool(self._ready[positions].all())
+    def _serve_jobs(self) -> None:
+        with self._lock:
+            while not self._stopping:
+                job = self._batch_to_make() or self._chunk_to_read()
+                if job is not None:
+                    self._run(job)
+                elif self._consumer:
+                    self._something_to_do.wait()
+                else:
+                    break
+            self._started -= 1
 
-    @property
-    def _done(self) -> bool:
-        return self._next == len(self._jobs)
+    def _run(self, job: Callable[[], None]) -> None:
+        """Outside the lock."""
+        self._lock.release()
+        try:
+            job()
+        finally:
+            self._lock.acquire()
+
+    def _batch_to_make(self, only: Planned | None = None) -> Callable[[], None] | None:
+        work = self._work
+        if work is None:
+            return None
+        planned = next((batch for batch in self._batches if not batch.started), None)
+        if planned is None or (only is not None and planned is not only):
+            return None
+        positions = planned.serve.positions
+        if not work.ready[positions].all():
+            return None
+        planned.started = True
+        slots = work.slot_of[positions]
+        return lambda: self._make(work, planned, slots)
+
+    def _make(self, work: Work, planned: Planned, slots: NDArray[np.int64]) -> None:
+        try:
+            planned.batch = work.make(planned.index, planned.serve, slots)
+        except BaseException as error:
+            planned.error = error
+        with self._lock:
+            planned.made = True
+            # A slot may be read by a batch that was planned earlier and is still being made: slots
+            # fall free in the order of the plan.
+            for batch in self._batches:
+                if not batch.made:
+                    break
+                if not batch.released:
+                    last = batch.serve.serves == work.reuse - 1
+                    self._free += work.release(batch.serve.positions[last])
+                    batch.released = True
+            self._something_to_do.notify_all()
+            self._something_done.notify_all()
+
+    def _chunk_to_read(self) -> Callable[[], None] | None:
+        for work in (self._work, self._following):
+            if work is None or work.error or work.taken == len(work.jobs) or not self._free:
+                continue
+            mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
+            wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
+            # Leave some for the others, or a short row of free slots is decoded by one worker.
+            fair = -(-len(self._free) // self._workers)
+            count = min(wanted, fair, len(work.jobs) - work.taken)
+            positions = [int(p) for p in work.jobs[work.taken : work.taken + count]]
+            slots = [self._free.pop() for _ in positions]
+            work.taken += count
+            work.busy += 1
+            work.slot_of[positions] = slots
+            return lambda: self._read(work, positions, slots)
+        return None
+
+    def _read(self, work: Work, positions: list[int], slots: list[int]) -> None:
+        error, started = None, self._clock()
+        try:
+            work.read(positions, slots, partial(self._one_done, work))
+        except BaseException as raised:
+            error = raised
+        seconds = self._clock() - started
+        with self._lock:
+            work.busy -= 1
+            # Of a pass that was left meanwhile, or after a failure.
+            useless = np.array(positions)[~work.ready[positions]]
+            if len(useless):
+                self._free += work.release(useless)
+                self._something_to_do.notify_all()
+            if error is None:
+                self.decode_seconds += seconds
+                self.decoded += len(positions)
+            work.error = work.error or error
+            if work.error:
+                self._something_done.notify_all()
+
+    def _one_done(self, work: Work, position: int) -> None:
+        with self._lock:
+            if work is not self._work and work is not self._following:
+                return
+            work.ready[position] = True
+            # A worker that decodes on makes the batch only later: the consumer may do it now.
+            if self._waiting and work.ready[self._batches[0].serve.positions].all():
+                self._something_done.notify_all()
+
+    def _forget(self, work: Work | None) -> None:
+        """What it holds falls free; what is being read does when it was read."""
+        if work is not None:
+            self._free += work.release(np.flatnonzero(work.ready & (work.slot_of != NO_SLOT)))

@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
-from loaders.decoding import PictureDecoder
+from loaders.decoding import PictureDecoder, Room
 from loaders.errors import SourceError
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -36,7 +38,12 @@ def pass_order(
     order = np.arange(samples)
     if shuffle:
         order = np.random.default_rng(np.random.SeedSequence((seed, pass_index))).permutation(order)
-    return np.resize(order, samples_per_rank(samples, world_size) * world_size)[rank::world_size]
+    return shared_out(order, rank, world_size)
+
+
+def shared_out(order: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
+    whole = np.resize(order, samples_per_rank(len(order), world_size) * world_size)
+    return whole[rank::world_size].copy()
 
 
 def samples_per_rank(samples: int, world_size: int) -> int:
@@ -73,9 +80,24 @@ class PictureFiles:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.decoder(self.paths[index]), self.labels[index]
 
+    def read_into(self, index: int, room: Room) -> tuple[torch.Tensor, int]:
+        """The same, its pixels in the memory that `room` gives where that saves a copy."""
+        return self.decoder(self.paths[index], room), self.labels[index]
 
-def picture_folder(root: Path, size: int) -> PictureFiles:
-    """`root/CLASS/*.jpg`, classes in alphabetical order (torchvision's ImageFolder layout)."""
+
+def unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
+    """What torch's `Subset`s are subsets of, and their rows in it (None: all of them)."""
+    rows: NDArray[np.int64] | None = None
+    while type(dataset) is Subset:
+        indices = np.asarray(dataset.indices, dtype=np.int64)
+        rows = indices if rows is None else indices[rows]
+        dataset = dataset.dataset
+    return dataset, rows
+
+
+def picture_folder(root: Path, size: int | None = None, square: bool = True) -> PictureFiles:
+    """`root/CLASS/*.jpg`, classes in alphabetical order (torchvision's ImageFolder layout). `size`,
+    `square`: what is stored of a picture (`decoding`)."""
     if not root.is_dir():
         raise SourceError(f"no folder {root}: give the folder that holds one folder a class")
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
@@ -94,7 +116,7 @@ def picture_folder(root: Path, size: int) -> PictureFiles:
             f"only one class under {root} ('{classes[labels[0]]}'): a classifier needs at least two"
             " folders with pictures"
         )
-    return PictureFiles(paths, labels, tuple(classes), PictureDecoder(size))
+    return PictureFiles(paths, labels, tuple(classes), PictureDecoder(size, square))
 
 
 def cifar10(root: Path, train: bool) -> PictureArrays:

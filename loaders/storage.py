@@ -1,143 +1,337 @@
 """The slab: one preallocated row of slots for decoded samples, with exact byte accounting.
 
-A sample is any nest of tuples, lists and dicts. Its leaves decide the slab's columns once, from the
-first sample: tensors, arrays and pictures become one preallocated tensor [slots, ...] each, in the
-layout the sample has (a channels_last picture stays channels_last), numbers likewise, anything else
-(strings, ...) a list. A later sample of another shape is an error, never a silent reallocation.
+The leaves of the first sample decide the slab's columns: an array leaf becomes memory for `slots`
+of its kind, in the layout that it has (a channels_last picture stays channels_last). A slot is
+usually the row of that memory; three things make it another one:
+
+    row   |  slot 0  |  slot 1  |  slot 2  |  slot 3  |      the template's size: the usual case
+             as is     smaller:    larger:     lent: it points into the decoded cache, nothing
+                       fits in     memory of   is copied
+                       the row     its own
+
+Different slots may be written by different threads. Memory of a slot's own counts, and growing past
+`limit_bytes` is an error, never a silent growth.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
-from loaders.errors import SampleShapeError
+from loaders.blocks import Blocks
+from loaders.errors import BufferTooSmall, SampleShapeError
+from loaders.kernels import Pictures
+from loaders.leaves import Leaf, Nest, Sample, as_tensor, leaves_of, like, structure_of
 
-# A sample is whatever the user's data set returns: only its leaves have types here.
-Sample = Any
-Leaf = torch.Tensor | object
-Column = torch.Tensor | list[object]
+# numpy has no name for these: their bits travel as integers.
+CARRIERS = ((torch.bfloat16, torch.int16),)
 
-
-Nest = Callable[[Sequence[Any]], Any]
-
-
-def flatten(sample: Sample) -> tuple[list[Any], Nest, object]:
-    """The leaves of a nested sample, how to nest as many values the same way, and its structure."""
-    if isinstance(sample, dict):
-        keys = sorted(sample, key=repr)  # two samples may list their keys in another order
-        leaves, nest, inner = flatten([sample[key] for key in keys])
-
-        def nest_dict(values: Sequence[Any]) -> Any:
-            by_key = dict(zip(keys, nest(values), strict=True))
-            return {key: by_key[key] for key in sample}
-
-        return leaves, nest_dict, (*keys, inner)
-    if not isinstance(sample, tuple | list):
-        return [sample], lambda values: values[0], None
-    parts = [flatten(part) for part in sample]
-    sizes = [len(leaves) for leaves, _, _ in parts]
-
-    def nest_parts(values: Sequence[Any]) -> Any:
-        nested, start = [], 0
-        for (_, nest, _), size in zip(parts, sizes, strict=True):
-            nested.append(nest(values[start : start + size]))
-            start += size
-        # As torch's default collate does: a namedtuple stays one, a tuple becomes a list.
-        return type(sample)(*nested) if hasattr(sample, "_fields") else nested
-
-    leaves = [leaf for part, _, _ in parts for leaf in part]
-    return leaves, nest_parts, tuple(inner for _, _, inner in parts)
-
-
-def as_tensor(leaf: Any) -> Leaf:
-    """The tensor that a leaf is stored as; a leaf that is no number stays what it is."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
-    if isinstance(leaf, Image.Image):
-        pixels = torch.from_numpy(np.array(leaf))
-        return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
-    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
-        return torch.as_tensor(leaf)
-    if type(leaf) is float:
-        return torch.tensor(leaf, dtype=torch.float64)
-    if type(leaf) in (bool, int):
-        return torch.tensor(leaf)
-    return leaf
+Array = NDArray[Any]
 
 
 class Slab:
     """`slots` places for samples shaped like `template`."""
 
-    def __init__(self, template: Sample, slots: int) -> None:
-        leaves, self._nest, self._structure = flatten(template)
+    def __init__(
+        self,
+        template: Sample,
+        slots: int,
+        limit_bytes: int | None = None,
+        resident: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`resident`: the columns are there already, a row a sample; the slab only points there."""
+        self.nest = Nest(template)
         self.slots = slots
-        self._columns: list[Column] = [_column(as_tensor(leaf), slots) for leaf in leaves]
+        self._limit = limit_bytes
+        self._resident = resident is not None
+        self._structure = structure_of(template)
+        self._growing = threading.Lock()
+        self.columns: list[Arrays | Objects] = []
+        for number, leaf in enumerate(leaves_of(template)):
+            value = as_tensor(leaf)
+            if isinstance(value, torch.Tensor):
+                there = None if resident is None else resident[number]
+                self.columns.append(Arrays(leaf, value, slots, number, self._may_grow, there))
+            else:
+                self.columns.append(Objects(slots))
+        # The first part with two dimensions or more is the picture that is augmented.
+        self.picture = next(
+            (c for c in self.columns if isinstance(c, Arrays) and len(c.shape) >= 2), None
+        )
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether pictures lie as rows of pixels, as decoders write them."""
+        return self.picture is not None and self.picture.order == [1, 2, 0]
 
     @property
     def nbytes(self) -> int:
-        return sum(c.nbytes for c in self._columns if isinstance(c, torch.Tensor))
+        if self._resident:
+            return 0
+        return sum(column.nbytes for column in self.columns if isinstance(column, Arrays))
 
     def write(self, slot: int, sample: Sample, sample_id: int) -> None:
-        """Copy a decoded sample into `slot`. Different slots may be written by different
-        threads."""
-        leaves, _, structure = flatten(sample)
-        if structure != self._structure:
+        """Copy a decoded sample into `slot` (what lies there already is not copied)."""
+        if structure_of(sample) != self._structure:
             raise SampleShapeError(
-                f"sample {sample_id} is nested otherwise than the first one (parts {structure}, not"
-                f" {self._structure}): every sample needs the same structure"
+                f"sample {sample_id} is nested otherwise than the first one (parts"
+                f" {structure_of(sample)}, not {self._structure}): every sample needs the same"
+                " structure"
             )
-        for number, (column, leaf) in enumerate(zip(self._columns, leaves, strict=True)):
-            value = as_tensor(leaf)
-            if isinstance(column, list):
-                column[slot] = leaf
-                continue
-            if not isinstance(value, torch.Tensor) or value.shape != column.shape[1:]:
-                got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(leaf).__name__
-                raise SampleShapeError(
-                    f"part {number} of sample {sample_id} is {got}, the first one was"
-                    f" {tuple(column.shape[1:])}: slots have one size; resize in the data set"
+        self.write_leaves(slot, leaves_of(sample), sample_id)
+
+    def write_leaves(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
+        for column, leaf in zip(self.columns, leaves, strict=True):
+            column.write(slot, leaf, sample_id)
+
+    def lend(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
+        """Let `slot` point to `leaves`, which stay where they are and are never written to."""
+        for column, leaf in zip(self.columns, leaves, strict=True):
+            column.lend(slot, leaf, sample_id)
+
+    def leaves(self, slot: int) -> list[Any]:
+        """What lies in `slot`, as tensors over its memory and as objects."""
+        return [column.at(slot) for column in self.columns]
+
+    def sample(self, slot: int) -> Sample:
+        """A copy of the sample in `slot`, as the data set returned it."""
+        return self.nest.sample([column.copy(slot) for column in self.columns])
+
+    def with_picture(
+        self, nested: Any, change: Callable[[Any], Any], nest: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """A sample or a batch, its picture replaced by `change(picture)`; `nest`: of `self.nest`,
+        the one for it."""
+        leaves = self.nest.leaves(nested)
+        number = next(n for n, column in enumerate(self.columns) if column is self.picture)
+        leaves[number] = change(leaves[number])
+        return nest(leaves)
+
+    def _may_grow(self, more: int, slot_bytes: int) -> None:
+        with self._growing:
+            if self._limit is not None and self.nbytes + more > self._limit:
+                raise BufferTooSmall(
+                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
+                    f" {self.nbytes} of at most {self._limit} bytes; raise buffer_bytes, lower"
+                    " batch_size, or store smaller samples"
                 )
-            if value.dtype != column.dtype:
-                raise SampleShapeError(
-                    f"part {number} of sample {sample_id} is {value.dtype}, the first one was"
-                    f" {column.dtype}: slots have one type"
-                )
-            column[slot].copy_(value)
-
-    def gather(self, slots: NDArray[np.int64], pin_memory: bool) -> list[Any]:
-        """The columns of a batch: copies, so that the slots may be refilled at once."""
-        rows = torch.from_numpy(slots)
-        return [
-            _take(column, rows, pin_memory)
-            if isinstance(column, torch.Tensor)
-            else [column[slot] for slot in slots.tolist()]
-            for column in self._columns
-        ]
-
-    def nest(self, columns: Sequence[Any]) -> Any:
-        """The batch, nested as a sample is."""
-        return self._nest(columns)
 
 
-def _column(leaf: Leaf, slots: int) -> Column:
-    if not isinstance(leaf, torch.Tensor):
-        return list[object]([None] * slots)
-    # Dimensions from the outermost in memory to the innermost: the slab keeps the sample's layout.
-    outer_first = sorted(range(leaf.ndim), key=lambda d: -leaf.stride(d))
-    memory = torch.empty((slots, *(leaf.shape[d] for d in outer_first)), dtype=leaf.dtype)
-    back = [outer_first.index(d) + 1 for d in range(leaf.ndim)]
-    return memory.permute(0, *back)
+class Objects:
+    """A column of leaves that are no numbers."""
+
+    def __init__(self, slots: int) -> None:
+        self._held: list[object] = [None] * slots
+
+    def write(self, slot: int, leaf: object, sample_id: int) -> None:
+        self._held[slot] = leaf
+
+    lend = write
+
+    def at(self, slot: int) -> object:
+        return self._held[slot]
+
+    copy = at
+
+    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> list[object]:
+        return [self._held[slot] for slot in slots.tolist()]
 
 
-def _take(column: torch.Tensor, rows: torch.Tensor, pin_memory: bool) -> torch.Tensor:
-    # Gathers along whole rows of memory, whatever the order of the dimensions in the view.
-    outer_first = sorted(range(1, column.ndim), key=lambda d: -column.stride(d))
-    memory = column.permute(0, *outer_first)
-    out = torch.empty((len(rows), *memory.shape[1:]), dtype=column.dtype, pin_memory=pin_memory)
-    torch.index_select(memory, 0, rows, out=out)
-    back = [outer_first.index(d) + 1 for d in range(1, column.ndim)]
-    return out.permute(0, *back)
+class Arrays:
+    """A column of array leaves of one type and as many dimensions.
+
+    Memory is in the template's order of dimensions, from the outermost to the innermost; `shape`
+    and rows are in that order too.
+    """
+
+    def __init__(
+        self,
+        template: Any,
+        value: torch.Tensor,
+        slots: int,
+        number: int,
+        may_grow: Callable[[int, int], None],
+        resident: torch.Tensor | None = None,
+    ) -> None:
+        self.template = template
+        self.dtype = value.dtype
+        self.order = sorted(range(value.ndim), key=lambda d: -value.stride(d))
+        self.number = number
+        self._may_grow = may_grow
+        example = self._carried(value)
+        self.shape = example.shape
+        self.memory = (
+            np.empty((slots, *example.shape), example.dtype)
+            if resident is None
+            else self._carried(resident, 1)
+        )
+        self._elsewhere = np.zeros(slots, dtype=bool)
+        self._odd: dict[int, Array] = {}
+        """Rows of the slots that are elsewhere, or of another shape than the template."""
+        self._own: dict[int, Array] = {}
+        # Where pictures lie, for the kernels: kept beside the rows, because asking is slow.
+        row = self.memory.nbytes // slots
+        self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row
+        self._size = np.tile(np.array(example.shape, np.int64), (slots, 1))
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes + sum(own.nbytes for own in list(self._own.values()))
+
+    def write(self, slot: int, leaf: Any, sample_id: int) -> None:
+        if not self.shape and type(leaf) in (int, float, bool):
+            self._check_number(leaf, sample_id)
+            self.memory[slot] = leaf
+            return
+        array = self._arranged(leaf, sample_id)
+        row = self.room(slot, array.shape)
+        if _address(row) != _address(array):
+            np.copyto(row, array)
+
+    def room(self, slot: int, shape: tuple[int, ...]) -> Array:
+        """The memory of `slot` for an array of `shape` (in the column's order)."""
+        if shape == self.shape:
+            row = self.memory[slot, ...]
+            if self._elsewhere[slot]:
+                self._place(slot, row, elsewhere=False)
+            return row
+        needed = int(np.prod(shape)) * self.memory.itemsize
+        if needed <= self.memory.nbytes // len(self.memory):
+            row = self.memory[slot].reshape(-1)[: int(np.prod(shape))].reshape(shape)
+        else:
+            own = self._own.get(slot)
+            if own is None or own.nbytes < needed:
+                self._may_grow(needed - (0 if own is None else own.nbytes), needed)
+                own = self._own[slot] = np.empty(int(np.prod(shape)), self.memory.dtype)
+            row = own[: int(np.prod(shape))].reshape(shape)
+        self._place(slot, row, elsewhere=True)
+        return row
+
+    def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
+        if not self.shape:
+            self.write(slot, leaf, sample_id)
+            return
+        array = self._arranged(leaf, sample_id)
+        if not array.flags.c_contiguous:
+            self.write(slot, leaf, sample_id)
+            return
+        self._place(slot, array, elsewhere=True)
+
+    def at(self, slot: int) -> torch.Tensor:
+        return self._uncarried(self._row(slot), 0)
+
+    def copy(self, slot: int) -> Any:
+        return like(self.template, self.at(slot).clone(memory_format=torch.preserve_format))
+
+    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> torch.Tensor:
+        """A batch of their own: the slots may be refilled at once."""
+        sizes = self._size[slots]
+        if not (sizes == sizes[0]).all():
+            odd = slots[np.flatnonzero((sizes != sizes[0]).any(axis=1))[0]]
+            one, other = (tuple(self.at(int(s)).shape) for s in (slots[0], odd))
+            raise SampleShapeError(
+                f"part {self.number} is {one} in one sample of a batch and {other} in another:"
+                " begin augment with RandomResizedCrop, give a collate function, or resize in the"
+                " data set"
+            )
+        out = blocks.array((len(slots), *sizes[0].tolist()), self.memory.dtype)
+        if not self._elsewhere[slots].any():
+            # Any mode but "raise" writes straight into `out`.
+            np.take(self.memory, slots, axis=0, out=out, mode="clip")
+        else:
+            for n, slot in enumerate(slots.tolist()):
+                np.copyto(out[n], self._row(slot))
+        return self._uncarried(out, 1)
+
+    def pictures(self, slots: NDArray[np.int64]) -> tuple[Pictures, int] | None:
+        """Where they lie, if a kernel can read them there, and as how many planes each."""
+        if self.memory.dtype != np.uint8 or len(self.shape) != 3:
+            return None
+        if self.order == [1, 2, 0]:
+            sizes, planes = self._size[slots], 1
+            channels = self.shape[2]
+            height, width = sizes[:, 0], sizes[:, 1]
+            if not (sizes[:, 2] == channels).all():
+                return None
+            addresses = self._address[slots]
+        elif self.order == [0, 1, 2]:
+            # Planes are pictures of one channel each.
+            sizes, planes, channels = self._size[slots], self.shape[0], 1
+            if not (sizes[:, 0] == planes).all():
+                return None
+            height, width = np.repeat(sizes[:, 1], planes), np.repeat(sizes[:, 2], planes)
+            offset = np.arange(planes) * (sizes[:, 1] * sizes[:, 2])[:, None]
+            addresses = (self._address[slots][:, None] + offset).reshape(-1)
+        else:
+            return None
+        odd = slots[self._elsewhere[slots]].tolist()
+        keep = (self.memory, [self._odd[slot] for slot in odd])
+        at = Pictures(
+            addresses.astype(np.uintp), height.astype(np.int32), width.astype(np.int32),
+            channels, keep,
+        )  # fmt: skip
+        return at, planes
+
+    # ---- between a leaf and memory --------------------------------------------------------------
+
+    def _arranged(self, leaf: Any, sample_id: int) -> Array:
+        """A leaf as an array of this column's type and order of dimensions."""
+        value: Leaf = as_tensor(leaf)
+        if not isinstance(value, torch.Tensor) or value.ndim != len(self.order):
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(leaf).__name__
+            raise SampleShapeError(
+                f"part {self.number} of sample {sample_id} is {got}, the first one was"
+                f" {self._logical(self.shape)}: slots hold one kind of thing"
+            )
+        if value.dtype != self.dtype:
+            raise SampleShapeError(
+                f"part {self.number} of sample {sample_id} is {value.dtype}, the first one was"
+                f" {self.dtype}: slots have one type"
+            )
+        return self._carried(value)
+
+    def _check_number(self, leaf: Any, sample_id: int) -> None:
+        number = torch.tensor(leaf).dtype if type(leaf) is not float else torch.float64
+        if number != self.dtype:
+            raise SampleShapeError(
+                f"part {self.number} of sample {sample_id} is {number}, the first one was"
+                f" {self.dtype}: slots have one type"
+            )
+
+    def _carried(self, value: torch.Tensor, lead: int = 0) -> Array:
+        for dtype, carrier in CARRIERS:
+            if value.dtype == dtype:
+                value = value.view(carrier)
+        return value.permute([*range(lead), *(d + lead for d in self.order)]).numpy()
+
+    def _uncarried(self, array: Array, lead: int) -> torch.Tensor:
+        """Back to a tensor with the dimensions of a sample, after `lead` dimensions of a batch."""
+        tensor = torch.from_numpy(array)
+        for dtype, carrier in CARRIERS:
+            if self.dtype == dtype:
+                assert tensor.dtype == carrier
+                tensor = tensor.view(dtype)
+        back = [self.order.index(d) + lead for d in range(len(self.order))]
+        return tensor.permute([*range(lead), *back])
+
+    def _logical(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(shape[self.order.index(d)] for d in range(len(shape)))
+
+    def _row(self, slot: int) -> Array:
+        return self._odd[slot] if self._elsewhere[slot] else self.memory[slot, ...]
+
+    def _place(self, slot: int, row: Array, elsewhere: bool) -> None:
+        if elsewhere:
+            self._odd[slot] = row
+        else:
+            self._odd.pop(slot, None)
+        self._elsewhere[slot] = elsewhere
+        self._address[slot] = _address(row)
+        self._size[slot] = row.shape
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]

@@ -1,1 +1,77 @@
-"""Other ways to decode, one file each, chosen by name. None yet: native decoding is `decoding`."""
+"""Where decoded samples come from, chosen by name; the loader around them stays the same.
+
+    native   our own decoding, in the loader's threads         any map-style data set, folder, .tar
+    dali     NVIDIA DALI decodes, on the GPU if there is one   folder of pictures, .tar
+    ffcv     FFCV's file format and decoder                    .beton (`python -m loaders.convert`)
+
+A backend is a map-style source: `len()`, `[i] -> (picture, label)`, a picture being uint8 [3, H,
+W], and `__getitems__(ids)` where several at once are cheaper. It is called from several threads.
+Order, reuse, resume and augmentation are the loader's: they are the same for all. A backend's
+package is imported when it is asked for.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from loaders.errors import SourceError
+from loaders.sources import picture_folder
+
+Backend = Literal["native", "dali", "ffcv"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+def open_source(dataset: Any, backend: Backend = "native", size: int | None = None) -> Any:
+    """The map-style source that `backend` makes of `dataset`: a path or a map-style data set (whose
+    samples are the user's, so nothing here has their type).
+
+    `size`: pictures of a path become squares of so many pixels; None keeps them as they are.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if isinstance(dataset, str):
+        dataset = Path(dataset)
+    if backend == "ffcv":
+        return _open_beton(dataset, size)
+    if isinstance(dataset, Path):
+        dataset = _open_path(dataset, size)
+    elif size is not None:
+        raise ValueError(f"size={size} has no effect on a data set that is open already")
+    return dataset if backend == "native" else _open_dali(dataset)
+
+
+def _open_path(path: Path, size: int | None) -> Any:
+    if path.suffix == ".beton":
+        raise SourceError(f'{path} is a file of FFCV: open it with backend="ffcv"')
+    if path.suffix == ".tar":
+        from loaders.archives import picture_tar
+
+        return picture_tar(path, size)
+    return picture_folder(path, size)
+
+
+def _open_dali(dataset: Any) -> Any:
+    from loaders.backends.dali import DaliPictures, this_device
+    from loaders.backends.encoded import Encoded
+
+    if not isinstance(dataset, Encoded):
+        raise SourceError(
+            "the dali backend decodes pictures in files: give it a folder CLASS/NAME.jpg or a .tar"
+            f" (or what picture_folder makes of it), not {type(dataset).__name__}"
+        )
+    return DaliPictures(dataset, this_device())
+
+
+def _open_beton(dataset: Any, size: int | None) -> Any:
+    if not isinstance(dataset, Path) or dataset.suffix != ".beton":
+        given = dataset if isinstance(dataset, Path) else type(dataset).__name__
+        raise SourceError(
+            f'the ffcv backend reads .beton files, not {given}: "python -m loaders.convert SOURCE'
+            ' OUT.beton" writes one'
+        )
+    if size is not None:
+        raise ValueError(
+            f"size={size} has no effect on {dataset}: pictures have the size they were written with"
+        )
+    from loaders.backends.ffcv import BetonPictures
+
+    return BetonPictures(dataset)

@@ -15,7 +15,15 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from loaders import LoaderError, ReuseLoader
-from loaders.augment import Augmentation, Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop
+from loaders.augment import (
+    Augmentation,
+    CentreCrop,
+    Chain,
+    Cutout,
+    Flip,
+    PadCrop,
+    RandomResizedCrop,
+)
 from loaders.sources import (
     PictureArrays,
     PictureFiles,
@@ -199,7 +207,7 @@ def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:
         elif isinstance(config, CutoutConfig):
             steps.append(Cutout(config.size))
         else:
-            steps.append(RandomResizedCrop(config.size, config.min_scale))
+            steps.append(RandomResizedCrop(config.size, scale=(config.min_scale, 1.0)))
     return Chain(steps) if steps else None
 
 
@@ -208,13 +216,7 @@ def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
     sizes = [c.size for c in configs if c.name == "random_resized_crop"]
     if not sizes:
         return None
-    size = sizes[-1]
-
-    def crop(images: torch.Tensor, draws: Draws) -> torch.Tensor:  # noqa: ARG001
-        top, left = (images.shape[-2] - size) // 2, (images.shape[-1] - size) // 2
-        return images[..., top : top + size, left : left + size]
-
-    return crop
+    return CentreCrop(sizes[-1])
 
 
 def _own_data(config: RunConfig) -> Data:

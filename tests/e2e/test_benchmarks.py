@@ -1,5 +1,6 @@
 """The benchmark drivers run; the slice of the accuracy study keeps the study's margins."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,30 @@ def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
         "benchmarks/loader_reuse.py", str(pictures), "--out", str(tmp_path), "--repeats", "1"
     )
     assert "| reuse=3, shift+flip |" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
+    tmp_path: Path, pictures: Path
+) -> None:
+    photos = run_script(
+        "benchmarks/loader_vs_peers.py", "photos", str(pictures), "--smoke", "--stored", "32",
+        "--crop", "32", "--out", str(tmp_path),
+    )  # fmt: skip
+    cifar10 = run_script(
+        "benchmarks/loader_vs_peers.py", "cifar10", "--smoke", "--out", str(tmp_path)
+    )
+    assert "| ours, reuse 3, cropped anew | uint8" in photos
+    assert "| ours, reuse 3 | uint8" in cifar10
+    assert "| failed" not in photos + cifar10
+    lines = (photos + cifar10).splitlines()
+    missing = [line for line in lines if "not installed" in line]
+    assert all("pip install" in line for line in missing)
+    for suite in ("photos", "cifar10"):
+        [report] = tmp_path.glob(f"*_loader_vs_peers_{suite}.json")
+        rows = json.loads(report.read_text())["rows"]
+        measured = [row for row in rows if not row["problem"]]
+        assert {row["row"]["group"] for row in measured} == {"peer", "ours", "ceiling"}
+        assert all(p["cpu"] > 0 for row in measured for p in row["passes"])
+        assert report.with_suffix(".png").exists()

@@ -4,7 +4,6 @@ A reference gets the numbers that were drawn for its picture and does with them 
 the numbers themselves are tested apart.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +17,36 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop, draw_keys
-from loaders.loader import run_augmentation
+from loaders.augment import (
+    CentreCrop,
+    Chain,
+    Cutout,
+    Draws,
+    Flip,
+    PadCrop,
+    RandomCrop,
+    RandomResizedCrop,
+    draw_keys,
+)
+from loaders.batches import BatchMaker
+from loaders.blocks import Blocks
+from loaders.errors import SampleShapeError
+from loaders.placing import Placing
+from loaders.stats import BatchInfo
+from loaders.storage import Slab
 
 law = settings(max_examples=50, deadline=None)
+
+
+def run_augmentation(augment: Any, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """A batch as the loader makes it."""
+    slab = Slab(images[0], len(images))
+    for slot, image in enumerate(images):
+        slab.write(slot, image, slot)
+    maker = BatchMaker(slab, augment, None, lambda info: draws.keys, Blocks(spare=1))
+    nobody = np.zeros(len(images), np.int64)
+    info = BatchInfo(0, 0, nobody, nobody, nobody, nobody)
+    return maker.finish(maker.make(info, np.arange(len(images))))
 
 
 def keys(ids: list[int], serves: list[int], seed: int = 0, pass_index: int = 0) -> NDArray[Any]:
@@ -187,22 +212,17 @@ def test_cutout_blanks_a_square_around_its_draw_that_may_reach_over_the_edge(siz
         assert np.array_equal(made.numpy(), cutout_one(image.numpy(), size, row, column))
 
 
-def test_random_resized_crop_is_a_crop_resized_with_antialiasing() -> None:
-    # Smooth pictures, so that Pillow's filter and torch's agree to a grey level or two.
+def test_random_resized_crop_is_a_crop_fitted_to_the_square() -> None:
+    # Smooth pictures, so that Pillow's filter and ours agree to a grey level or two.
     y, x = np.mgrid[0:40, 0:60]
     smooth = np.stack([2 * y, 2 * x, 100 + y - x]).astype(np.uint8)
-    images = torch.from_numpy(np.stack([np.roll(smooth, n, axis=0) for n in range(9)]))
-    crop = RandomResizedCrop(16, min_scale=0.2, max_ratio=4 / 3)
+    images = torch.from_numpy(np.stack([smooth] * 9))
+    crop = RandomResizedCrop(16, scale=(0.2, 1.0))
     out = crop(images, many(9))
-    draws = many(9)
-    areas = draws.uniform(0.2, 1.0) * 40 * 60
-    ratios = np.exp(draws.uniform(math.log(3 / 4), math.log(4 / 3)))
-    down, right = draws.uniform(), draws.uniform()
+    boxes = crop.place(Placing.whole(images), many(9)).boxes
     assert out.shape == (9, 3, 16, 16)
-    for n in range(9):
-        height = min(max(round(math.sqrt(areas[n] / ratios[n])), 1), 40)
-        width = min(max(round(math.sqrt(areas[n] * ratios[n])), 1), 60)
-        top, left = int(down[n] * (40 - height + 1)), int(right[n] * (60 - width + 1))
+    assert len({tuple(box) for box in boxes.tolist()}) == 9
+    for n, (top, left, height, width) in enumerate(boxes.tolist()):
         picture = Image.fromarray(images[n].permute(1, 2, 0).numpy())
         box = (left, top, left + width, top + height)
         reference = picture.crop(box).resize((16, 16), Image.Resampling.BILINEAR)
@@ -210,10 +230,23 @@ def test_random_resized_crop_is_a_crop_resized_with_antialiasing() -> None:
         assert abs(difference).max() <= 2
 
 
+def test_windows_lie_anywhere_inside_pictures_of_any_size() -> None:
+    y, x = np.mgrid[0:9, 0:12]
+    place = torch.from_numpy(np.stack([y, x, 0 * x]).astype(np.uint8))
+    out = RandomCrop(8)(place.expand(300, -1, -1, -1), many(300))
+    corners = {(int(image[0, 0, 0]), int(image[1, 0, 0])) for image in out}
+    assert corners == {(top, left) for top in range(2) for left in range(5)}
+    middle = CentreCrop((4, 6))(place[None], many(1))
+    assert middle[0, 0, :, 0].tolist() == [2, 3, 4, 5]
+    assert middle[0, 1, 0].tolist() == [3, 4, 5, 6, 7, 8]
+    with pytest.raises(SampleShapeError, match=r"9 x 12 does not hold a window of 10 x 10"):
+        RandomCrop(10)(place[None], many(1))
+
+
 def test_random_resized_crop_averages_what_it_shrinks() -> None:
     # From afar a fine chequerboard is grey; picked pixels would stay black or white.
     board = torch.from_numpy(np.indices((64, 64)).sum(axis=0) % 2 * 255).to(torch.uint8)
-    crop = RandomResizedCrop(4, min_scale=0.7)
+    crop = RandomResizedCrop(4, scale=(0.7, 1.0))
     out = crop(board.expand(20, 3, -1, -1).contiguous(), many(20))
     assert out.min() > 110
     assert out.max() < 145

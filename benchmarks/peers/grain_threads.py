@@ -1,0 +1,46 @@
+# pyright: basic, reportMissingImports=false
+"""Google's Grain: a map-style data set, read by its threads, shuffled and batched by it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+
+from peers import cropping
+from peers.contract import Batches, Job
+from peers.folders import listing
+
+
+class Grain:
+    def __init__(self, job: Job) -> None:
+        paths, labels = listing(job.folder)
+        self.samples = list(zip(paths, labels, strict=True))
+        self.job = job
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        seed = self.job.seed + self.passes
+        samples = grain.MapDataset.source(self.samples).seed(seed).shuffle().random_map(self.load)
+        reading = grain.ReadOptions(
+            num_threads=self.job.workers, prefetch_buffer_size=2 * self.job.batch
+        )
+        yield from samples.to_iter_dataset(reading).batch(self.job.batch)
+
+    def load(self, sample: tuple[Path, int], rng: np.random.Generator) -> tuple[Any, int]:
+        path, label = sample
+        return cropping.decode(path.read_bytes(), self.job.crop, rng.uniform), label
+
+
+@dataclass(frozen=True, slots=True)
+class GrainThreads:
+    output: str = cropping.OUTPUT
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        return Grain(job)

@@ -1,0 +1,91 @@
+"""Ours, through the public interface: `ReuseLoader` over a folder or over arrays.
+
+stored "picture"   the full picture is kept, every serve crops it anew and flips it
+stored "crop"      the cropped sample is kept, every serve flips it
+cache              decoded pictures stay, so that a later pass decodes nothing (the first pass,
+                   which warms it, is not measured)
+decoded            the ceiling: an array of squares as large as the pictures on average, or of
+                   crops, served straight out of it: nothing to decode or to move
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from loaders import ReuseLoader
+from loaders.augment import Chain, Cutout, Flip, PadCrop, RandomResizedCrop
+from loaders.sources import PictureArrays, PictureFiles, picture_folder
+from peers.contract import Batches, Job
+from peers.folders import cifar10, listing
+
+CACHE_BYTES = 1 << 34
+"""A bound that no run here comes near."""
+
+
+def decoded(folder: Path, side: int) -> PictureArrays:
+    """All pictures as squares in one array, from which they are served without another copy."""
+    files = picture_folder(folder, side)
+    pixels = np.empty((len(files), side, side, 3), np.uint8)
+    for index in range(len(files)):
+        pixels[index] = files[index][0].permute(1, 2, 0)
+    return PictureArrays(pixels, np.asarray(files.labels), files.classes)
+
+
+def mean_side(folder: Path) -> int:
+    """Of squares with as many pixels as the pictures have on average."""
+    areas = []
+    for path in listing(folder)[0]:
+        with Image.open(path) as picture:  # reads its head only
+            areas.append(picture.width * picture.height)
+    return round(float(np.mean(areas)) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class OurPhotos:
+    reuse: int
+    stored: Literal["picture", "crop"] = "picture"
+    cache: Literal["ram", "disk"] | None = None
+    decoded: bool = False
+    output: str = "uint8 CHW, box mean, linear"
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        crop = RandomResizedCrop(job.crop)  # torchvision's ranges
+        options: dict[str, Any] = {"augment": Chain([crop, Flip()])}
+        if self.stored == "crop":
+            options = {"augment": Flip()} | ({} if self.decoded else {"once": crop})
+        if self.cache is not None:
+            options |= {"cache": self.cache, "cache_bytes": CACHE_BYTES}
+        if self.cache == "disk":
+            options["cache_dir"] = work
+        return ReuseLoader(
+            self.dataset(job), job.batch, reuse=self.reuse, workers=job.workers, seed=job.seed,
+            **options,
+        )  # fmt: skip
+
+    def dataset(self, job: Job) -> PictureFiles | PictureArrays:
+        if not self.decoded:
+            return picture_folder(job.folder, job.stored)
+        kept = job.crop if self.stored == "crop" else job.stored or mean_side(job.folder)
+        return decoded(job.folder, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class OurCifar10:
+    reuse: int
+    output: str = "uint8 CHW"
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        pixels, labels = cifar10(job.folder, job.pictures)
+        return ReuseLoader(
+            PictureArrays(pixels, labels, tuple("0123456789")), job.batch, reuse=self.reuse,
+            augment=Chain([PadCrop(4), Flip(), Cutout(8)]), workers=job.workers, seed=job.seed,
+        )  # fmt: skip

@@ -1,0 +1,143 @@
+"""What was measured -> table (markdown), picture (PNG) and everything (JSON), dated.
+
+Rounds differ in load, the rows of one round do not: a ratio is taken within a round, and of the
+ratios the median.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from peers.contract import Row
+
+COLOURS = {"peer": "#9a9a9a", "ours": "#1f6f9f", "ceiling": "#c9a227"}
+AGAINST = ("ours-1", "ours-3")
+BURNS = 0.01
+"""Of a core while it should wait: more is said under the table."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of a row."""
+
+    row: Row
+    problem: str = ""
+    hello: dict[str, Any] = field(default_factory=dict)
+    conversion: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
+    passes: list[dict[str, float]] = field(default_factory=list)
+    stall: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def cpu(self) -> list[float]:
+        """Microseconds an image, a round each."""
+        return [1e6 * p["cpu"] / p["served"] for p in self.passes]
+
+    @property
+    def rate(self) -> list[float]:
+        """Images a second of wall time."""
+        return [p["served"] / p["wall"] for p in self.passes]
+
+
+def spread(values: Sequence[float], form: str = "") -> str:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    form = form or (".0f" if middle >= 100 else ".1f")
+    return f"{middle:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def ratio(reference: Seen | None, this: Seen) -> str:
+    """How many images `this` serves with the CPU time of one of the reference's."""
+    if reference is None or len(reference.passes) != len(this.passes):
+        return ""
+    return spread([a / b for a, b in zip(reference.cpu, this.cpu, strict=True)], ".2f")
+
+
+def table(seen: Sequence[Seen]) -> str:
+    known = {s.row.key: s for s in seen if s.passes and not s.problem}
+    against = {known[key].row.name: known[key] for key in AGAINST if key in known}
+    paces = next((list(s.stall) for s in known.values() if s.stall), [])
+    head = ["loader", "pictures", "CPU us/image, median [min, max]"]
+    head += [f"images/CPU s against: {name}" for name in against]
+    head += ["images/s", "peak RSS, MiB: own (before opening) + workers", "open + first batch, s"]
+    head += [f"waits at {pace}, %" for pace in paces] + ["conversion"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for s in seen:
+        if s.row.key not in known:
+            lines.append(
+                f"| {s.row.name} | {s.problem or 'not measured'} |" + " |" * (len(head) - 2)
+            )
+            continue
+        cells = [s.row.name, s.hello["output"], spread(s.cpu)]
+        cells += [ratio(other, s) for other in against.values()]
+        cells += [
+            spread(s.rate),
+            f"{s.memory['own']:.0f} ({s.start['memory_before']:.0f}) + {s.memory['children']:.0f}",
+            f"{s.start['opened']:.2f} + {s.start['first_batch']:.2f}",
+        ]
+        cells += [f"{100 * statistics.median(s.stall[p]):.0f}" if p in s.stall else ""
+                  for p in paces]  # fmt: skip
+        cells.append(
+            f"{s.conversion['seconds']:.1f} s, {s.conversion['bytes'] / 1e6:.0f} MB"
+            if s.conversion
+            else ""
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def remarks(seen: Sequence[Seen]) -> list[str]:
+    """What a reader of the table must know and would not see."""
+    said = []
+    for s in seen:
+        waited = sum(p["idle_wall"] for p in s.passes)
+        share = sum(p["idle"] for p in s.passes) / waited if waited else 0.0
+        if share > BURNS:
+            said.append(
+                f"- {s.row.name}: used {100 * share:.1f} % of a core while it should wait, which"
+                " its time an image does not have."
+            )
+    return said
+
+
+def write_report(
+    stem: Path, title: str, setting: dict[str, Any], machine: dict[str, Any], seen: Sequence[Seen]
+) -> str:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    versions: dict[str, str] = {}
+    for s in seen:
+        versions |= s.hello.get("versions", {})
+    rows = [asdict(s) | {"cpu_us": s.cpu if s.passes else []} for s in seen]
+    everything = {"setting": setting, "machine": machine, "versions": versions, "rows": rows}
+    stem.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
+    text = table(seen)
+    facts = "; ".join(f"{k} {v}" for k, v in (setting | machine | versions).items())
+    parts = [f"# {title}", facts, text, "\n".join(remarks(seen))]
+    stem.with_suffix(".md").write_text("\n\n".join(part for part in parts if part) + "\n")
+    plot(stem.with_suffix(".png"), title, seen)
+    return text
+
+
+def plot(path: Path, title: str, seen: Sequence[Seen]) -> None:
+    bars = [s for s in seen if s.passes and not s.problem]
+    bars.sort(key=lambda s: -statistics.median(s.cpu))
+    figure = Figure(figsize=(9, 1.2 + 0.27 * len(bars)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, s in enumerate(bars):
+        middle = statistics.median(s.cpu)
+        error = [[middle - min(s.cpu)], [max(s.cpu) - middle]]
+        axes.barh(place, middle, xerr=error, color=COLOURS[s.row.group], ecolor="#444444")
+        axes.annotate(f" {middle:.0f}" if middle >= 100 else f" {middle:.1f}", (max(s.cpu), place),
+                      va="center", fontsize=8)  # fmt: skip
+        if s.row.key == "ceiling":
+            axes.axvline(middle, color=COLOURS["ceiling"], linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(bars)), [s.row.name for s in bars], fontsize=8)
+    axes.set(xlabel="CPU microseconds an image (user + system, workers too)", title=title)
+    axes.margins(x=0.08)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,36 @@
+"""torch's DataLoader with the cheapest decoder and crop, uint8: its processes and nothing else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from peers import cropping
+from peers.contract import Batches, Job
+from peers.folders import listing
+from peers.torch_pillow import loader
+
+
+class Pictures(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, job: Job) -> None:
+        self.paths, self.labels = listing(job.folder)
+        self.size = job.crop
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        pixels = cropping.decode(self.paths[index].read_bytes(), self.size)
+        return torch.from_numpy(pixels), self.labels[index]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSimplejpeg:
+    output: str = cropping.OUTPUT
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        return loader(Pictures(job), job)

@@ -1,0 +1,180 @@
+"""Pictures in a folder or a tar, decoded by NVIDIA DALI: on the GPU, else on the CPU.
+
+    ids -> read their bytes -> a pipeline of one thread -> copied out: uint8 [3, H, W]
+                               ^ taken from `_idle`, put back when it did well
+
+A DALI pipeline runs for one thread at a time, so every decode thread of the loader takes its own
+(or makes it: milliseconds): the loader's `workers` is how many pictures are decoded at once, as it
+is natively. Taking from and adding to a deque is atomic: no lock. A pipeline that failed is dead
+and never put back; its pictures are then decoded one by one, to name the one that is to blame.
+
+Labels, order and ids are those of the folder or tar, and on a CPU the pixels are too, but for
+the rounding of a resize and for 16-bit PNGs, which DALI scales and Pillow clips.
+"""
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from loaders.backends.encoded import Encoded, containers, read, unreadable
+from loaders.decoding import decode_pixels
+from loaders.errors import BackendMissing
+
+ENCODED = "encoded"
+MOST_AT_ONCE = 32
+"""Pictures in one run of a pipeline: it keeps room for as many."""
+
+# DALI ships no types that a checker could use.
+Dali = Any
+Pipeline = Any
+
+
+class DaliPictures:
+    """The samples of `files`, decoded by DALI. Any sample at any time, from several threads."""
+
+    def __init__(self, files: Encoded, device_id: int | None = None) -> None:
+        """`device_id`: the GPU that decodes; None decodes on the CPU."""
+        self.files = files
+        self.device_id = device_id
+        self._dali = import_dali()
+        self._idle: deque[Pipeline] = deque()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.files.classes
+
+    @property
+    def labels(self) -> Sequence[int]:
+        return self.files.labels
+
+    @property
+    def samples(self) -> list[tuple[Path, int]]:
+        """(file, label), as torchvision's folders tell them: a cache knows by them what changed."""
+        return list(zip(containers(self.files), self.files.labels, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, ids: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
+        """Several samples at once, as torch's loaders ask for them. On worker threads."""
+        samples: list[tuple[torch.Tensor, int]] = []
+        for first in range(0, len(ids), MOST_AT_ONCE):
+            chunk = ids[first : first + MOST_AT_ONCE]
+            encoded = [np.frombuffer(read(self.files, i), dtype=np.uint8) for i in chunk]
+            pictures = self._decode_or_blame(chunk, encoded)
+            samples += zip(pictures, (self.files.labels[i] for i in chunk), strict=True)
+        return samples
+
+    def close(self) -> None:
+        """Free the pipelines; safe to call again. Whoever asks for a sample later makes new
+        ones."""
+        self._idle.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "device_id": self.device_id}  # pipelines stay where they are
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def _decode_or_blame(
+        self, ids: Sequence[int], encoded: Sequence[NDArray[np.uint8]]
+    ) -> list[torch.Tensor]:
+        try:
+            return self._decode(encoded)
+        except RuntimeError as error:
+            for index, data in zip(ids, encoded, strict=True):
+                try:
+                    self._decode([data])
+                except RuntimeError as its_own:
+                    raise unreadable(self.files, index, _reason(data, its_own)) from its_own
+            error.add_note(f"DALI failed on samples {list(ids)}, and on none of them alone")
+            raise
+
+    def _decode(self, encoded: Sequence[NDArray[np.uint8]]) -> list[torch.Tensor]:
+        try:
+            pipeline = self._idle.pop()
+        except IndexError:
+            pipeline = self._make_pipeline()
+        pipeline.feed_input(ENCODED, list(encoded))
+        (pictures,) = pipeline.run()
+        if self.device_id is not None:
+            pictures = pictures.as_cpu()
+        # DALI's memory is its own again at the next run.
+        copies = [np.array(pictures.at(n)) for n in range(len(encoded))]
+        self._idle.append(pipeline)
+        return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in copies]
+
+    def _make_pipeline(self) -> Pipeline:
+        dali = self._dali
+        pipeline = dali.Pipeline(
+            batch_size=MOST_AT_ONCE,
+            num_threads=1,
+            device_id=self.device_id,
+            prefetch_queue_depth=1,  # a run answers what was fed to it, nothing is read ahead
+        )
+        with pipeline:
+            encoded = dali.fn.external_source(name=ENCODED, batch=True, no_copy=True)
+            pixels = dali.fn.decoders.image(
+                encoded,
+                device="cpu" if self.device_id is None else "mixed",
+                output_type=dali.types.RGB,
+                adjust_orientation=False,  # the native decoder leaves a picture as it is stored
+            )
+            size = self.files.decoder.size
+            pipeline.set_outputs(pixels if size is None else self._square(encoded, pixels, size))
+        pipeline.build()
+        return pipeline
+
+    def _square(self, encoded: Any, pixels: Any, size: int) -> Any:
+        """The middle square, resized: what `PictureDecoder` does (DALI's graph nodes have no
+        types)."""
+        dali = self._dali
+        shape = dali.fn.peek_image_shape(encoded, adjust_orientation=False)
+        shape = dali.fn.cast(shape, dtype=dali.types.FLOAT)
+        height, width = shape[0], shape[1]
+        side = dali.math.min(height, width)
+        return dali.fn.resize(
+            pixels,
+            size=[size, size],
+            roi_start=dali.fn.stack((height - side) / 2, (width - side) / 2),
+            roi_end=dali.fn.stack((height + side) / 2, (width + side) / 2),
+            interp_type=dali.types.INTERP_LINEAR,
+            antialias=True,
+        )
+
+
+def this_device() -> int | None:
+    """The GPU of this process: that of its local rank."""
+    if not torch.cuda.is_available():
+        return None
+    return int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+
+
+def import_dali() -> Dali:
+    try:
+        import nvidia.dali as dali  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise BackendMissing(
+            f"the dali backend needs NVIDIA DALI ({error}): pip install 'perfect-training[dali]'"
+        ) from error
+    return dali
+
+
+def _reason(data: NDArray[np.uint8], error: RuntimeError) -> str:
+    """DALI gives a number for most faults; the native decoder knows what they are called."""
+    try:
+        decode_pixels(data.tobytes())
+    except (OSError, ValueError, Image.DecompressionBombError) as known:
+        return str(known)
+    said = str(error).rsplit("encountered:", 1)[-1].strip().splitlines()
+    return f"DALI says: {said[0] if said else type(error).__name__}"

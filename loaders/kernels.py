@@ -1,0 +1,305 @@
+"""The loops over pixels: crop, resize, mirror and hole, a whole batch in one call.
+
+    picture --box--> (two rows -> one row) x H --> (two pixels -> one pixel) x W --> out[i]
+
+`csrc/pictures.c` does it at the speed of memory; the functions here that end in `_numpy` do the
+same in numpy, for a machine that had no C compiler at install (then with a warning). Both give the
+same bits, on every machine: the arithmetic is in integers and stands here.
+
+Along an axis output d lies at `place = (d + 1/2) * scale - 1/2`, kept within the pixels, in 32.32
+fixed point. It is `a * (127 - w) + b * w` of the pixels a and b around it, w = the fraction * 127
+rounded, times 258, divided by 2^15 and rounded (that is: divided by 127, as one vector instruction
+does it). First the rows are blended, to uint8, then the pixels of the row.
+
+Where an axis shrinks by 2 or more, the rounded means of k = floor(scale) neighbouring pixels take
+the pixels' place first (a rest of less than k at the end is left out), or fine patterns would come
+out as coarse ones that are not there. Between 1 and 2 the two taps stand alone: places are less
+than two pixels apart, so what can go wrong is one or two pixels small, and a wider filter would
+cost twice the time at every serve.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST = 1 << 24  # a side; the sum of more pixels may not fit 32 bits
+
+Integers = NDArray[np.int32]
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Where n pictures lie in memory: uint8, rows contiguous, [height, width, channels]."""
+
+    addresses: NDArray[np.uintp]  # first byte of each
+    heights: Integers
+    widths: Integers
+    channels: int
+    owner: object  # keeps the memory alive while a kernel reads
+
+    def __post_init__(self) -> None:
+        count = len(self.addresses)
+        _check("addresses", self.addresses, np.uintp, (count,))
+        _check("heights", self.heights, np.int32, (count,))
+        _check("widths", self.widths, np.int32, (count,))
+        if self.channels < 1:
+            raise ValueError(f"pictures of {self.channels} channels: at least 1 is needed")
+        sides = np.stack([self.heights, self.widths])
+        wrong = ((sides < 1) | (sides > LONGEST)).any(0) | (self.addresses == 0)
+        if wrong.any():
+            n = int(wrong.argmax())
+            raise ValueError(
+                f"picture {n} is {self.heights[n]}x{self.widths[n]} at address"
+                f" {self.addresses[n]:#x}: give one that is there, with sides of 1 to {LONGEST}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+
+def compiled() -> bool:
+    """Whether the kernels were compiled at install. Their numpy twins take 40 times as long."""
+    return not isinstance(_library(), str)
+
+
+def resized_crop(
+    pictures: Pictures,
+    boxes: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    """Resize box i of picture i to fill out[i], mirrored where flips[i], zero in hole i.
+
+    Boxes are top, left, height, width; so are holes, but of the output, where they may reach over
+    the edge. Called by any thread; the interpreter is free meanwhile.
+    """
+    _check_batch(pictures, flips, holes, out)
+    _check("boxes", boxes, np.int32, (len(pictures), 4))
+    top, left, height, width = boxes.T
+    inside = (boxes >= (0, 0, 1, 1)).all()
+    # (Not top + height, which may be more than an int32 holds.)
+    inside &= bool(((top <= pictures.heights - height) & (left <= pictures.widths - width)).all())
+    if not inside:
+        raise ValueError(_first_outside(pictures, boxes))
+    library = _library()
+    if isinstance(library, str):
+        _warn_of_numpy(library)
+        _resized_crop_numpy(pictures, boxes, flips, holes, out)
+        return
+    batch = _batch(pictures, flips, holes, out)
+    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(boxes.ctypes.data)):
+        raise MemoryError("no memory for a few rows of pixels; use less of it elsewhere")
+
+
+def window(
+    pictures: Pictures,
+    corners: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    """Copy the window of out's size at corner i (top, left) of picture i to out[i], mirrored where
+    flips[i], then zero in hole i. Where the window reaches over the picture's edge it is zero."""
+    _check_batch(pictures, flips, holes, out)
+    _check("corners", corners, np.int32, (len(pictures), 2))
+    library = _library()
+    if isinstance(library, str):
+        _warn_of_numpy(library)
+        _window_numpy(pictures, corners, flips, holes, out)
+        return
+    batch = _batch(pictures, flips, holes, out)
+    library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(corners.ctypes.data))
+
+
+# ---- what may be given to a kernel ---------------------------------------------------------------
+
+
+def _check_batch(
+    pictures: Pictures,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    count = len(pictures)
+    _check("flips", flips, np.bool_ if flips.dtype == np.bool_ else np.uint8, (count,))
+    if holes is not None:
+        _check("holes", holes, np.int32, (count, 4))
+    if out.ndim != 4 or 0 in out.shape[1:3] or not out.flags.writeable:
+        raise ValueError(f"out is {out.shape}: make it a writable [n, height, width, channels]")
+    _check("out", out, np.uint8, (count, *out.shape[1:3], pictures.channels))
+
+
+def _check(
+    what: str,
+    array: NDArray[np.generic],
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
+) -> None:
+    if array.dtype == dtype and array.shape == shape and array.flags.c_contiguous:
+        return
+    layout = "" if array.flags.c_contiguous else " with gaps"
+    raise ValueError(
+        f"{what} is {array.dtype} {array.shape}{layout}: a kernel needs contiguous"
+        f" {np.dtype(dtype)} {shape}"
+    )
+
+
+def _first_outside(pictures: Pictures, boxes: Integers) -> str:
+    for n, (top, left, height, width) in enumerate(boxes.tolist()):
+        tall, wide = int(pictures.heights[n]), int(pictures.widths[n])
+        whole = top >= 0 and left >= 0 and height > 0 and width > 0
+        if not whole or top + height > tall or left + width > wide:
+            return (
+                f"box {n} (top {top}, left {left}, height {height}, width {width}) is not inside"
+                f" its picture of {tall}x{wide}: clip it, and let it have a pixel"
+            )
+    raise AssertionError("every box is inside its picture")
+
+
+# ---- the compiled kernels ------------------------------------------------------------------------
+
+
+class _Batch(ctypes.Structure):
+    """Field by field `struct batch` of csrc/pictures.c."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("height", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("pictures", ctypes.c_void_p),
+        ("heights", ctypes.c_void_p),
+        ("widths", ctypes.c_void_p),
+        ("flips", ctypes.c_void_p),
+        ("holes", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("portable", ctypes.c_int32),
+    )
+
+
+def _batch(
+    pictures: Pictures,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> _Batch:
+    """Addresses only: the caller keeps the arrays until the kernel returns."""
+    return _Batch(
+        *out.shape,
+        pictures.addresses.ctypes.data,
+        pictures.heights.ctypes.data,
+        pictures.widths.ctypes.data,
+        flips.ctypes.data,
+        None if holes is None else holes.ctypes.data,
+        out.ctypes.data,
+        _portable(),
+    )
+
+
+def _portable() -> bool:
+    """Whether to do without the instructions that only some processors have; for tests."""
+    return False
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The compiled kernels, or why there are none."""
+    built = importlib.util.find_spec("loaders._pictures")
+    if built is None or built.origin is None:
+        return "no C compiler was found when this package was installed"
+    try:
+        library = ctypes.CDLL(built.origin)  # lets go of the interpreter during a call
+    except OSError as error:
+        return f"they cannot be loaded: {error}"
+    for kernel in (library.pictures_resized_crop, library.pictures_window):
+        kernel.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        kernel.restype = ctypes.c_int
+    return library
+
+
+@functools.cache
+def _warn_of_numpy(reason: str) -> None:
+    """Once a process: a cached call is not made again."""
+    warnings.warn(
+        "pictures are cropped by numpy, some 40 times slower than by the compiled kernels:"
+        f" {reason}. Install a C compiler (gcc or clang), then this package again with pip install"
+        " --force-reinstall --no-deps.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+# ---- the same in numpy ---------------------------------------------------------------------------
+
+
+def _resized_crop_numpy(
+    pictures: Pictures,
+    boxes: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    for n, (top, left, height, width) in enumerate(boxes.tolist()):
+        box = _pixels(pictures, n)[top : top + height, left : left + width]
+        rows = _resampled(box, out.shape[1])
+        columns = _resampled(rows.swapaxes(0, 1), out.shape[2])
+        out[n] = (columns[::-1] if flips[n] else columns).swapaxes(0, 1)
+        _punch(out[n], holes, n)
+
+
+def _window_numpy(
+    pictures: Pictures,
+    corners: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    for n, (top, left) in enumerate(corners.tolist()):
+        picture = _pixels(pictures, n)
+        seen = picture[max(top, 0) : max(top + out.shape[1], 0)]
+        seen = seen[:, max(left, 0) : max(left + out.shape[2], 0)]
+        out[n] = 0
+        if seen.size:
+            place = out[n, max(-top, 0) :, max(-left, 0) :]
+            place[: seen.shape[0], : seen.shape[1]] = seen
+        if flips[n]:
+            out[n] = out[n, :, ::-1].copy()
+        _punch(out[n], holes, n)
+
+
+def _pixels(pictures: Pictures, n: int) -> Pixels:
+    shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
+    memory = ctypes.c_uint8 * (shape[0] * shape[1] * shape[2])
+    return np.ctypeslib.as_array(memory.from_address(int(pictures.addresses[n]))).reshape(shape)
+
+
+def _resampled(pixels: Pixels, size: int) -> Pixels:
+    """Resampled along the first axis."""
+    extent = len(pixels)
+    box = max(1, extent // size)
+    count = extent // box
+    if box > 1:
+        sums = pixels[: count * box].reshape(count, box, *pixels.shape[1:]).sum(1, dtype=np.int64)
+        pixels = ((sums + box // 2) // box).astype(np.uint8)
+    step = (extent << 32) // (size * box)
+    places = step // 2 - (1 << 31) + step * np.arange(size, dtype=np.int64)
+    places = np.clip(places, 0, (count - 1) << 32)
+    first = places >> 32
+    weight = ((places & 0xFFFFFFFF) * 127 + (1 << 31)) >> 32
+    w = weight.astype(np.int32)[:, None, None]
+    blend = pixels[first] * (127 - w) + pixels[np.minimum(first + 1, count - 1)] * w
+    return ((blend * 258 + 16384) >> 15).astype(np.uint8)
+
+
+def _punch(picture: Pixels, holes: Integers | None, n: int) -> None:
+    if holes is None:
+        return
+    top, left, height, width = holes[n].tolist()
+    picture[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = 0

@@ -1,0 +1,158 @@
+"""A sample is any nest of tuples, lists and dicts. Its leaves are what is stored; its nest is
+kept.
+
+    (picture, {"label": 3, "name": "a"})  ->  leaves [picture, 3, "a"]  ->  columns of a batch
+
+Tensors, arrays, pictures and numbers are stored as arrays, and come back as what they were where a
+user's own code wants one sample at a time; anything else (strings, None, ...) stays an object.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+# A sample is whatever the user's data set returns: only its leaves have types here.
+Sample = Any
+Leaf = torch.Tensor | object
+
+
+class Picture(torch.Tensor):
+    """The pixels of what was a PIL picture, as `as_tensor` lays them out; and its mode."""
+
+    picture_mode: str
+    # Whatever is made of it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What became of the ids that were asked for."""
+
+    samples: list[Sample]
+    """In the order of the ids, up to the first that could not be read. They may lie in memory that
+    the next reading writes to."""
+    error: BaseException | None = None
+    """What reading `ids[len(samples)]` raised; those behind it were not read."""
+
+
+Fetch = Callable[[Sequence[int]], Chunk]
+
+PLAIN_PICTURES = ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")
+"""Pillow's modes whose pixels say everything; others (palettes, bits) are stored as RGB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """How leaves are put together again."""
+
+    template: Sample
+
+    def leaves(self, nested: Any) -> list[Any]:
+        """Of a sample or a batch that is nested so (a leaf may be a list there)."""
+        return _leaves(self.template, nested)
+
+    def batch(self, columns: Sequence[Any]) -> Any:
+        """As torch's default collate nests: a namedtuple stays one, a tuple becomes a list."""
+        return _build(self.template, iter(columns), exact=False)
+
+    def sample(self, leaves: Sequence[Any]) -> Any:
+        """As the data set nested it."""
+        return _build(self.template, iter(leaves), exact=True)
+
+
+def leaves_of(sample: Sample) -> list[Any]:
+    if isinstance(sample, dict):
+        # Two samples may list their keys in another order.
+        return [leaf for key in _keys(sample) for leaf in leaves_of(sample[key])]
+    if isinstance(sample, tuple | list):
+        return [leaf for part in sample for leaf in leaves_of(part)]
+    return [sample]
+
+
+def structure_of(sample: Sample) -> object:
+    """Equal for samples that nest alike."""
+    if isinstance(sample, dict):
+        keys = _keys(sample)
+        return (*keys, tuple(structure_of(sample[key]) for key in keys))
+    if isinstance(sample, tuple | list):
+        return tuple(structure_of(part) for part in sample)
+    return None
+
+
+def as_tensor(leaf: Any) -> Leaf:
+    """The tensor that a leaf is stored as; a leaf that is no number stays what it is."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    if isinstance(leaf, Image.Image):
+        plain = leaf if leaf.mode in PLAIN_PICTURES else leaf.convert("RGB")
+        pixels = torch.from_numpy(np.array(plain))
+        return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
+        return torch.as_tensor(leaf)
+    if type(leaf) is float:
+        return torch.tensor(leaf, dtype=torch.float64)
+    if type(leaf) in (bool, int):
+        return torch.tensor(leaf)
+    return leaf
+
+
+def like(template: Any, stored: torch.Tensor) -> Any:
+    """`stored` (one sample's own memory) as the kind of thing that `template` was."""
+    if isinstance(template, Image.Image):
+        return _as_picture(stored, template.mode if template.mode in PLAIN_PICTURES else "RGB")
+    if isinstance(template, np.ndarray):
+        return stored.numpy()
+    if isinstance(template, np.generic):
+        return stored.numpy()[()]
+    return stored if isinstance(template, torch.Tensor) else stored.item()
+
+
+def own(sample: Sample) -> Sample:
+    """The sample in memory of its own, as the data set returned it."""
+    return Nest(sample).sample([_own_leaf(leaf) for leaf in leaves_of(sample)])
+
+
+def _own_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Picture):
+        return _as_picture(leaf.clone(), leaf.picture_mode)
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _as_picture(pixels: torch.Tensor, mode: str) -> Image.Image:
+    rows = pixels.permute(1, 2, 0) if len(pixels) > 1 else pixels[0]
+    picture = Image.fromarray(rows.numpy())
+    return (
+        picture
+        if picture.mode == mode
+        else Image.frombytes(mode, picture.size, rows.numpy().tobytes())
+    )
+
+
+def _leaves(template: Sample, nested: Any) -> list[Any]:
+    if isinstance(template, dict):
+        keys = _keys(template)
+        return [leaf for key in keys for leaf in _leaves(template[key], nested[key])]
+    if isinstance(template, tuple | list):
+        parts = zip(template, nested, strict=True)
+        return [leaf for part in parts for leaf in _leaves(*part)]
+    return [nested]
+
+
+def _build(template: Sample, values: Any, exact: bool) -> Any:
+    if isinstance(template, dict):
+        by_key = {key: _build(template[key], values, exact) for key in _keys(template)}
+        return {key: by_key[key] for key in template}
+    if isinstance(template, tuple | list):
+        parts = [_build(part, values, exact) for part in template]
+        if hasattr(template, "_fields"):
+            return type(template)(*parts)
+        return tuple(parts) if exact and isinstance(template, tuple) else parts
+    return next(values)
+
+
+def _keys(sample: dict[Any, Any]) -> list[Any]:
+    return sorted(sample, key=repr)

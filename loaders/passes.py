@@ -1,0 +1,156 @@
+"""One pass on the consumer's side: plan batches ahead, take them in turn, count.
+
+plan ---- Serve 0, 1, 2, ... ----> Prefetcher: made ahead by its workers ----> take() -> batch
+ '-- of a resumed pass the first ones are only counted, so that the rest continues
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.device import DeviceFeed
+from loaders.engine import AHEAD, Engine
+from loaders.prefetch import Prefetcher
+from loaders.reader import PassOrder
+from loaders.reuse import ReuseBuffer, Serve
+from loaders.stats import BatchInfo, LoaderStats
+from loaders.tuning import Measurement
+
+
+@dataclass(slots=True, eq=False)
+class Replay:
+    """A pass as it stands after its first `batches` batches."""
+
+    plan: ReuseBuffer
+    serves: Iterator[Serve]
+    """Those that are still to come."""
+    uses: NDArray[np.int64]
+    first_serve: NDArray[np.int64]
+    """In which batch a sample was served first; -1: not yet."""
+
+    @classmethod
+    def of(cls, plan: ReuseBuffer, batches: int) -> "Replay":
+        replay = cls(
+            plan, iter(plan), np.zeros(plan.samples, np.int64), np.full(plan.samples, -1, np.int64)
+        )
+        for batch in range(batches):
+            serve = next(replay.serves)
+            replay.first_serve[serve.positions[serve.serves == 0]] = batch
+            np.add.at(replay.uses, serve.positions, 1)
+        return replay
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A batch, who is in it, the counters with it, what it took, whether it ends the pass."""
+
+    batch: Any
+    info: BatchInfo
+    stats: LoaderStats
+    measured: Measurement
+    last: bool
+
+
+class PassRun:
+    """The batches from `first` to the end of a pass."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: Prefetcher,
+        order: PassOrder,
+        replay: Replay,
+        first: int,
+        batches: int,
+        stats: LoaderStats,
+        feed: DeviceFeed | None,
+    ) -> None:
+        """`stats`: the counters so far."""
+        self.pool = pool
+        self.order = order
+        self._engine = engine
+        self._replay = replay
+        self._batches = batches
+        self._stats = stats
+        self._feed = feed
+        self._planned = first
+        self._index = first
+        self._ages = 0.0
+        self._served = 0
+        self._first_serves = 0
+        self._settled = 0
+        self._delivered: float | None = None
+        self._told = (pool.decode_seconds, pool.decoded)
+
+    def __iter__(self) -> Iterator[Taken]:
+        if self._feed is None:
+            while self._index < self._batches:
+                yield self._take()
+            return
+        under_way: Taken | None = None
+        while self._index < self._batches or under_way is not None:
+            following = self._take() if self._index < self._batches else None
+            if under_way is not None:
+                under_way.batch = self._feed.receive(under_way.batch)
+                yield under_way
+            under_way = following
+
+    def _take(self) -> Taken:
+        pool, stats, asked = self.pool, self._stats, time.perf_counter()
+        while self._planned < min(self._index + 1 + AHEAD, self._batches):
+            pool.plan(self._planned, next(self._replay.serves))
+            self._planned += 1
+        stalled = pool.stall_seconds
+        gathered = pool.take()
+        batch = self._engine.finish(gathered, self._feed)
+        info: BatchInfo = gathered.info
+        first = info.positions[info.serves == 0]
+        cached = int(self.order.cached[first].sum())
+        self._first_serves += len(first) - cached
+        self._replay.first_serve[first] = self._index
+        self._ages += float((self._index - self._replay.first_serve[info.positions]).sum())
+        self._served += len(info.ids)
+        counts = np.bincount(info.serves, minlength=len(stats.serves))
+        counts[: len(stats.serves)] += np.array(stats.serves, dtype=np.int64)
+        stalled = pool.stall_seconds - stalled
+        (seconds, decoded), self._told = self._told, (pool.decode_seconds, pool.decoded)
+        seconds, decoded = self._told[0] - seconds, self._told[1] - decoded
+        self._stats = replace(
+            stats,
+            decoded=stats.decoded + len(first) - cached,
+            cached=stats.cached + cached,
+            reused=stats.reused + len(info.ids) - len(first),
+            served=stats.served + len(info.ids),
+            stall_seconds=stats.stall_seconds + stalled,
+            serve_seconds=stats.serve_seconds + gathered.seconds,
+            decode_seconds=stats.decode_seconds + seconds,
+            mean_age=self._ages / self._served,
+            serves=tuple(counts.tolist()),
+        )
+        measured = Measurement(
+            decode_seconds=seconds,
+            decoded=decoded,
+            workers=self._engine.setup.workers,
+            step_seconds=0.0 if self._delivered is None else asked - self._delivered,
+            stall_seconds=stalled,
+            served=len(info.ids),
+        )
+        self._index += 1
+        self._delivered = time.perf_counter()
+        last = self._index == self._batches
+        return Taken(batch, info, self._stats, measured, last)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every sample of the pass is served."""
+        return self._batches == len(self._replay.plan)
+
+    def extra_decodes(self) -> int:
+        """Decodes of this pass beyond its first serves that were not told yet."""
+        extra = self.order.decoded - self._first_serves - self._settled
+        self._settled += extra
+        return extra

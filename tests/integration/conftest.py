@@ -1,0 +1,47 @@
+"""What tests of worker processes share."""
+
+import importlib
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+Ended = Callable[[], bool]
+
+
+@pytest.fixture
+def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The data sets of worker_datasets.py, where a worker process finds them too."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("worker_datasets")
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[int | None], Ended]]:
+    """`ended = watch(pid)` while it lives; `ended()` waits for its end, whoever its parent is."""
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("watches processes as Linux does")
+    handles: set[int] = set()
+
+    def start(pid: int | None) -> Ended:
+        assert pid
+        handle = os.pidfd_open(pid)
+        handles.add(handle)
+
+        def ended() -> bool:
+            handles.remove(handle)
+            try:
+                return bool(select.select([handle], [], [], 40)[0])
+            finally:
+                os.close(handle)
+
+        return ended
+
+    yield start
+    for handle in handles:
+        os.close(handle)

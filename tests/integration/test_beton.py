@@ -1,0 +1,171 @@
+"""A .beton file: FFCV's and ours, whole, damaged and foreign."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from loaders.backends import open_source
+from loaders.backends.beton import Encoding, Mode, convert
+from loaders.errors import BackendMissing, DecodeError, SourceError
+from loaders.sources import PictureArrays
+
+COUNT, SIDE = 22, 32
+
+
+@pytest.fixture(autouse=True)
+def ffcv() -> Any:
+    from loaders.backends.ffcv import import_ffcv
+
+    try:
+        return import_ffcv()
+    except BackendMissing as error:
+        pytest.skip(str(error))
+
+
+def portrait(number: int) -> NDArray[np.uint8]:
+    """Smooth, as photos are, and unlike every other number's."""
+    y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
+    tint = np.random.default_rng(number).uniform(30, 220, 3)
+    return np.clip(tint + 40 * np.stack([y, x, x - y], axis=-1), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def native() -> PictureArrays:
+    pixels = np.stack([portrait(number) for number in range(COUNT)])
+    return PictureArrays(pixels, np.arange(COUNT) % 3, ("a", "b", "c"))
+
+
+@pytest.fixture
+def jpg(native: PictureArrays, tmp_path: Path) -> Path:
+    return write(native, tmp_path / "jpg.beton", "jpg")
+
+
+@pytest.fixture
+def raw(native: PictureArrays, tmp_path: Path) -> Path:
+    return write(native, tmp_path / "raw.beton", "raw")
+
+
+def write(source: PictureArrays, path: Path, mode: Mode) -> Path:
+    convert(source, path, Encoding(mode, quality=100 if mode == "jpg" else None), workers=2)
+    return path
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a.float() - b.float()).abs().mean().item()
+
+
+def test_a_beton_that_is_closed_or_forgotten_holds_no_file(jpg: Path) -> None:
+    source = open_source(jpg, "ffcv")
+
+    def holders() -> int:
+        fds = [Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd")]
+        return sum(fd.exists() and fd.readlink() == source.path for fd in fds)
+
+    other = open_source(source.path, "ffcv")
+    assert holders() == 2
+    del other
+    assert holders() == 1
+    source.close()
+    assert holders() == 0
+    with pytest.raises(SourceError, match="was closed"):
+        source[0]
+
+
+def test_raw_pictures_of_a_beton_are_the_pixels_to_the_byte(
+    native: PictureArrays, raw: Path
+) -> None:
+    source = open_source(raw, "ffcv")
+    assert all(torch.equal(source[i][0], native[i][0]) for i in range(COUNT))
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["jpg", "raw"])
+def test_a_beton_that_ffcv_wrote_itself_is_read(
+    mode: str, native: PictureArrays, tmp_path: Path
+) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    samples = [(native[i][1], native[i][0].permute(1, 2, 0).numpy()) for i in range(COUNT)]
+    path = tmp_path / "theirs.beton"
+    # The order of the fields is the writer's to choose, and so is that of the pages.
+    fields = {"label": IntField(), "image": RGBImageField(write_mode=mode, jpeg_quality=98)}
+    DatasetWriter(str(path), fields, num_workers=2).from_indexed_dataset(samples, chunksize=3)
+    source = open_source(path, "ffcv")
+    assert len(source) == COUNT
+    for i in range(COUNT):
+        assert source[i][1] == native[i][1]
+        assert difference(source[i][0], native[i][0]) < 2
+
+
+@pytest.mark.slow
+def test_ffcvs_own_loader_reads_a_beton_of_ours(jpg: Path) -> None:
+    script = """
+import sys
+from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+from ffcv.loader import Loader, OrderOption
+for os_cache in (True, False):
+    pipelines = {"image": [SimpleRGBImageDecoder()], "label": [IntDecoder()]}
+    made = Loader(sys.argv[1], 11, 1, os_cache, OrderOption.SEQUENTIAL, pipelines=pipelines)
+    print([int(x) for _, labels in made for x in labels[:, 0]])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(jpg)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [str(open_source(jpg, "ffcv").labels)] * 2
+
+
+def test_a_file_that_is_no_beton_says_so(tmp_path: Path) -> None:
+    for name, content in (("a", b""), ("b", b"PK\x03\x04 no beton " * 90), ("c", b"\x02" * 90)):
+        path = tmp_path / f"{name}.beton"
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=r"no \.beton file|cut off") as error:
+            open_source(path, "ffcv")
+        assert str(path) in str(error.value)
+    with pytest.raises(SourceError, match="no file"):
+        open_source(tmp_path / "missing.beton", "ffcv")
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.9, 0.999])
+def test_a_beton_whose_end_is_missing_is_refused_at_once(share: float, raw: Path) -> None:
+    data = raw.read_bytes()
+    raw.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(SourceError, match=r"cut off|no \.beton file"):
+        open_source(raw, "ffcv")
+
+
+def test_a_beton_that_shrinks_while_it_is_open_is_an_error_and_no_crash(raw: Path) -> None:
+    source = open_source(raw, "ffcv")
+    os.truncate(raw, raw.stat().st_size // 2)
+    with pytest.raises(DecodeError, match=rf"sample {COUNT - 1} of .*bytes too early"):
+        source[COUNT - 1]
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [(("photo", "label"), "'image' of type RGB"), (("image", "y"), "'label' of type Int")],
+)
+def test_a_beton_without_pictures_and_labels_says_what_it_has(
+    names: tuple[str, str], missing: str, tmp_path: Path
+) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    path = tmp_path / "other.beton"
+    fields = dict(zip(names, (RGBImageField(), IntField()), strict=True))
+    DatasetWriter(str(path), fields, num_workers=1).from_indexed_dataset([(portrait(1), 1)] * 3)
+    with pytest.raises(SourceError, match=missing) as error:
+        open_source(path, "ffcv")
+    assert f"{names[0]}: RGBImageField, {names[1]}: IntField" in str(error.value)

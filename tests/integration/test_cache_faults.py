@@ -1,0 +1,472 @@
+"""The decoded cache on disk: damage, kills, full disks, two at once. Never wrong pixels."""
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders.cache import DecodedCache, DiskCache, open_cache
+from loaders.cache_index import encoded_line
+from loaders.errors import CacheError
+
+pytestmark = pytest.mark.timeout(60)
+MIB = 2**20
+NAME = "data-of-today"
+SAMPLES = 8
+
+
+def picture(sample_id: int, size: int = 40) -> torch.Tensor:
+    pixels = np.random.default_rng(sample_id).integers(0, 256, (size, size, 3), np.uint8)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def holds(cache: DecodedCache, sample_id: int, size: int = 40) -> bool:
+    """True: found and right; False: not found; wrong pixels are no answer."""
+    found = cache.read(sample_id)
+    if found is None:
+        return False
+    assert torch.equal(found[0], picture(sample_id, size))
+    assert found[1:] == [sample_id, "label"]
+    return True
+
+
+def offer(cache: DecodedCache, sample_id: int, size: int = 40) -> bool:
+    return cache.offer(sample_id, [picture(sample_id, size), sample_id, "label"])
+
+
+def fill(folder: Path, writer: int = 0, ids: range = range(SAMPLES)) -> None:
+    with DiskCache(folder, 64 * MIB, NAME, writer) as cache:
+        assert all(offer(cache, i) for i in ids)
+
+
+def data_of(folder: Path, writer: int = 0) -> Path:
+    return folder / NAME / f"writer-{writer}.data"
+
+
+def index_of(folder: Path, writer: int = 0) -> Path:
+    return folder / NAME / f"writer-{writer}.index"
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def record_start(sample_id: int) -> int:
+    return sample_id * 4800  # 40 * 40 * 3 bytes, a multiple of 64
+
+
+# ---- damaged files ------------------------------------------------------------------------------
+
+
+def cut_data_in_the_middle_of_sample_5(folder: Path) -> None:
+    os.truncate(data_of(folder), record_start(5) + 100)
+
+
+def remove_data(folder: Path) -> None:
+    data_of(folder).unlink()
+
+
+def flip_a_pixel_of_sample_3(folder: Path) -> None:
+    flip(data_of(folder), record_start(3) + 1234)
+
+
+def blank_sample_3(folder: Path) -> None:
+    """As after a power cut: the line was kept, the bytes were lost."""
+    with data_of(folder).open("r+b") as file:
+        file.seek(record_start(3))
+        file.write(bytes(4800))
+
+
+def flip_the_offset_in_the_index_line_of_sample_3(folder: Path) -> None:
+    text = index_of(folder).read_bytes()
+    flip(index_of(folder), text.index(b"record\t3\t") + len("record\t3\t"))
+
+
+def flip_the_end_of_the_index_line_of_sample_3(folder: Path) -> None:
+    text = index_of(folder).read_bytes()
+    flip(index_of(folder), text.index(b"\n", text.index(b"record\t3\t")))
+
+
+def tear_the_last_index_line(folder: Path) -> None:
+    os.truncate(index_of(folder), index_of(folder).stat().st_size - 1)
+
+
+def tear_the_header(folder: Path) -> None:
+    os.truncate(index_of(folder), 10)
+
+
+def add_rubbish_to_the_data(folder: Path) -> None:
+    with data_of(folder).open("ab") as file:
+        file.write(b"half a record" * 100)
+
+
+DAMAGES: list[tuple[Callable[[Path], None], set[int]]] = [
+    (cut_data_in_the_middle_of_sample_5, {5, 6, 7}),
+    (remove_data, {*range(SAMPLES)}),
+    (flip_a_pixel_of_sample_3, {3}),
+    (blank_sample_3, {3}),
+    (flip_the_offset_in_the_index_line_of_sample_3, {3}),
+    (flip_the_end_of_the_index_line_of_sample_3, {3, 4}),
+    (tear_the_last_index_line, {7}),
+    (tear_the_header, {*range(SAMPLES)}),
+    (add_rubbish_to_the_data, set()),
+]
+
+
+@pytest.mark.parametrize("reader", [0, 1], ids=["own files", "files of another rank"])
+@pytest.mark.parametrize(("damage", "lost"), DAMAGES, ids=lambda x: getattr(x, "__name__", ""))
+def test_damage_costs_the_samples_it_hit_and_they_are_kept_anew(
+    damage: Callable[[Path], None], lost: set[int], reader: int, tmp_path: Path
+) -> None:
+    fill(tmp_path)
+    damage(tmp_path)
+    for run in range(3):
+        with DiskCache(tmp_path, 64 * MIB, NAME, reader) as cache:
+            missing = {i for i in range(SAMPLES) if not holds(cache, i)}
+            assert missing == (lost if run == 0 else set())
+            assert cache.entries == SAMPLES - len(missing)
+            assert all(offer(cache, i) for i in missing)
+            assert all(holds(cache, i) for i in range(SAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip_a_pixel_of_sample_3, ["writer-0.data", "sample 3", "checksum", "decoded again"]),
+        (cut_data_in_the_middle_of_sample_5, ["writer-0.index", "3 records", "decoded again"]),
+        (flip_the_end_of_the_index_line_of_sample_3, ["writer-0.index", "1 damaged line"]),
+    ],
+)
+def test_damage_is_said_once_in_the_log(
+    damage: Callable[[Path], None],
+    words: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(tmp_path)
+    damage(tmp_path)
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        for _ in range(2):
+            for i in range(SAMPLES):
+                cache.read(i)
+    [warning] = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert all(word in warning.message for word in words), warning.message
+
+
+def test_a_bad_record_is_found_once_for_all_later_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path)
+    flip_a_pixel_of_sample_3(tmp_path)
+    with DiskCache(tmp_path, 64 * MIB, NAME, 1) as cache:
+        assert not holds(cache, 3)
+    caplog.clear()
+    with DiskCache(tmp_path, 64 * MIB, NAME, 2) as cache:
+        assert not holds(cache, 3)
+        assert cache.entries == SAMPLES - 1
+    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def another_version(folder: Path) -> None:
+    _, _, rest = index_of(folder).read_bytes().partition(b"\n")
+    index_of(folder).write_bytes(encoded_line(f"header\t99\t{NAME}") + rest)
+
+
+def another_fingerprint(folder: Path) -> None:
+    _, _, rest = index_of(folder).read_bytes().partition(b"\n")
+    index_of(folder).write_bytes(encoded_line("header\t1\tdata-of-yesterday") + rest)
+
+
+def a_flipped_header(folder: Path) -> None:
+    flip(index_of(folder), 12)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (another_version, ["format 99", "delete the folder"]),
+        (another_fingerprint, ["data-of-yesterday", NAME, "delete the folder"]),
+        (a_flipped_header, ["damaged at its beginning", "delete the folder"]),
+    ],
+)
+def test_an_index_of_something_else_is_refused_and_left_as_it_is(
+    damage: Callable[[Path], None],
+    words: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(tmp_path)
+    damage(tmp_path)
+    before = index_of(tmp_path).read_bytes(), data_of(tmp_path).read_bytes()
+    with pytest.raises(CacheError) as error:
+        DiskCache(tmp_path, 64 * MIB, NAME, 0)
+    assert all(word in str(error.value) for word in [*words, str(index_of(tmp_path))])
+    # Another rank goes on without it, and says so.
+    with DiskCache(tmp_path, 64 * MIB, NAME, 1) as cache:
+        assert cache.entries == 0
+        assert offer(cache, 0)
+        cache.refresh()
+    assert [r for r in caplog.records if words[0] in r.message]
+    assert (index_of(tmp_path).read_bytes(), data_of(tmp_path).read_bytes()) == before
+
+
+# ---- killed -------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, threading
+from pathlib import Path
+import numpy as np, torch
+from loaders.cache import DiskCache
+
+def picture(i, size=40):
+    pixels = np.random.default_rng(i).integers(0, 256, (size, size, 3), np.uint8)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+cache = DiskCache(Path(sys.argv[1]), 64 * 2**20, "data-of-today", 0)
+def work(first):
+    for i in range(first, 10**6, 3):
+        cache.offer(i, [picture(i), i, "label"])
+        if i == 200:
+            print("going", flush=True)
+for first in range(3):
+    threading.Thread(target=work, args=(first,)).start()
+"""
+
+
+@pytest.mark.parametrize("kill", range(3))
+def test_a_writer_that_is_killed_leaves_a_cache_that_opens(
+    kill: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == b"going\n"
+        with pytest.raises(CacheError, match="another process that is alive"):
+            DiskCache(tmp_path, 64 * MIB, NAME, 0)
+        with DiskCache(tmp_path, 64 * MIB, NAME, 1) as beside:
+            seen = beside.entries
+            assert seen > 50
+            assert holds(beside, 0)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+                assert cache.entries >= seen
+                whole = [i for i in range(10**4) if holds(cache, i)]
+                assert len(whole) == cache.entries
+                assert offer(cache, 10**6)
+                beside.refresh()
+                assert beside.entries == cache.entries
+                assert holds(beside, 10**6)
+    assert [r for r in caplog.records if "cut off" in r.message and "writer-0.data" in r.message]
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert cache.entries == len(whole) + 1
+
+
+# ---- no room, no permission, two at once --------------------------------------------------------
+
+
+def test_a_disk_that_is_full_stops_the_keeping_and_not_the_serving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: Any, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert offer(cache, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            assert not any(offer(cache, i) for i in range(1, 5))
+        assert not offer(cache, 5)
+        assert holds(cache, 0)
+        assert cache.entries == 1
+    [warning] = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "No space left" in warning.message
+    assert "1 samples that are there still serve" in warning.message
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert cache.entries == 1
+        assert offer(cache, 1)
+
+
+def test_a_line_that_did_not_fit_on_the_disk_leaves_a_whole_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert offer(cache, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+            assert not offer(cache, 1)
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert [holds(cache, i) for i in range(2)] == [True, False]
+        assert offer(cache, 1)
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert all(holds(cache, i) for i in range(2))
+
+
+def test_a_full_disk_at_the_beginning_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(CacheError, match="No space left on device; give a folder"):
+            DiskCache(tmp_path, 64 * MIB, NAME, 0)
+    fill(tmp_path)  # nothing is left locked
+
+
+def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"no decoded cache in .*file.*give a folder"):
+        DiskCache(tmp_path / "file", MIB, NAME, 0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(CacheError, match="Permission denied; give a folder"):
+        DiskCache(tmp_path / "closed", MIB, NAME, 0)
+
+
+def test_a_second_process_with_the_same_number_is_refused(tmp_path: Path) -> None:
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as first:
+        with pytest.raises(CacheError, match="writer number of its own"):
+            DiskCache(tmp_path, 64 * MIB, NAME, 0)
+        assert offer(first, 0)
+        with DiskCache(tmp_path, 64 * MIB, "other-data", 0) as second:
+            assert second.entries == 0
+    fill(tmp_path, ids=range(1, 3))
+
+
+def test_other_data_lie_in_another_folder_and_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path)
+    caplog.set_level(logging.INFO)
+    with DiskCache(tmp_path, 64 * MIB, "data-of-tomorrow", 0) as cache:
+        assert cache.entries == 0
+        assert not holds(cache, 0)
+    [line] = [r.message for r in caplog.records if "other data" in r.message]
+    assert NAME in line
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert cache.entries == SAMPLES
+
+
+def test_a_limit_below_what_is_there_serves_it_all_and_adds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path)
+    with DiskCache(tmp_path, 10_000, NAME, 0) as cache:
+        assert all(holds(cache, i) for i in range(SAMPLES))
+        assert not offer(cache, SAMPLES)
+    assert any("the limit is 10000: nothing is added" in r.message for r in caplog.records)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/abs"])
+def test_a_fingerprint_that_is_no_name_of_a_folder_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fingerprint"):
+        DiskCache(tmp_path, MIB, name, 0)
+
+
+# ---- threads, growth, closing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_four_threads_that_offer_and_read_see_whole_samples_and_keep_the_limit(
+    kind: Any, tmp_path: Path
+) -> None:
+    limit, ids = 3 * MIB, 600
+    failures: list[BaseException] = []
+    accepted = [0] * 4
+    start = threading.Barrier(4)
+
+    def work(number: int, cache: DecodedCache) -> None:
+        try:
+            start.wait(10)
+            for i in np.random.default_rng(number).permutation(ids).tolist():
+                holds(cache, (i * 7) % ids)
+                accepted[number] += offer(cache, i)
+                assert cache.nbytes <= limit
+                holds(cache, i)
+        except BaseException as error:
+            failures.append(error)
+
+    with open_cache(kind, limit, tmp_path, NAME, 0) as cache:
+        threads = [threading.Thread(target=work, args=(n, cache)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(50)
+        assert not failures
+        assert cache.entries == sum(accepted)
+        # Nearly all of the limit is used.
+        assert limit // 6000 < cache.entries < limit // 4800
+        kept = {i for i in range(ids) if holds(cache, i)}
+        assert len(kept) == cache.entries
+    if kind == "disk":
+        with DiskCache(tmp_path, limit, NAME, 1) as cache:
+            assert {i for i in range(ids) if holds(cache, i)} == kept
+
+
+def test_views_stay_valid_while_the_file_grows_and_after_it_is_closed(tmp_path: Path) -> None:
+    with DiskCache(tmp_path, 256 * MIB, NAME, 0) as cache:  # room is taken 4 MiB at a time
+        assert offer(cache, 0)
+        first = cache.read(0)
+        assert first is not None
+        assert all(offer(cache, i, size=800) for i in range(1, 12))
+        assert all(holds(cache, i, size=800) for i in range(1, 12))
+        large = cache.read(11)
+        assert large is not None
+    cache.close()
+    assert cache.read(0) is None
+    assert not offer(cache, 99)
+    assert torch.equal(first[0], picture(0))
+    assert torch.equal(large[0], picture(11, 800))
+
+
+def test_a_sample_larger_than_the_room_taken_at_a_time_is_kept_too(tmp_path: Path) -> None:
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert offer(cache, 0)
+        assert offer(cache, 1, size=2000)  # 12 MB, of 1 MiB
+        assert offer(cache, 2)
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert all(holds(cache, i, size) for i, size in enumerate((40, 2000, 40)))
+
+
+def test_writing_to_a_tensor_of_the_cache_kills_rather_than_spoils(tmp_path: Path) -> None:
+    fill(tmp_path)
+    script = f"""
+from pathlib import Path
+from loaders.cache import DiskCache
+DiskCache(Path({str(tmp_path)!r}), 2**26, "data-of-today", 0).read(0)[0].zero_()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=50, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert all(holds(cache, i) for i in range(SAMPLES))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="lists files by /proc")
+def test_closing_leaves_no_file_open(tmp_path: Path) -> None:
+    fill(tmp_path)  # imports and the like
+    before = len(os.listdir("/proc/self/fd"))
+    for writer in range(5):
+        with DiskCache(tmp_path, 64 * MIB, NAME, writer) as cache:
+            assert offer(cache, SAMPLES + writer)
+    assert len(os.listdir("/proc/self/fd")) == before

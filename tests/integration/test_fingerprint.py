@@ -1,0 +1,80 @@
+"""The name of a folder of pictures: another one whenever a decoded sample could be another."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaders.cache import fingerprint
+from loaders.errors import CacheError
+from loaders.sources import PictureFiles, picture_folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, make_pictures: Any) -> Path:
+    return make_pictures(tmp_path / "pictures", {"cat": 3, "dog": 3})
+
+
+def rewrite(source: PictureFiles) -> PictureFiles:
+    path = Path(source.paths[2])
+    path.write_bytes(path.read_bytes() + b"x")
+    return source
+
+
+def touch(source: PictureFiles) -> PictureFiles:
+    os.utime(source.paths[2], ns=(1, 1))
+    return source
+
+
+def rename(source: PictureFiles) -> PictureFiles:
+    path = Path(source.paths[2])
+    path.rename(path.with_name("009.jpg"))
+    return picture_folder(path.parents[1], 16)
+
+
+def resize(source: PictureFiles) -> PictureFiles:
+    return picture_folder(Path(source.paths[0]).parents[1], 8)
+
+
+def reorder(source: PictureFiles) -> PictureFiles:
+    order = [0, 2, 1, 3, 4, 5]
+    paths, labels = [source.paths[i] for i in order], [source.labels[i] for i in order]
+    return PictureFiles(paths, labels, source.classes, source.decoder)
+
+
+def relabel(source: PictureFiles) -> PictureFiles:
+    return PictureFiles(source.paths, [0, 0, 1, 1, 1, 1], source.classes, source.decoder)
+
+
+@pytest.mark.parametrize("change", [rewrite, touch, rename, resize, reorder, relabel])
+def test_a_change_of_the_files_or_of_the_decoder_changes_the_name(
+    change: Callable[[PictureFiles], PictureFiles], pictures: Path
+) -> None:
+    source = picture_folder(pictures, 16)
+    before = fingerprint(source)
+    assert fingerprint(picture_folder(pictures, 16)) == before
+    assert fingerprint(change(source)) != before
+
+
+def test_a_folder_that_was_moved_keeps_its_name(pictures: Path) -> None:
+    before = fingerprint(picture_folder(pictures, 16))
+    moved = pictures.rename(pictures.with_name("elsewhere"))
+    assert fingerprint(picture_folder(moved, 16)) == before
+
+
+def test_a_folder_of_torchvision_is_named_by_its_files_too(pictures: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    before = fingerprint(ImageFolder(str(pictures)))
+    assert fingerprint(ImageFolder(str(pictures))) == before
+    os.utime(pictures / "cat" / "001.jpg", ns=(1, 1))
+    assert fingerprint(ImageFolder(str(pictures))) != before
+
+
+def test_a_file_that_is_gone_is_named(pictures: Path) -> None:
+    source = picture_folder(pictures, 16)
+    Path(source.paths[3]).unlink()
+    with pytest.raises(CacheError, match=str(source.paths[3])):
+        fingerprint(source)

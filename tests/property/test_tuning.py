@@ -1,0 +1,141 @@
+"""Laws of the choice of reuse and of the tuner that makes it."""
+
+import json
+import math
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders.tuning import (
+    Choice,
+    Measurement,
+    Rates,
+    ReuseTuner,
+    TuningRules,
+    available_cpus,
+    choose_reuse,
+)
+
+law = settings(max_examples=60, deadline=None)
+RATE = st.integers(1, 10**6)
+MARGIN_PERCENT = st.integers(0, 100)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RATE, RATE, st.integers(1, 64), MARGIN_PERCENT)
+def test_the_choice_is_the_smallest_that_is_enough_in_exact_arithmetic(
+    decode: int, step: int, most: int, percent: int
+) -> None:
+    choice = choose_reuse(Rates(decode, step), most, percent / 100)
+    needed = Fraction(step, decode) * Fraction(100 + percent, 100)
+    exact = min(most, max(1, math.ceil(needed)))
+    if choice.reuse != exact:  # only where rounding a float may decide
+        assert abs(needed - round(needed)) < 1e-9
+        assert abs(choice.reuse - exact) == 1
+    stall = max(Fraction(0), 1 - Fraction(choice.reuse * decode, step))
+    assert abs(choice.stall_left - stall) < 1e-9
+
+
+@law
+@given(RATE, RATE, st.integers(1, 63), MARGIN_PERCENT)
+def test_faster_training_slower_decoding_and_more_allowed_never_mean_less_reuse(
+    decode: int, step: int, most: int, percent: int
+) -> None:
+    def reuse(decode: float, step: float, most: int) -> int:
+        return choose_reuse(Rates(decode, step), most, percent / 100).reuse
+
+    base = reuse(decode, step, most)
+    assert reuse(decode, step * 1.5, most) >= base
+    assert reuse(decode / 1.5, step, most) >= base
+    assert reuse(decode, step, most + 1) >= base
+
+
+def measurements(
+    ratio: float, batches: int, seed: int, noise: float = 0.2, decoded: tuple[int, ...] = (64,)
+) -> list[Measurement]:
+    """Training is `ratio` times as fast as decoding; every time is off by up to `noise`."""
+    rng = np.random.default_rng(seed)
+
+    def off() -> float:
+        return float(rng.uniform(1 - noise, 1 + noise))
+
+    given = []
+    for _ in range(batches):
+        fresh = int(rng.choice(decoded))
+        seconds = 4 * fresh / 100 * off()
+        given.append(Measurement(seconds, fresh, 4, 64 / (100 * ratio) * off(), 0.0, 64))
+    return given
+
+
+def fed(tuner: ReuseTuner, batches: list[Measurement]) -> list[Choice | None]:
+    return [tuner.feed(batch) for batch in batches]
+
+
+RATIO = st.floats(0.2, 12.0)
+SEED = st.integers(0, 10**6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(RATIO, SEED, st.sampled_from([(64,), (0, 20, 64, 90)]))
+def test_constant_rates_with_noise_change_the_choice_at_most_once(
+    ratio: float, seed: int, decoded: tuple[int, ...]
+) -> None:
+    tuner = ReuseTuner(16)
+    made = [c for c in fed(tuner, measurements(ratio, 1500, seed, decoded=decoded)) if c]
+    assert 1 <= len(made) <= 2
+    # And what it ends with is right, or right but for the noise: never far too much or too little.
+    reuse = made[-1].reuse
+    assert reuse == 16 or reuse > 0.9 * ratio
+    assert reuse == 1 or reuse - 1 < 1.1 * ratio * 1.2
+
+
+@law
+@given(RATIO, RATIO, SEED)
+def test_a_drift_is_followed_within_a_few_windows_and_then_left_alone(
+    before: float, after: float, seed: int
+) -> None:
+    tuner = ReuseTuner(16)
+    fed(tuner, measurements(before, 400, seed))
+    fed(tuner, measurements(after, 200, seed + 1))
+    reuse = tuner.reuse
+    assert reuse is not None
+    assert reuse == 16 or reuse > 0.9 * after  # training does not starve
+    # Nor is much more reused than needed.
+    assert reuse == 1 or (reuse - 1) < 1.1 * 1.15 * 1.1 * after
+    made = [c for c in fed(tuner, measurements(after, 800, seed + 2)) if c]
+    assert len(made) <= 1
+
+
+@law
+@given(RATIO, RATIO, SEED, st.integers(0, 300))
+def test_a_tuner_resumed_anywhere_decides_alike(
+    before: float, after: float, seed: int, cut: int
+) -> None:
+    rules = TuningRules(warm_up=5, block=3, window=3)
+    batches = measurements(before, 150, seed, decoded=(0, 30, 64))
+    batches += measurements(after, 150, seed + 1, decoded=(0, 30, 64))
+    whole = ReuseTuner(16, rules)
+    wanted = fed(whole, batches)
+    first, second = ReuseTuner(16, rules), ReuseTuner(16, rules)
+    got = fed(first, batches[:cut])
+    saved = first.state_dict()
+    text = json.dumps(saved)
+    second.load_state_dict(json.loads(text))
+    fed(first, batches[cut:])
+    got += fed(second, batches[cut:])
+    assert got == wanted
+    assert json.dumps(saved) == text  # a state is a copy: who took it may go on
+    assert second.state_dict() == whole.state_dict()
+
+
+@law
+@given(st.integers(1, 1024), st.integers(1, 10**7), st.integers(1, 10**6), st.integers(1, 64))
+def test_ranks_together_never_take_more_cpus_than_there_are_but_one_each(
+    affinity: int, quota: int, period: int, ranks: int
+) -> None:
+    cpus = available_cpus(affinity, (quota, period), ranks)
+    assert cpus >= 1
+    assert cpus == 1 or cpus * ranks <= min(affinity, math.ceil(Fraction(quota, period)))
+    assert cpus <= available_cpus(affinity, None, ranks)

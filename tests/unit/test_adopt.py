@@ -1,0 +1,195 @@
+"""What a DataLoader says about what to serve and how, and what is refused."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from loaders.adopt import Adopted, from_dataloader
+from loaders.errors import LoaderError
+
+TEN: Any = list(range(10))
+
+
+def adopted(**options: Any) -> Adopted:
+    return from_dataloader(DataLoader(TEN, **{"num_workers": 1, **options}))
+
+
+# ---- a DataLoader -------------------------------------------------------------------------------
+
+
+def test_a_plain_dataloader_is_taken_over_whole() -> None:
+    loader = DataLoader(TEN, batch_size=4, shuffle=True, drop_last=True, num_workers=1)
+    loader.num_workers = 3
+    found = from_dataloader(loader)
+    assert found == Adopted(TEN, 4, True, None, True, 3, None, False)
+    assert adopted() == Adopted(TEN, 1, False, None, False, 1, None, False)
+    assert found.dataset is TEN
+
+
+def test_no_worker_becomes_one_thread_and_that_is_said() -> None:
+    found = adopted(num_workers=0)
+    assert found.workers == 1
+    assert "num_workers=0" in "".join(found.notes)
+
+
+def test_a_collate_of_the_users_own_is_kept_and_torchs_is_none() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return samples
+
+    assert adopted(collate_fn=collate).collate is collate
+    assert adopted(collate_fn=default_collate).collate is None
+
+
+def test_a_generators_seed_is_taken_over() -> None:
+    generator = torch.Generator().manual_seed(77)
+    torch.rand(3, generator=generator)
+    assert adopted(shuffle=True, generator=generator).seed == 77
+    assert adopted(sampler=RandomSampler(TEN, generator=generator)).seed == 77
+    assert adopted(shuffle=True).seed is None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shuffle"),
+    [
+        (RandomSampler(TEN), True),
+        (SequentialSampler(TEN), False),
+        (RandomSampler("0123456789"), True),
+    ],
+)
+def test_an_order_that_we_know_ourselves_is_no_sampler(sampler: Any, shuffle: bool) -> None:
+    found = adopted(sampler=sampler)
+    assert (found.shuffle, found.sampler) == (shuffle, None)
+
+
+class Reversed(SequentialSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self) - 1, -1, -1))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(TEN, replacement=True),
+        RandomSampler(TEN, num_samples=4),
+        RandomSampler(TEN, num_samples=20),
+        RandomSampler([1, 2]),
+        SequentialSampler([1, 2]),
+        Reversed(TEN),
+        WeightedRandomSampler([1.0] * 10, 5),
+        SubsetRandomSampler([1, 2, 3]),
+        [3, 1, 2],
+        DistributedSampler([1, 2, 3], num_replicas=2, rank=0),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_any_other_sampler_is_kept(sampler: Any) -> None:
+    found = adopted(sampler=sampler, batch_size=2, drop_last=True)
+    assert found.sampler is sampler
+    assert (found.shuffle, found.rank, found.world_size) == (False, None, None)
+    assert (found.batch_size, found.drop_last) == (2, True)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_distributed_sampler_says_who_of_how_many(shuffle: bool) -> None:
+    sampler = DistributedSampler(TEN, num_replicas=5, rank=3, shuffle=shuffle, seed=9)
+    found = adopted(sampler=sampler, generator=torch.Generator())
+    assert (found.shuffle, found.rank, found.world_size, found.seed) == (shuffle, 3, 5, 9)
+    assert (found.sampler, found.notes) == (None, ())
+
+
+def test_a_tail_that_a_distributed_sampler_drops_is_noted() -> None:
+    dropping = DistributedSampler(TEN, num_replicas=4, rank=0, drop_last=True)
+    assert "DistributedSampler(drop_last=True)" in "".join(adopted(sampler=dropping).notes)
+    even = DistributedSampler(TEN, num_replicas=5, rank=0, drop_last=True)
+    assert adopted(sampler=even).notes == ()
+
+
+def test_torchs_own_batch_sampler_is_taken_apart() -> None:
+    sampler = SubsetRandomSampler([4, 5, 6])
+    loader = DataLoader(TEN, batch_sampler=BatchSampler(sampler, 2, True), num_workers=1)
+    assert from_dataloader(loader) == Adopted(TEN, 2, False, sampler, True, 1, None, False)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    options: dict[str, Any] = {
+        "prefetch_factor": 7,
+        "persistent_workers": True,
+        "timeout": 3,
+        "in_order": False,
+    }
+    notes = adopted(**options).notes
+    assert len(notes) == len(options)
+    for option, note in zip(options, notes, strict=True):
+        assert note.startswith(f"{option}={options[option]}")
+    assert adopted().notes == ()
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1])
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+class OwnWay(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def start_worker(_: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "complaint"),
+    [
+        (lambda: TEN, TypeError, "expected a torch DataLoader, not a list"),
+        (lambda: DataLoader(Endless()), TypeError, "Endless is an IterableDataset"),
+        (lambda: DataLoader(TEN, batch_size=None), LoaderError, "batch_size=None"),
+        (
+            lambda: DataLoader(TEN, batch_sampler=OwnBatches(SequentialSampler(TEN), 2, False)),
+            LoaderError,
+            r"batch_sampler of its own \(OwnBatches\)",
+        ),
+        (lambda: DataLoader(TEN, batch_sampler=[[1, 2]]), LoaderError, r"its own \(list\)"),
+        (
+            lambda: DataLoader(TEN, num_workers=1, worker_init_fn=start_worker),
+            LoaderError,
+            "worker_init_fn=start_worker, and nobody would call it",
+        ),
+        (
+            lambda: DataLoader(TEN, num_workers=1, multiprocessing_context="spawn"),
+            LoaderError,
+            "multiprocessing_context",
+        ),
+        (lambda: OwnWay(TEN), LoaderError, "OwnWay iterates in a way of its own"),
+    ],
+    ids=["list", "iterable", "no batch", "batches", "list of batches", "init", "context", "own"],
+)
+def test_what_cannot_be_taken_over_is_refused(
+    make: Any, kind: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(kind, match=complaint):
+        from_dataloader(make())
+
+
+def test_lightnings_seeding_of_workers_is_no_reason_to_refuse() -> None:
+    from lightning.fabric.utilities.seed import pl_worker_init_function
+
+    init = functools.partial(pl_worker_init_function, rank=0)
+    assert "Lightning" in "".join(adopted(worker_init_fn=init).notes)

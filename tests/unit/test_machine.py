@@ -1,0 +1,85 @@
+"""What the machine allows, read from files that a test wrote."""
+
+from pathlib import Path
+
+import pytest
+
+from loaders.errors import LoaderError
+from loaders.machine import cpu_quota, usable_cpus
+
+
+@pytest.fixture
+def machine(tmp_path: Path):
+    """`machine("0::/job", {"job/cpu.max": "200000 100000"})`: the quota found there."""
+
+    def quota(membership: str, files: dict[str, str]) -> tuple[int, int] | None:
+        (tmp_path / "membership").write_text(membership)
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        return cpu_quota(tmp_path / "cgroup", tmp_path / "membership")
+
+    return quota
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        ("0::/", {"cpu.max": "200000 100000"}, (200_000, 100_000)),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {}, None),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, (50_000, 100_000)),
+        (
+            "0::/a/b",
+            {"a/b/cpu.max": "150000 50000", "a/cpu.max": "400000 100000"},
+            (150_000, 50_000),
+        ),
+        # The path is the host's, which this container does not see.
+        ("0::/kubepods/pod7", {"cpu.max": "100000 100000"}, (100_000, 100_000)),
+        (
+            "4:memory:/\n3:cpu,cpuacct:/j",
+            {"cpu,cpuacct/j/cpu.cfs_quota_us": "300000", "cpu,cpuacct/j/cpu.cfs_period_us": "9"},
+            (300_000, 9),
+        ),
+        (
+            "2:cpu:/docker/7\n0::/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            None,
+        ),
+        ("5:cpuset:/", {"cpuset/cpu.max": "1 100000"}, None),
+        ("", {"cpu.max": "1 1"}, None),
+    ],
+    ids=[
+        "v2", "v2 without limit", "no file", "parent", "child", "path of the host", "v1",
+        "v1 without limit", "another controller", "no membership",
+    ],
+)  # fmt: skip
+def test_the_quota_is_the_tightest_of_this_process_and_the_groups_around_it(
+    machine, membership: str, files: dict[str, str], quota: tuple[int, int] | None
+) -> None:
+    assert machine(membership, files) == quota
+
+
+def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path / "none", tmp_path / "nothing") is None
+
+
+def test_the_cpus_are_shared_by_the_ranks_that_the_launcher_started_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loaders.machine.MEMBERSHIP", Path("/nonexistent"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert usable_cpus() == 12
+    assert usable_cpus(local_ranks=3) == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usable_cpus() == 3
+    assert usable_cpus(local_ranks=2) == 6
+
+
+@pytest.mark.parametrize("said", ["", "0", "two", "-1"])
+def test_a_launcher_that_says_nonsense_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
+    with pytest.raises(LoaderError, match=f"LOCAL_WORLD_SIZE is '{said}'"):
+        usable_cpus()

@@ -1,0 +1,132 @@
+"""The ids of a pass from samplers of any kind: a function of seed and pass, and of nothing else."""
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from loaders.errors import LoaderError
+from loaders.samplers import SamplerOrder, seeded_randomness
+
+TEN: Any = list(range(10))
+
+
+class Rolling(Sampler[int]):
+    """Draws from everything there is."""
+
+    def __init__(self) -> None:
+        self.own = torch.Generator()
+        self.numbers = np.random.default_rng()
+        self.old = np.random.RandomState()
+        self.python = random.Random()
+        self.inner = RandomSampler(range(1000), num_samples=2, generator=torch.Generator())
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return 9
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        yield int(torch.randint(10**6, (1,)))
+        yield int(torch.randint(10**6, (1,), generator=self.own))
+        yield int(np.random.randint(10**6))
+        yield int(self.numbers.integers(10**6))
+        yield int(self.old.randint(10**6))
+        yield random.randrange(10**6)
+        yield self.python.randrange(10**6)
+        yield from self.inner
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Rolling,
+        lambda: RandomSampler(TEN),
+        lambda: RandomSampler(TEN, replacement=True, num_samples=20, generator=torch.Generator()),
+        lambda: WeightedRandomSampler([0.1, 1, 2] * 10, 30),
+        lambda: SubsetRandomSampler(range(0, 100, 3)),
+        lambda: DistributedSampler(range(40), num_replicas=2, rank=1),
+    ],
+)
+def test_a_samplers_order_is_a_function_of_seed_and_pass(make: Any) -> None:
+    used = make()
+    orders = {
+        (seed, p): SamplerOrder.order(used, seed, p).tolist() for seed in (0, 1) for p in (0, 1, 2)
+    }
+    torch.rand(5), np.random.rand(5), random.random()
+    for (seed, p), order in reversed(orders.items()):
+        assert SamplerOrder.order(make(), seed, p).tolist() == order
+        assert SamplerOrder.order(used, seed, p).tolist() == order
+    by_seed_too = type(used) is not DistributedSampler  # which has a seed of its own
+    assert len({tuple(order) for order in orders.values()}) == (6 if by_seed_too else 3)
+
+
+def test_every_number_of_an_order_changes_with_the_pass() -> None:
+    first, second = (SamplerOrder.order(Rolling(), 0, p) for p in (0, 1))
+    assert not (first == second).any()
+
+
+def test_everybodys_randomness_goes_on_as_if_nobody_had_asked() -> None:
+    sampler = Rolling()
+    untouched = copy.deepcopy(sampler)
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = list(untouched)
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    SamplerOrder.order(sampler, 5, 3)
+    assert sampler.epochs == [3]
+    assert list(sampler) == expected
+
+
+def test_a_failure_puts_the_generators_back_too() -> None:
+    torch.manual_seed(1)
+    before = torch.default_generator.get_state(), random.getstate()
+    with pytest.raises(ZeroDivisionError), seeded_randomness(1, 2):
+        torch.rand(3), random.random(), 1 // 0
+    assert torch.equal(torch.default_generator.get_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_an_order_is_ids_as_the_sampler_gives_them() -> None:
+    order = SamplerOrder.order(cast(Any, [np.int32(3), torch.tensor(1), 2]), 0, 0)
+    assert order.dtype == np.int64
+    assert order.tolist() == [3, 1, 2]
+
+
+class Lying(Sampler[int]):
+    def __init__(self, says: int, gives: Any) -> None:
+        self.says = says
+        self.gives = gives
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.gives)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "complaint"),
+    [
+        (Lying(3, iter(int, 1)), "len.. of 3 and gave more in pass 2"),
+        (Lying(3, [1]), "len.. of 3 and gave 1 in pass 2"),
+        (Lying(1, [[1, 2]]), r"gave \[1, 2\], which is not one id"),
+        (Lying(1, [1.5]), r"gave 1\.5, which is not one id"),
+        (iter([1]), r"has no len\(\)"),
+    ],
+)
+def test_a_sampler_that_gives_no_order_is_refused(sampler: Any, complaint: str) -> None:
+    with pytest.raises(LoaderError, match=complaint):
+        SamplerOrder.order(sampler, 0, 2)
