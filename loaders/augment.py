@@ -43,12 +43,12 @@ class Draws:
         unit = (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
         return low + (high - low) * unit
 
-    def many(self, tries: int, low: float, high: float) -> NDArray[np.float64]:
-        """`tries` draws for each sample at once: [tries, samples]."""
-        numbers = np.arange(self._drawn + 1, self._drawn + tries + 1, dtype=np.uint64)
-        self._drawn += tries
+    def many(self, count: int) -> NDArray[np.float64]:
+        """The next `count` draws from 0 to 1 of every sample at once: [count, samples]."""
+        numbers = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
+        self._drawn += count
         bits = _mix(self.keys + (numbers * np.uint64(GOLDEN))[:, None])
-        return low + (high - low) * (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+        return (bits >> np.uint64(11)).astype(np.float64) / float(1 << 53)
 
     def integers(self, low: int, high: int) -> NDArray[np.int64]:
         """Uniform on low, ..., high - 1."""
@@ -114,6 +114,11 @@ class Chain:
         return _rendered(images, placing)
 
 
+def takes_lying(augment: object) -> bool:
+    """Whether it reads pictures where they lie; a user's own function takes a tensor."""
+    return isinstance(augment, Chain | Geometric)
+
+
 def _rendered(images: Images, placing: Placing | None) -> torch.Tensor:
     if placing is not None:
         return render(images, placing)
@@ -177,14 +182,17 @@ class RandomResizedCrop(Geometric):
     """Of width over height."""
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
-        tall, wide = placing.boxes[:, 2].astype(np.float64), placing.boxes[:, 3].astype(np.float64)
+        tall, wide = placing.boxes[:, 2:].T.astype(np.float64)
         # All tries are drawn for everybody: a sample's numbers never depend on its batch mates.
-        area = tall * wide * draws.many(TRIES, *self.scale)
-        shape = np.exp(draws.many(TRIES, *np.log(self.ratio)))
+        drawn = draws.many(2 * TRIES + 2)
+        least, most = self.scale
+        area = tall * wide * (least + (most - least) * drawn[:TRIES])
+        narrow, broad = np.log(self.ratio)
+        shape = np.exp(narrow + (broad - narrow) * drawn[TRIES : 2 * TRIES])
         heights, widths = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
         fits = (heights > 0) & (heights <= tall) & (widths > 0) & (widths <= wide)
         first, each, found = fits.argmax(axis=0), np.arange(len(tall)), fits.any(axis=0)
-        down, right = draws.many(2, 0.0, 1.0)
+        down, right = drawn[2 * TRIES :]
         height, width = heights[first, each], widths[first, each]
         if not found.all():
             height = np.where(found, height, np.minimum(tall, np.rint(wide / self.ratio[0])))
@@ -204,7 +212,7 @@ class RandomCrop(Geometric):
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
         room = _room(placing, _sides(self.size))
-        corners = np.floor(draws.many(2, 0.0, 1.0).T * (room + 1)).astype(np.int64)
+        corners = np.floor(draws.many(2).T * (room + 1)).astype(np.int64)
         return placing.windowed(corners, _sides(self.size))
 
 

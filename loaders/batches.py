@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.augment import Augmentation, Chain, Draws, Geometric
+from loaders.augment import Augmentation, Draws, takes_lying
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
 from loaders.leaves import as_tensor
@@ -125,8 +125,8 @@ class BatchMaker:
             if (at := picture.pictures(slots)) is None
             else Lying(*at, self._blocks, gather)
         )
-        if isinstance(images, Lying) and not isinstance(augment, Chain | Geometric):
-            images = images.gather()  # a user's own function takes a tensor
+        if isinstance(images, Lying) and not takes_lying(augment):
+            images = images.gather()
         return augment(cast(Any, images), Draws(self._keys(info)))
 
     def _transformed(self, samples: Sequence[Any], info: BatchInfo) -> list[Any]:

@@ -12,9 +12,9 @@ random comes later, at every serve (`augment`). Pixels stay uint8 until the devi
 costs the host as much as decoding did.
 """
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import DecodeError
-from loaders.kernels import Pictures, resized_crop
+from loaders.kernels import fit
 
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, int, int]], Pixels]
@@ -47,7 +47,8 @@ class PictureDecoder:
 
     def __call__(self, path: Path, room: Room = _anywhere) -> torch.Tensor:
         try:
-            data = path.read_bytes()
+            with FileIO(path) as file:
+                data = file.readall()
         except OSError as error:
             raise _unreadable(str(path), error) from error
         return self.decode(data, str(path), room)
@@ -74,14 +75,7 @@ class PictureDecoder:
             tall, wide = (max(1, round(n * self.size / side)) for n in (height, width))
             box = (0, 0, height, width)
         out = room((tall, wide, 3))
-        lying = Pictures(
-            np.array([pixels.ctypes.data], dtype=np.uintp),
-            np.array([height], dtype=np.int32),
-            np.array([width], dtype=np.int32),
-            3,
-            pixels,
-        )
-        resized_crop(lying, np.array([box], dtype=np.int32), np.zeros(1, bool), None, out[None])
+        fit(pixels, box, out)
         return out
 
 
@@ -97,7 +91,7 @@ def decode_pixels(data: bytes, at_least: int = 0, room: Room | None = None) -> P
             elif room is not None:
                 smaller = {"buffer": room((height, width, 3)).reshape(-1)}
             return simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller)
-    with Image.open(io.BytesIO(data)) as picture:
+    with Image.open(BytesIO(data)) as picture:
         return np.array(picture.convert("RGB"))
 
 

@@ -188,6 +188,8 @@ class Engine:
             self._followed = None
 
     def close(self) -> None:
+        if os.getpid() != self.pid:
+            return  # a fork has no threads of its parent, and its locks may be held for ever
         self.stop()
         if self._processes is not None:
             self._processes.close()

@@ -100,6 +100,11 @@ def as_tensor(leaf: Any) -> Leaf:
     return leaf
 
 
+def as_stored(leaf: Any) -> Leaf:
+    """Arrays as tensors, plain values as they are."""
+    return leaf if type(leaf) in (int, float, bool, str) else as_tensor(leaf)
+
+
 def like(template: Any, stored: torch.Tensor) -> Any:
     """`stored` (one sample's own memory) as the kind of thing that `template` was."""
     if isinstance(template, Image.Image):

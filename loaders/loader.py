@@ -113,6 +113,7 @@ class ReuseLoader:
         self._next = Serving(1 if reuse == "auto" else reuse, reaugment, batch_size)
         self._running = self._next
         self._engine: Engine | None = None
+        self._closer: weakref.finalize[..., ReuseLoader] | None = None
         self._following: PassOrder | None = None
         self._run: PassRun | None = None
         self._stats = LoaderStats()
@@ -236,7 +237,8 @@ class ReuseLoader:
         """End workers and let go of memory. The loader may be used again; safe to call again."""
         self._leave()
         if self._engine is not None:
-            self._engine.close()
+            if self._closer is not None:
+                self._closer()
             if self._following is not None:
                 self._count_extra(self._following.decoded)
             self._engine = self._following = None
@@ -249,7 +251,8 @@ class ReuseLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """To another process go the arguments and the position, no threads and no memory."""
-        return self.__dict__ | {"_engine": None, "_following": None, "_run": None}
+        nowhere = {"_engine": None, "_closer": None, "_following": None, "_run": None}
+        return self.__dict__ | nowhere
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -441,7 +444,7 @@ class ReuseLoader:
             self._engine = None  # a fork has no threads of its parent, and no say over its memory
         if self._engine is None:
             self._engine = Engine(self._setup, self.rank)
-            weakref.finalize(self, self._engine.close)
+            self._closer = weakref.finalize(self, self._engine.close)
         return self._engine
 
     def _buffer_within_limit(self, engine: Engine, batch_size: int) -> int:

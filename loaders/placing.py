@@ -9,7 +9,7 @@ slots. Anything else (a GPU, floating point, more than three dimensions) is done
 same bits for uint8.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,6 +98,24 @@ def render(images: Images, placing: Placing) -> torch.Tensor:
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.ndim == 4:
         return _by_kernel(_lying(images), placing)
     return _by_torch(images, placing)
+
+
+def lying_of(pictures: Sequence[torch.Tensor], blocks: Blocks) -> Lying | None:
+    """Pictures [C, H, W] of bytes over rows of pixels, each in memory of its own; None if one is
+    not."""
+    shapes = [picture.shape for picture in pictures]
+    for picture, shape in zip(pictures, shapes, strict=True):
+        rows = len(shape) == 3 and picture.stride() == (1, shape[2] * shape[0], shape[0])
+        if not rows or picture.dtype != torch.uint8 or shape[0] != shapes[0][0]:
+            return None
+    at = Pictures(
+        np.array([picture.data_ptr() for picture in pictures], dtype=np.uintp),
+        np.array([shape[1] for shape in shapes], dtype=np.int32),
+        np.array([shape[2] for shape in shapes], dtype=np.int32),
+        shapes[0][0],
+        pictures,
+    )
+    return Lying(at, 1, blocks, lambda: torch.stack(list(pictures)))
 
 
 def _lying(images: torch.Tensor) -> Lying:

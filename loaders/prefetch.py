@@ -31,7 +31,7 @@ from loaders.errors import PassEnded
 from loaders.reuse import Serve
 
 JOIN_SECONDS = 10.0
-CHUNK_SECONDS = 0.002
+CHUNK_SECONDS = 0.01
 """A worker takes as many samples at once as take about so long: a lock costs less then."""
 MOST_IN_CHUNK = 32
 NO_SLOT = -1

@@ -11,19 +11,22 @@ one depends on the order alone, and the two are not alive at the same time in an
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from loaders.augment import Augmentation, Draws, draw_keys
+from loaders.augment import Augmentation, Draws, draw_keys, takes_lying
+from loaders.blocks import Blocks
 from loaders.cache import DecodedCache
-from loaders.errors import DecodeError
-from loaders.leaves import Chunk, Fetch, Nest, Sample, as_tensor, leaves_of, own
-from loaders.prefetch import Done
+from loaders.errors import DecodeError, SampleShapeError
+from loaders.leaves import Chunk, Fetch, Nest, Sample, as_stored, as_tensor, leaves_of, own
+from loaders.placing import lying_of
+from loaders.prefetch import MOST_IN_CHUNK, Done
 from loaders.sources import unwrapped
 from loaders.storage import Slab
 
@@ -55,6 +58,18 @@ class PassOrder:
         self.cached = np.zeros(len(self.ids), dtype=bool)
 
 
+@dataclass(slots=True, eq=False)
+class Found:
+    """A sample on its way to its slot."""
+
+    position: int
+    slot: int
+    sample_id: int
+    leaves: list[Any]
+    lent: bool = False
+    """Whether its memory stays as it is: then the slot may point there."""
+
+
 class Reader:
     """Gets the samples of a data set into the slots of a slab."""
 
@@ -76,11 +91,11 @@ class Reader:
         self._cache = cache
         self._base, self._rows = unwrapped(dataset)
         self._many = getattr(self._base, "__getitems__", None)
+        self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
         self._borrow: Borrow = borrow or (lambda: nullcontext(self._fetch))
-        self._at_once = borrow is not None or self._many is not None
+        self._at_once = bool(borrow or self._many or once)
         """Whether reading several samples at once is cheaper."""
-        straight = borrow is None and once is None
-        self._read_into = getattr(self._base, "read_into", None) if straight else None
+        self._scratch = Blocks(spare=MOST_IN_CHUNK)
         self._lock = threading.Lock()
         self._first: dict[int, Sample] = {}
         self.skipped: dict[int, str] = {}
@@ -94,43 +109,41 @@ class Reader:
         slots: Sequence[int],
         done: Done,
     ) -> None:
+        hits: list[Found] = []
         missed: list[tuple[int, int]] = []
         for position, slot in zip(positions, slots, strict=True):
             sample_id = int(order.ids[position])
             leaves = None if self._cache is None else self._cache.read(sample_id)
             if leaves is None:
                 missed.append((position, slot))
-                continue
-            order.cached[position] = True
-            if self._once is None:
-                slab.lend(slot, leaves, sample_id)
             else:
-                self._keep_leaves(leaves, order, slab, slot, sample_id)
-            done(position)
-        if self._read_into is not None and slab.interleaved:
+                order.cached[position] = True
+                hits.append(Found(position, slot, sample_id, leaves, lent=True))
+        self._keep(hits, order, slab, done)
+        if self._read_into is not None and self._once is None and slab.interleaved:
             missed = [job for job in missed if not self._straight(order, slab, *job, done)]
-        if not missed:
-            return
-        with self._borrow() as fetch:
-            while missed:
-                missed = self._read_missed(order, slab, missed, fetch, done)
+        if missed:
+            with self._borrow() as fetch:
+                while missed:
+                    missed = self._read_missed(order, slab, missed, fetch, done)
 
     def first(self, ids: NDArray[np.int64], pass_index: int) -> Sample:
         """A sample to take the slab's measure of: the first of `ids` that can be read."""
         order = PassOrder(pass_index, ids[:1].copy() if self._on_error == "raise" else ids.copy())
+        sample_id = int(ids[0])
         with self._borrow() as fetch:
-            chunk = fetch([int(ids[0])])
-            sample_id = int(ids[0])
+            chunk = fetch([sample_id])
             if chunk.error is None:
-                sample = chunk.samples[0]
-                self._first[sample_id] = own(sample)
+                sample = self._first[sample_id] = own(chunk.samples[0])
             else:
-                sample, sample_id = self._instead(order, 0, chunk.error, fetch)
-            if self._once is None:
-                return own(sample)
-            leaves = [as_tensor(leaf) for leaf in leaves_of(sample)]
-            picture = next(n for n, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0) >= 2)
-            return Nest(sample).sample(self._crop(leaves, picture, order, sample_id))
+                instead, sample_id = self._instead(order, 0, chunk.error, fetch)
+                sample = own(instead)
+        if self._once is None:
+            return sample
+        leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
+        picture = next(n for n, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0) >= 2)
+        leaves[picture] = self._cropped([leaves[picture]], [sample_id], pass_index)[0]
+        return Nest(sample).sample(leaves)
 
     # ---- misses ---------------------------------------------------------------------------------
 
@@ -145,16 +158,17 @@ class Reader:
         """Reads up to the first sample that cannot be read, sees to that one, gives the rest."""
         ids = [int(order.ids[position]) for position, _ in missed]
         chunk = fetch(ids if self._at_once else ids[:1])
-        for sample, sample_id, (position, slot) in zip(chunk.samples, ids, missed, strict=False):
-            self._keep(sample, order, slab, slot, sample_id)
-            done(position)
+        read = [
+            (job, sample_id, sample)
+            for job, sample_id, sample in zip(missed, ids, chunk.samples, strict=False)
+        ]
+        self._keep_decoded(read, order, slab, done)
         if chunk.error is None:
-            return missed[len(chunk.samples) :]
-        position, slot = missed[len(chunk.samples)]
-        sample, sample_id = self._instead(order, position, chunk.error, fetch)
-        self._keep(sample, order, slab, slot, sample_id)
-        done(position)
-        return missed[len(chunk.samples) + 1 :]
+            return missed[len(read) :]
+        failed = missed[len(read)]
+        sample, sample_id = self._instead(order, failed[0], chunk.error, fetch)
+        self._keep_decoded([(failed, sample_id, sample)], order, slab, done)
+        return missed[len(read) + 1 :]
 
     def _fetch(self, ids: Sequence[int]) -> Chunk:
         """From the data set, on this thread."""
@@ -165,44 +179,36 @@ class Reader:
                 log.debug("reading %d samples at once failed; one by one it is", len(ids))
         samples: list[Sample] = []
         for sample_id in ids:
-            if sample_id in self._first:
-                samples.append(self._first.pop(sample_id))
-                continue
             try:
-                samples.append(self._dataset[sample_id])
+                samples.append(self._one(sample_id))
             except Exception as error:
                 return Chunk(samples, error)
         return Chunk(samples)
+
+    def _one(self, sample_id: int) -> Sample:
+        if self._first and (first := self._first.pop(sample_id, None)) is not None:
+            return first
+        if self._read_into is None:
+            return self._dataset[sample_id]
+        return self._read_into(self._of_base([sample_id])[0], self._anywhere)
+
+    def _anywhere(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+        """Memory that was used before: fresh memory costs a page fault every 4 KiB."""
+        return self._scratch.array(shape, np.dtype(np.uint8))
 
     def _straight(self, order: PassOrder, slab: Slab, position: int, slot: int, done: Done) -> bool:
         """Decode straight into the slot; a sample that cannot be read is left to the others."""
         sample_id, picture = int(order.ids[position]), slab.picture
         if sample_id in self._first or self._read_into is None or picture is None:
             return False
-        row = self._of_base([sample_id])[0]
         try:
-            sample = self._read_into(row, lambda shape: picture.room(slot, shape))
+            sample = self._read_into(
+                self._of_base([sample_id])[0], lambda shape: picture.room(slot, shape)
+            )
         except DecodeError:
             return False
-        self._keep(sample, order, slab, slot, sample_id)
-        done(position)
+        self._keep_decoded([((position, slot), sample_id, sample)], order, slab, done)
         return True
-
-    def _keep(
-        self, sample: Sample, order: PassOrder, slab: Slab, slot: int, sample_id: int
-    ) -> None:
-        with self._lock:
-            order.decoded += 1
-        with _noted(sample_id, order.pass_index):
-            if self._once is None:
-                slab.write(slot, sample, sample_id)
-                if self._cache is not None:
-                    self._cache.offer(sample_id, slab.leaves(slot))
-                return
-            leaves = [as_tensor(leaf) for leaf in leaves_of(sample)]
-            if self._cache is not None:
-                self._cache.offer(sample_id, leaves)
-            self._keep_leaves(leaves, order, slab, slot, sample_id)
 
     def _instead(
         self, order: PassOrder, position: int, error: BaseException, fetch: Fetch
@@ -210,7 +216,7 @@ class Reader:
         """The sample that stands in for one that cannot be read."""
         wanted = int(order.ids[position])
         if self._on_error == "raise" or not isinstance(error, Exception):
-            error.add_note(f"while decoding sample {wanted} of pass {order.pass_index}")
+            error.add_note(_while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
         samples = len(order.ids)
@@ -240,26 +246,61 @@ class Reader:
     def _of_base(self, ids: Sequence[int]) -> list[int]:
         return list(ids) if self._rows is None else self._rows[list(ids)].tolist()
 
-    # ---- drawn once a pass ----------------------------------------------------------------------
+    # ---- into the slots -------------------------------------------------------------------------
 
-    def _keep_leaves(
-        self, leaves: Sequence[Any], order: PassOrder, slab: Slab, slot: int, sample_id: int
+    def _keep_decoded(
+        self,
+        read: Sequence[tuple[tuple[int, int], int, Sample]],
+        order: PassOrder,
+        slab: Slab,
+        done: Done,
     ) -> None:
-        number = next(n for n, column in enumerate(slab.columns) if column is slab.picture)
-        slab.write_leaves(slot, self._crop(list(leaves), number, order, sample_id), sample_id)
+        """`read`: position and slot, id, sample."""
+        with self._lock:
+            order.decoded += len(read)
+        found = []
+        for (position, slot), sample_id, sample in read:
+            try:
+                leaves = slab.taken_apart(sample, sample_id)
+            except SampleShapeError as error:
+                error.add_note(_while_decoding(sample_id, order))
+                raise
+            if self._cache is not None:
+                self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
+            found.append(Found(position, slot, sample_id, leaves))
+        self._keep(found, order, slab, done)
 
-    def _crop(self, leaves: list[Any], number: int, order: PassOrder, sample_id: int) -> list[Any]:
-        assert self._once is not None
-        keys = draw_keys(self._seed, order.pass_index, np.array([sample_id]), np.array([ONCE]))
-        leaves[number] = self._once(leaves[number][None], Draws(keys))[0]
-        return leaves
+    def _keep(self, found: Sequence[Found], order: PassOrder, slab: Slab, done: Done) -> None:
+        if self._once is not None and found:
+            number = slab.picture_number
+            pictures = [as_tensor(one.leaves[number]) for one in found]
+            ids = [one.sample_id for one in found]
+            cropped = self._cropped(cast(Any, pictures), ids, order.pass_index)
+            for one, picture in zip(found, cropped, strict=True):
+                one.leaves, one.lent = list(one.leaves), False
+                one.leaves[number] = picture
+        for one in found:
+            put = slab.lend if one.lent else slab.write_leaves
+            try:
+                put(one.slot, one.leaves, one.sample_id)
+            except Exception as error:
+                error.add_note(_while_decoding(one.sample_id, order))
+                raise
+            done(one.position)
+
+    def _cropped(
+        self, pictures: Sequence[torch.Tensor], ids: Sequence[int], pass_index: int
+    ) -> Sequence[torch.Tensor]:
+        """By the augmentation that is drawn once a pass; all at once where they lie as bytes."""
+        once, which = self._once, np.asarray(ids, dtype=np.int64)
+        assert once is not None
+        keys = draw_keys(self._seed, pass_index, which, np.full_like(which, ONCE))
+        if takes_lying(once) and (lying := lying_of(pictures, self._scratch)) is not None:
+            return once(cast(Any, lying), Draws(keys)).unbind()
+        return [
+            once(picture[None], Draws(keys[n : n + 1]))[0] for n, picture in enumerate(pictures)
+        ]
 
 
-@contextmanager
-def _noted(sample_id: int, pass_index: int) -> Iterator[None]:
-    """Whatever is raised says which sample it was about."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"while decoding sample {sample_id} of pass {pass_index}")
-        raise
+def _while_decoding(sample_id: int, order: PassOrder) -> str:
+    return f"while decoding sample {sample_id} of pass {order.pass_index}"

@@ -15,6 +15,8 @@ Different slots may be written by different threads. Memory of a slot's own coun
 
 import threading
 from collections.abc import Callable, Sequence
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from loaders.blocks import Blocks
 from loaders.errors import BufferTooSmall, SampleShapeError
 from loaders.kernels import Pictures
 from loaders.leaves import Leaf, Nest, Sample, as_tensor, leaves_of, like, structure_of
+
+NUMBERS = MappingProxyType({int: torch.int64, float: torch.float64, bool: torch.bool})
 
 # numpy has no name for these: their bits travel as integers.
 CARRIERS = ((torch.bfloat16, torch.int16),)
@@ -63,6 +67,11 @@ class Slab:
         )
 
     @property
+    def picture_number(self) -> int:
+        """Which of the leaves it is."""
+        return next(n for n, column in enumerate(self.columns) if column is self.picture)
+
+    @property
     def interleaved(self) -> bool:
         """Whether pictures lie as rows of pixels, as decoders write them."""
         return self.picture is not None and self.picture.order == [1, 2, 0]
@@ -73,17 +82,22 @@ class Slab:
             return 0
         return sum(column.nbytes for column in self.columns if isinstance(column, Arrays))
 
-    def write(self, slot: int, sample: Sample, sample_id: int) -> None:
-        """Copy a decoded sample into `slot` (what lies there already is not copied)."""
+    def taken_apart(self, sample: Sample, sample_id: int) -> list[Any]:
+        """The leaves of a sample that nests as the first one does."""
         if structure_of(sample) != self._structure:
             raise SampleShapeError(
                 f"sample {sample_id} is nested otherwise than the first one (parts"
                 f" {structure_of(sample)}, not {self._structure}): every sample needs the same"
                 " structure"
             )
-        self.write_leaves(slot, leaves_of(sample), sample_id)
+        return leaves_of(sample)
+
+    def write(self, slot: int, sample: Sample, sample_id: int) -> None:
+        """Copy a decoded sample into `slot`."""
+        self.write_leaves(slot, self.taken_apart(sample, sample_id), sample_id)
 
     def write_leaves(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
+        """Copy them; what lies in the slot already stays there."""
         for column, leaf in zip(self.columns, leaves, strict=True):
             column.write(slot, leaf, sample_id)
 
@@ -106,8 +120,7 @@ class Slab:
         """A sample or a batch, its picture replaced by `change(picture)`; `nest`: of `self.nest`,
         the one for it."""
         leaves = self.nest.leaves(nested)
-        number = next(n for n, column in enumerate(self.columns) if column is self.picture)
-        leaves[number] = change(leaves[number])
+        leaves[self.picture_number] = change(leaves[self.picture_number])
         return nest(leaves)
 
     def _may_grow(self, more: int, slot_bytes: int) -> None:
@@ -182,14 +195,15 @@ class Arrays:
         return self.memory.nbytes + sum(own.nbytes for own in list(self._own.values()))
 
     def write(self, slot: int, leaf: Any, sample_id: int) -> None:
-        if not self.shape and type(leaf) in (int, float, bool):
-            self._check_number(leaf, sample_id)
+        if not self.shape and type(leaf) in NUMBERS:
+            if NUMBERS[type(leaf)] != self.dtype:
+                raise self._of_another_type(NUMBERS[type(leaf)], sample_id)
             self.memory[slot] = leaf
             return
         array = self._arranged(leaf, sample_id)
-        row = self.room(slot, array.shape)
-        if _address(row) != _address(array):
-            np.copyto(row, array)
+        at = _address(array)
+        if at != self._address[slot]:  # else it was decoded there
+            np.copyto(self.room(slot, array.shape), array)
 
     def room(self, slot: int, shape: tuple[int, ...]) -> Array:
         """The memory of `slot` for an array of `shape` (in the column's order)."""
@@ -198,15 +212,16 @@ class Arrays:
             if self._elsewhere[slot]:
                 self._place(slot, row, elsewhere=False)
             return row
-        needed = int(np.prod(shape)) * self.memory.itemsize
-        if needed <= self.memory.nbytes // len(self.memory):
-            row = self.memory[slot].reshape(-1)[: int(np.prod(shape))].reshape(shape)
+        count = prod(shape)
+        if count <= self.memory[0].size:
+            row = self.memory[slot].reshape(-1)[:count].reshape(shape)
         else:
             own = self._own.get(slot)
-            if own is None or own.nbytes < needed:
+            if own is None or own.size < count:
+                needed = count * self.memory.itemsize
                 self._may_grow(needed - (0 if own is None else own.nbytes), needed)
-                own = self._own[slot] = np.empty(int(np.prod(shape)), self.memory.dtype)
-            row = own[: int(np.prod(shape))].reshape(shape)
+                own = self._own[slot] = np.empty(count, self.memory.dtype)
+            row = own[:count].reshape(shape)
         self._place(slot, row, elsewhere=True)
         return row
 
@@ -287,19 +302,14 @@ class Arrays:
                 f" {self._logical(self.shape)}: slots hold one kind of thing"
             )
         if value.dtype != self.dtype:
-            raise SampleShapeError(
-                f"part {self.number} of sample {sample_id} is {value.dtype}, the first one was"
-                f" {self.dtype}: slots have one type"
-            )
+            raise self._of_another_type(value.dtype, sample_id)
         return self._carried(value)
 
-    def _check_number(self, leaf: Any, sample_id: int) -> None:
-        number = torch.tensor(leaf).dtype if type(leaf) is not float else torch.float64
-        if number != self.dtype:
-            raise SampleShapeError(
-                f"part {self.number} of sample {sample_id} is {number}, the first one was"
-                f" {self.dtype}: slots have one type"
-            )
+    def _of_another_type(self, dtype: torch.dtype, sample_id: int) -> SampleShapeError:
+        return SampleShapeError(
+            f"part {self.number} of sample {sample_id} is {dtype}, the first one was {self.dtype}:"
+            " slots have one type"
+        )
 
     def _carried(self, value: torch.Tensor, lead: int = 0) -> Array:
         for dtype, carrier in CARRIERS:
