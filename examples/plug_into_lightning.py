@@ -1,16 +1,20 @@
-"""An existing LightningModule and data set, with reuse plugged in: the lines marked `# perfect`.
+"""An existing LightningModule and DataLoader, with reuse plugged in: the lines marked `# perfect`.
 
 python examples/plug_into_lightning.py      (seconds, no data needed)
+
+For training in two phases, reused samples first and fresh ones last, give the Trainer a
+`perfect.PhaseSwitch` beside the `LoaderCallback` (see the README).
 """
 
 import lightning as L
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from perfect import Phase, PhaseSwitch, ReuseLoader, Schedule  # perfect
+from perfect import LoaderCallback, ReuseLoader  # perfect
 
 
-class SlowPoints(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+class SlowPoints(Dataset[tuple[torch.Tensor, int]]):
     """Stands for a data set whose samples are expensive to decode."""
 
     def __len__(self) -> int:
@@ -39,14 +43,11 @@ class Classifier(L.LightningModule):
 
 
 def main() -> None:
-    loader = ReuseLoader(SlowPoints(), batch_size=50)  # perfect: in place of a DataLoader
-    phases = [
-        Phase("pretrain", reuse=3, passes=10, lr=Schedule("constant", 0.1)),
-        Phase("finetune", reuse=1, passes=10, lr=Schedule("linear", 0.1)),
-    ]
+    dataloader = DataLoader(SlowPoints(), batch_size=50, shuffle=True, num_workers=2)
+    loader = ReuseLoader.from_dataloader(dataloader, reuse=3)  # perfect
     trainer = L.Trainer(
-        callbacks=[PhaseSwitch(phases)],  # perfect
-        accelerator="cpu", max_epochs=-1, logger=False, enable_checkpointing=False,
+        callbacks=[LoaderCallback()],  # perfect: its state in checkpoints, its counters in logs
+        accelerator="cpu", max_epochs=8, logger=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Classifier(), loader)
     stats = loader.stats

@@ -2,7 +2,8 @@
 
 Files in the order in which a sample flows: `sources` (which samples, in which order), `decoding`
 (bytes to pixels), `storage` (the slab of slots), `reuse` (who is served when; pure), `augment`
-(fresh randomness per serve), `prefetch` (the only threads), `loader` (`ReuseLoader`).
+(fresh randomness per serve), `prefetch` (the only threads), `loader` (`ReuseLoader`). All of them:
+docs/architecture.md.
 """
 
 from loaders.errors import LoaderError

@@ -101,8 +101,10 @@ class BatchMaker:
         samples = gathered.samples or []
         if self._transform is not None or self._batched is not None:
             samples = self._transformed(samples, gathered.info)
-        collate = self._collate or torch.utils.data.default_collate
-        return collate(samples)
+        if self._collate is None:
+            return torch.utils.data.default_collate(samples)
+        with seeded_randomness(int(self._keys(gathered.info)[0])):
+            return self._collate(samples)
 
     def augmented_there(self, info: BatchInfo, batch: Batch) -> Batch:
         """On the training device, what was left to it."""

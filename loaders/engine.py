@@ -100,13 +100,17 @@ class Engine:
         self.pool: Prefetcher | None = None
         self._maker: BatchMaker | None = None
         self._sizes: tuple[int, int] | None = None
+        self._largest: Sample | None = None
+        self._slab_bytes = setup.buffer_bytes
         self._followed: PassOrder | None = None
 
     def ready_for(self, slots: int, order: PassOrder, jobs: NDArray[np.int64]) -> Prefetcher:
         """The workers, over a slab of `slots`; the first of `jobs` shows how large one is."""
         if self.slab is None or (self.slab.slots != slots and self.setup.resident is None):
             self.stop()
-            self.slab = self._slab(slots, order, order.ids[jobs] if len(jobs) else order.ids)
+            # What stands in for a sample that cannot be read is looked for in the whole pass.
+            first = int(jobs[0]) if len(jobs) else 0
+            self.slab = self._slab(slots, order, np.roll(order.ids, -first))
             self._maker = self._maker_of(self.slab)
         if self.pool is None:
             self.pool = Prefetcher(slots=slots, workers=self.setup.workers)
@@ -169,7 +173,7 @@ class Engine:
         if self._sizes is None:
             self._sizes = self._measured()
         slot, served = self._sizes
-        left = limit - (AHEAD + HELD) * batch_size * served
+        left = self._slab_bytes = limit - (AHEAD + HELD) * batch_size * served
         batches = left // (slot * batch_size) if slot else left
         if batches < 1:
             least = (AHEAD + HELD) * batch_size * served + slot * batch_size
@@ -182,6 +186,8 @@ class Engine:
 
     def stop(self) -> None:
         """Stop the workers; what they decoded ahead is lost."""
+        if self.pid != os.getpid():
+            return  # a fork has no threads of its parent, and no say over its processes and files
         if self.pool is not None:
             self.pool.close()
             self.pool = None
@@ -203,8 +209,10 @@ class Engine:
         if resident is not None:
             template = self.setup.dataset[int(ids[0])]
             return Slab(template, len(resident.columns[0]), resident=resident.columns)
-        template = self.reader.first(ids, order.pass_index)
-        return Slab(template, slots, self.setup.buffer_bytes)
+        template = self._largest
+        if template is None:
+            template = self.reader.first(ids, order.pass_index)
+        return Slab(template, slots, self._slab_bytes)
 
     def _maker_of(self, slab: Slab) -> BatchMaker:
         setup = self.setup
@@ -221,10 +229,11 @@ class Engine:
 
     def _measured(self) -> tuple[int, int]:
         """Bytes of a slot, and of a sample in a batch."""
-        picked = np.unique(np.linspace(0, len(self.setup.dataset) - 1, PROBES).astype(int))
-        samples: list[Sample] = [self.reader.first(np.array([i]), 0) for i in picked]
+        ids = np.arange(len(self.setup.dataset))
+        picked = np.unique(np.linspace(0, len(ids) - 1, PROBES).astype(int)).tolist()
+        samples: list[Sample] = [self.reader.first(np.roll(ids, -i), 0) for i in picked]
         sizes = [Slab(sample, 1).nbytes for sample in samples]
-        largest = samples[int(np.argmax(sizes))]
+        largest = self._largest = samples[int(np.argmax(sizes))]
         slot = max(sizes) if len(set(sizes)) == 1 else int(max(sizes) * MARGIN)
         slab = Slab(largest, 1)
         slab.write(0, largest, 0)

@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,38 +22,36 @@ import numpy as np
 import torch
 
 from loaders.adopt import from_dataloader, resident, split_dataset
+from loaders.arguments import (
+    MOST_REUSE,
+    Serving,
+    at_least_one,
+    check_dataset,
+    check_effects,
+    check_words,
+    first_serving,
+)
 from loaders.augment import Augmentation
 from loaders.backends import Backend, open_source
 from loaders.batches import AugmentOn, Batch, Collate, Transform
 from loaders.cache import CacheKind, CacheSetup
 from loaders.device import DeviceFeed
 from loaders.engine import Engine, Resident, Setup, WorkerKind
-from loaders.errors import SourceError, StateError
+from loaders.errors import StateError
 from loaders.machine import usable_cpus
 from loaders.passes import PassRun, Replay
 from loaders.processes import StartMethod
 from loaders.reader import OnError, PassOrder
-from loaders.reuse import MODES, Mode, ReuseBuffer, batches_per_pass
+from loaders.reuse import Mode, ReuseBuffer, batches_per_pass
 from loaders.samplers import SamplerOrder
 from loaders.sources import pass_order, samples_per_rank, shared_out
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.tuning import Choice, ReuseTuner
+from loaders.tuning import ReuseTuner
 
 log = logging.getLogger(__name__)
 
 # Order and augmentation draw from different streams of one seed.
 ORDER_STREAM = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What may change between two passes."""
-
-    reuse: int
-    reaugment: bool
-    batch_size: int
-    pass_limit: int | None = None
-    """End passes after so many batches (None: serve them whole)."""
 
 
 class ReuseLoader:
@@ -76,7 +74,7 @@ class ReuseLoader:
         rank: int | None = None,
         world_size: int | None = None,
         *,
-        most_reuse: int = 8,
+        most_reuse: int | None = None,
         once: Augmentation | None = None,
         buffer_bytes: int | None = None,
         worker_kind: WorkerKind = "thread",
@@ -91,14 +89,25 @@ class ReuseLoader:
         device: torch.device | str | None = None,
         augment_on: AugmentOn = "cpu",
     ) -> None:
-        """See the README's table of arguments. `augment(images, draws)` runs on a batch
+        """All arguments: docs/loader.md. `augment(images, draws)` runs on a batch
         [N, C, H, W]; a function of one argument (a torchvision transform) runs on each image. Both
         at every serve; `reaugment=False` repeats the first serve's draws. `once(images, draws)`
         runs when a sample is decoded, and all its serves share what it drew."""
+        check_words(
+            mode=mode, backend=backend, worker_kind=worker_kind, start_method=start_method,
+            on_error=on_error, augment_on=augment_on,
+        )  # fmt: skip
+        check_effects(
+            auto=reuse == "auto", most_reuse=most_reuse, worker_kind=worker_kind,
+            start_method=start_method, cache=cache, cache_bytes=cache_bytes, cache_dir=cache_dir,
+            device=device, augment_on=augment_on,
+        )  # fmt: skip
+        at_least_one("buffer_batches", buffer_batches)
         self.buffer_batches = buffer_batches
         self.buffer_bytes = buffer_bytes
         self.mode: Mode = mode
         self.workers = usable_cpus() if workers == "auto" else workers
+        at_least_one("workers", self.workers)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
@@ -109,17 +118,19 @@ class ReuseLoader:
         self._pass = 0
         self._served_batches = 0
         self._resuming = False
-        self._tuner = ReuseTuner(most_reuse) if reuse == "auto" else None
-        self._next = Serving(1 if reuse == "auto" else reuse, reaugment, batch_size)
+        self._tuner = ReuseTuner(most_reuse or MOST_REUSE) if reuse == "auto" else None
+        self._next = first_serving(reuse, reaugment, batch_size)
         self._running = self._next
         self._engine: Engine | None = None
         self._closer: weakref.finalize[..., ReuseLoader] | None = None
         self._following: PassOrder | None = None
+        self._skipped: dict[int, str] = {}
         self._run: PassRun | None = None
         self._stats = LoaderStats()
         self._feed = None if device is None else DeviceFeed(torch.device(device))
         self.dataset = open_source(dataset, backend)
-        self._check(self._next)
+        check_dataset(self.dataset)
+        self._next.check(self._drawn())
         split = None
         if augment is None and once is None:
             self.dataset, split = split_dataset(self.dataset)
@@ -190,10 +201,10 @@ class ReuseLoader:
     def stats(self) -> LoaderStats:
         engine = self._engine
         if engine is None:
-            return self._stats
+            return replace(self._stats, skipped=len(self._skipped))
         return replace(
             self._stats,
-            skipped=len(engine.reader.skipped),
+            skipped=len(self.skipped),
             buffer_bytes=engine.slab.nbytes if engine.slab else 0,
             batch_bytes=engine.blocks.made_bytes,
             cache_bytes=engine.cache.nbytes if engine.cache else 0,
@@ -214,7 +225,7 @@ class ReuseLoader:
     @property
     def skipped(self) -> dict[int, str]:
         """The samples that could not be read so far, and why (on_error="skip")."""
-        return dict(self._engine.reader.skipped) if self._engine else {}
+        return self._skipped | (self._engine.reader.skipped if self._engine else {})
 
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
@@ -226,7 +237,7 @@ class ReuseLoader:
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
-        self._check(serving)
+        serving.check(self._drawn())
         self._next = serving
 
     def limit_pass(self, batches: int | None) -> None:
@@ -239,9 +250,9 @@ class ReuseLoader:
         if self._engine is not None:
             if self._closer is not None:
                 self._closer()
-            if self._following is not None:
-                self._count_extra(self._following.decoded)
-            self._engine = self._following = None
+            self._drop_following()
+            self._skipped |= self._engine.reader.skipped
+            self._engine = None
 
     def __enter__(self) -> "ReuseLoader":
         return self
@@ -297,6 +308,9 @@ class ReuseLoader:
                 " ranks can only resume where a pass ends"
             )
         self._leave()
+        if self._engine is not None and self._following is not None:
+            self._engine.stop()  # what was decoded ahead is not what comes next
+            self._drop_following()
         self._running, self._next = Serving(**state["running"]), Serving(**state["next"])
         self._pass, self._served_batches = state["pass"], state["served_batches"]
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
@@ -318,10 +332,13 @@ class ReuseLoader:
             return self._world_size
         return torch.distributed.get_world_size() if _distributed() else 1
 
+    def _drawn(self) -> int:
+        """Samples of a pass, on all ranks."""
+        return len(self.dataset) if self._sampler is None else len(self._sampler)
+
     def _share(self) -> int:
         """Samples of a pass on this rank."""
-        drawn = len(self.dataset) if self._sampler is None else len(self._sampler)
-        return samples_per_rank(drawn, self.world_size)
+        return samples_per_rank(self._drawn(), self.world_size)
 
     def _order(self, pass_index: int) -> PassOrder:
         ranks = {"rank": self.rank, "world_size": self.world_size}
@@ -355,7 +372,7 @@ class ReuseLoader:
                 self._stats, self.last_batch = taken.stats, taken.info
                 self._served_batches += 1
                 if self._tuner and (choice := self._tuner.feed(taken.measured)):
-                    self._choose(choice)
+                    log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
                 if taken.last:
                     self._end(run)
                 else:
@@ -418,6 +435,8 @@ class ReuseLoader:
         self._count_extra(run.extra_decodes())
         self._run = None
         self._pass, self._served_batches = self._pass + 1, 0
+        if self._tuner:
+            self._choose()
 
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""
@@ -426,16 +445,26 @@ class ReuseLoader:
             return
         self._engine.stop()
         self._count_extra(run.extra_decodes())
-        if self._following is not None:
-            self._count_extra(self._following.decoded)
-            self._following = None
+        self._drop_following()
+
+    def _drop_following(self) -> None:
+        following, self._following = self._following, None
+        self._count_extra(0 if following is None else following.decoded)
 
     def _count_extra(self, decodes: int) -> None:
         self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
 
-    def _choose(self, choice: Choice) -> None:
-        log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
-        self._next = replace(self._next, reuse=choice.reuse)
+    def _choose(self) -> None:
+        """Take over what the tuner found; ranks, which must serve alike, the most of them."""
+        assert self._tuner is not None
+        reuse = self._tuner.reuse or self._next.reuse
+        if self._world_size is None and _distributed():
+            wishes: list[Any] = [None] * self.world_size
+            torch.distributed.all_gather_object(wishes, reuse)
+            reuse = max(wishes)
+        if reuse != self._next.reuse:
+            log.info("reuse %d from this pass on, it was %d", reuse, self._next.reuse)
+        self._next = replace(self._next, reuse=reuse)
 
     # ---- what it runs on ------------------------------------------------------------------------
 
@@ -448,35 +477,9 @@ class ReuseLoader:
         return self._engine
 
     def _buffer_within_limit(self, engine: Engine, batch_size: int) -> int:
-        if self.buffer_bytes is None:
+        if self.buffer_bytes is None or self._setup.resident is not None:
             return self.buffer_batches
         return min(self.buffer_batches, engine.batches_within(self.buffer_bytes, batch_size))
-
-    # ---- arguments ------------------------------------------------------------------------------
-
-    def _check(self, serving: Serving) -> None:
-        for name, value in (
-            ("reuse", serving.reuse),
-            ("batch_size", serving.batch_size),
-            ("buffer_batches", self.buffer_batches),
-            ("workers", self.workers),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
-            raise TypeError(
-                f"ReuseLoader needs a map-style data set with len() and [i], not"
-                f" {type(self.dataset).__name__}"
-            )
-        if len(self.dataset) == 0:
-            raise SourceError("the data set is empty: there is nothing to serve")
-        if serving.batch_size > len(self.dataset) and self._sampler is None:
-            raise ValueError(
-                f"batch_size {serving.batch_size} is larger than the data set ({len(self.dataset)}"
-                " samples): lower batch_size"
-            )
 
 
 def _resident(dataset: Any) -> Resident | None:

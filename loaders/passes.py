@@ -4,6 +4,7 @@ plan ---- Serve 0, 1, 2, ... ----> Prefetcher: made ahead by its workers ----> t
  '-- of a resumed pass the first ones are only counted, so that the rest continues
 """
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from loaders.device import DeviceFeed
 from loaders.engine import AHEAD, Engine
+from loaders.errors import PassEnded
 from loaders.prefetch import Prefetcher
 from loaders.reader import PassOrder
 from loaders.reuse import ReuseBuffer, Serve
@@ -31,6 +33,9 @@ class Replay:
     uses: NDArray[np.int64]
     first_serve: NDArray[np.int64]
     """In which batch a sample was served first; -1: not yet."""
+    ages: float = 0.0
+    """Of the serves so far: batches since the sample's first one, all together."""
+    served: int = 0
 
     @classmethod
     def of(cls, plan: ReuseBuffer, batches: int) -> "Replay":
@@ -39,9 +44,14 @@ class Replay:
         )
         for batch in range(batches):
             serve = next(replay.serves)
-            replay.first_serve[serve.positions[serve.serves == 0]] = batch
+            replay.count(batch, serve.positions, serve.serves)
             np.add.at(replay.uses, serve.positions, 1)
         return replay
+
+    def count(self, batch: int, positions: NDArray[np.int64], serves: NDArray[np.int64]) -> None:
+        self.first_serve[positions[serves == 0]] = batch
+        self.ages += float((batch - self.first_serve[positions]).sum())
+        self.served += len(positions)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,9 +89,7 @@ class PassRun:
         self._feed = feed
         self._planned = first
         self._index = first
-        self._ages = 0.0
-        self._served = 0
-        self._first_serves = 0
+        self._handed = self._before = stats.decoded
         self._settled = 0
         self._delivered: float | None = None
         self._told = (pool.decode_seconds, pool.decoded)
@@ -89,17 +97,23 @@ class PassRun:
     def __iter__(self) -> Iterator[Taken]:
         if self._feed is None:
             while self._index < self._batches:
-                yield self._take()
+                yield self._hand(self._take())
             return
         under_way: Taken | None = None
         while self._index < self._batches or under_way is not None:
             following = self._take() if self._index < self._batches else None
             if under_way is not None:
                 under_way.batch = self._feed.receive(under_way.batch)
-                yield under_way
+                yield self._hand(under_way)
             under_way = following
 
+    def _hand(self, taken: Taken) -> Taken:
+        self._handed = taken.stats.decoded
+        return taken
+
     def _take(self) -> Taken:
+        if self._engine.pid != os.getpid():
+            raise PassEnded("this pass was begun in another process: call iter() again in this one")
         pool, stats, asked = self.pool, self._stats, time.perf_counter()
         while self._planned < min(self._index + 1 + AHEAD, self._batches):
             pool.plan(self._planned, next(self._replay.serves))
@@ -110,10 +124,7 @@ class PassRun:
         info: BatchInfo = gathered.info
         first = info.positions[info.serves == 0]
         cached = int(self.order.cached[first].sum())
-        self._first_serves += len(first) - cached
-        self._replay.first_serve[first] = self._index
-        self._ages += float((self._index - self._replay.first_serve[info.positions]).sum())
-        self._served += len(info.ids)
+        self._replay.count(self._index, info.positions, info.serves)
         counts = np.bincount(info.serves, minlength=len(stats.serves))
         counts[: len(stats.serves)] += np.array(stats.serves, dtype=np.int64)
         stalled = pool.stall_seconds - stalled
@@ -128,7 +139,7 @@ class PassRun:
             stall_seconds=stats.stall_seconds + stalled,
             serve_seconds=stats.serve_seconds + gathered.seconds,
             decode_seconds=stats.decode_seconds + seconds,
-            mean_age=self._ages / self._served,
+            mean_age=self._replay.ages / self._replay.served,
             serves=tuple(counts.tolist()),
         )
         measured = Measurement(
@@ -151,6 +162,8 @@ class PassRun:
 
     def extra_decodes(self) -> int:
         """Decodes of this pass beyond its first serves that were not told yet."""
-        extra = self.order.decoded - self._first_serves - self._settled
+        if self._engine.setup.resident is not None:
+            return 0
+        extra = self.order.decoded - (self._handed - self._before) - self._settled
         self._settled += extra
         return extra

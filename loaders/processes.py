@@ -60,6 +60,7 @@ class WorkerProcess:
         self.start_method: StartMethod = start_method or default_start_method()
         self.name = name
         self.restarts = 0
+        self._parent = os.getpid()
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._area: mmap | None = None
@@ -94,6 +95,8 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Let the process end after the sample it is at, without waiting. From any thread."""
+        if os.getpid() != self._parent:
+            return  # a fork of the parent: it is not this one's process
         with self._changing:
             self._stopping = True
             if self._pipe is not None:
@@ -102,6 +105,8 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process, by force where it does not by itself. From any thread, again too."""
         atexit.unregister(self.stop)
+        if os.getpid() != self._parent:
+            return
         self.stop()
         if not self._reading.acquire(timeout=END_SECONDS[0]):
             with self._changing:

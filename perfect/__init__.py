@@ -9,7 +9,16 @@ check_siblings()
 
 from loaders import ReuseLoader  # noqa: E402
 from perfect.callback import PhaseSwitch  # noqa: E402
+from perfect.loader_callback import LoaderCallback  # noqa: E402
 from perfect.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
 from perfect.schedule import Schedule  # noqa: E402
 
-__all__ = ["Phase", "PhaseSwitch", "PlateauDetector", "PlateauRule", "ReuseLoader", "Schedule"]
+__all__ = [
+    "LoaderCallback",
+    "Phase",
+    "PhaseSwitch",
+    "PlateauDetector",
+    "PlateauRule",
+    "ReuseLoader",
+    "Schedule",
+]

@@ -1,10 +1,13 @@
 """What a configuration would run, worked out without training: `perfect-train --check`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from loaders import ReuseLoader
+from loaders.adopt import resident
 from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
 from loaders.storage import Slab
@@ -18,6 +21,7 @@ from perfect.assembly import (
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
 from perfect.record import RunLog
+from perfect.sizes import say_size
 from perfect.stop import StopSignal
 
 
@@ -55,8 +59,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         f" test {_size(data.test)}",
         f"steps {steps_in_all:,}; served {served_in_all:,}; decodes {decodes_in_all:,}"
         f" ({1 - decodes_in_all / served_in_all:.0%} fewer than serving each decode once)",
-        f"buffer {_buffer_bytes(loader, largest) / 2**20:.1f} MiB"
-        f" ({loader.buffer_batches} batches of at most {largest})",
+        *_memory(config, loader, largest),
     ]
     if rule is not None:
         say.append(
@@ -73,9 +76,28 @@ def _size(loader: object) -> str:
     return f"{len(dataset):,}" if dataset is not None else "none"
 
 
-def _buffer_bytes(loader: object, batch: int) -> int:
-    dataset, batches = loader.dataset, loader.buffer_batches  # type: ignore[attr-defined]
-    return Slab(dataset[0], 1).nbytes * batch * batches
+def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]:
+    """What samples take: slots, and the decoded cache. One of them is decoded to know."""
+    sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
+    whole = sample * batch * loader.buffer_batches
+    batches = f"({loader.buffer_batches} batches of at most {batch})"
+    if resident(loader.dataset) is not None:
+        yield f"buffer 0 B {batches}: the data set lies decoded in memory"
+    elif limit is None:
+        yield f"buffer {say_size(whole)} {batches}"
+    else:
+        yield (
+            f"buffer {say_size(min(whole, limit))} or less {batches}; with the batches under way at"
+            f" most {say_size(limit)}"
+        )
+    if config.loader.cache is not None and config.loader.cache_bytes is not None:
+        kept, needed = config.loader.cache_bytes, sample * len(loader.dataset)
+        where = config.loader.cache_dir or "RAM"
+        share = f"{min(1.0, kept / needed):.0%}" if needed else "all"
+        yield (
+            f"decoded cache in {where}: at most {say_size(kept)}, about {share} of the"
+            f" {say_size(needed)} that all training samples take"
+        )
 
 
 def _time(config: RunConfig, out: Path, steps: int) -> str:

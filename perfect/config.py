@@ -8,11 +8,19 @@ import difflib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from loaders.reuse import Mode
 from perfect.models import MODEL_NAMES
 from perfect.schedule import Kind
+from perfect.sizes import parse_size
 
 
 def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
@@ -28,6 +36,7 @@ Number = Annotated[float, Field(strict=True)]  # a whole number will do, text an
 Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Weight = Annotated[Number, Field(ge=0)]
+Bytes = Annotated[int, BeforeValidator(parse_size)]
 
 
 class Section(BaseModel):
@@ -127,7 +136,45 @@ class LoaderConfig(Section):
     """The buffer holds so many batches (never less than one)."""
     mode: Mode = "rolling"
     workers: Literal["auto"] | Count = "auto"
+    worker_kind: Literal["thread", "process"] = "thread"
+    """process: for a data set of your own whose __getitem__ is slow Python."""
     drop_last: Flag = False
+    buffer_bytes: Bytes | None = None
+    """At most so much for the buffer and the batches under way (8GiB, or a number)."""
+    backend: Literal["native", "dali"] = "native"
+    """Who decodes the pictures of a folder."""
+    cache: Literal["ram", "disk"] | None = None
+    """Keeps training samples decoded, for later passes (ram) and later runs too (disk)."""
+    cache_bytes: Bytes | None = None
+    """At most so much: of each process in RAM, of all of them together on disk."""
+    cache_dir: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    """skip: another sample stands in for one that cannot be read. Evaluation always raises."""
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _no_beton(cls, given: object) -> object:
+        if given == "ffcv":
+            raise ValueError(
+                "ffcv reads .beton files, which no data: section names; in a program of your own,"
+                ' ReuseLoader("FILE.beton", backend="ffcv") does'
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _whole_cache(self) -> "LoaderConfig":
+        if self.cache is None:
+            idle = changed(self) & {"cache_bytes", "cache_dir"}
+            if idle:
+                raise ValueError(f"{', '.join(sorted(idle))}: no effect without cache")
+            return self
+        if self.cache_bytes is None:
+            raise ValueError(f"cache: {self.cache} needs cache_bytes, how much it may take")
+        if self.cache == "disk" and self.cache_dir is None:
+            raise ValueError("cache: disk needs cache_dir, the folder to keep it in")
+        if self.cache == "ram" and self.cache_dir is not None:
+            raise ValueError("cache_dir has no effect: a cache in RAM has no folder")
+        return self
 
 
 class TaskConfig(Section):
@@ -258,24 +305,36 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
 
 
-def idle_sections(raw: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Sections that would have no effect, told from plain data that may have other problems."""
+def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Keys that would have no effect because of what another section says, told from plain data
+    that may have other problems."""
+
+    def given(name: str) -> dict[str, Any]:
+        section = raw.get(name)
+        return section if isinstance(section, dict) else {}
 
     def says_something(name: str, section: type[Section]) -> bool:
-        given = raw.get(name)
         default = section().model_dump(mode="json")
-        return isinstance(given, dict) and default | given != default
+        return default | given(name) != default
 
-    phases, model = raw.get("phases"), raw.get("model")
+    phases, model = raw.get("phases"), given("model")
     averaged = isinstance(phases, list) and any(
         isinstance(phase, dict) and phase.get("ema") is True for phase in phases
     )
     if isinstance(phases, list) and not averaged and says_something("ema", EmaConfig):
-        yield "ema", "has no effect: no phase has ema: true"
-    if isinstance(model, dict) and model.get("class_path") is not None:
+        yield ("ema",), "has no effect: no phase has ema: true"
+    if model.get("class_path") is not None:
         for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
             if says_something(name, section):
-                yield name, f"has no effect: {model['class_path']} decides this"
+                yield (name,), f"has no effect: {model['class_path']} decides this"
+    if given("data").get("name") == "cifar10":
+        default = LoaderConfig().model_dump(mode="json")
+        for key in ("backend", "cache", "on_error", "worker_kind"):
+            if given("loader").get(key, default[key]) != default[key]:
+                yield (
+                    ("loader", key),
+                    "has no effect: CIFAR-10 lies decoded in memory, there is nothing to read",
+                )
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, cast, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perfect.config import RunConfig, idle_sections, unknown
+from perfect.config import RunConfig, idle_keys, unknown
 from perfect.errors import ConfigError
 
 Path_ = tuple[str | int, ...]
@@ -58,7 +58,7 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
     problems: list[str] = []
     source = Source(str(path), lines)
     data = _construct(node, (), lines, source, problems)
-    problems += [source.at((name,), reason) for name, reason in idle_sections(data)]
+    problems += [source.at(keys, reason) for keys, reason in idle_keys(data)]
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:

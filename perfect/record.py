@@ -148,6 +148,8 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
         "serve_seconds": stats.serve_seconds if stats else 0.0,
         "decoded_samples": ranks * stats.decoded if stats else 0,
         "extra_decodes": ranks * stats.extra_decodes if stats else 0,
+        "cached_samples": ranks * stats.cached if stats else 0,
+        "skipped_samples": stats.skipped if stats else 0,  # that this rank met
         "served_samples": ranks * stats.served if stats else 0,
         "buffer_bytes": ranks * stats.buffer_bytes if stats else 0,
         "train_samples": samples,

@@ -1,6 +1,7 @@
 """Ours, through the public interface: `ReuseLoader` over a folder or over arrays.
 
 stored "picture"   the full picture is kept, every serve crops it anew and flips it
+stored "short"     the same of pictures whose shorter side was fitted to 256 first: half the memory
 stored "crop"      the cropped sample is kept, every serve flips it
 cache              decoded pictures stay, so that a later pass decodes nothing (the first pass,
                    which warms it, is not measured)
@@ -21,6 +22,7 @@ from loaders.sources import PictureArrays, PictureFiles, picture_folder
 from peers.contract import Batches, Job
 from peers.folders import cifar10, listing
 
+SHORT_SIDE = 256
 CACHE_BYTES = 1 << 34
 """A bound that no run here comes near."""
 
@@ -46,7 +48,7 @@ def mean_side(folder: Path) -> int:
 @dataclass(frozen=True, slots=True)
 class OurPhotos:
     reuse: int
-    stored: Literal["picture", "crop"] = "picture"
+    stored: Literal["picture", "short", "crop"] = "picture"
     cache: Literal["ram", "disk"] | None = None
     decoded: bool = False
     output: str = "uint8 CHW, box mean, linear"
@@ -70,6 +72,8 @@ class OurPhotos:
 
     def dataset(self, job: Job) -> PictureFiles | PictureArrays:
         if not self.decoded:
+            if self.stored == "short":
+                return picture_folder(job.folder, SHORT_SIDE, square=False)
             return picture_folder(job.folder, job.stored)
         kept = job.crop if self.stored == "crop" else job.stored or mean_side(job.folder)
         return decoded(job.folder, kept)

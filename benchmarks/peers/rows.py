@@ -22,7 +22,7 @@ PEERS = (
     Row("threads", "thread pool, simplejpeg, OpenCV", "peers.thread_pool:ThreadPool", {}, JPEG,
         CV2, smoke=True),
     Row("dali", "DALI, CPU, fused", "peers.dali_fused:DaliFused", {},
-        ("nvidia-dali-cuda130", "nvidia-dali-cuda120"), "pip install nvidia-dali-cuda130",
+        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), "pip install nvidia-dali-cuda120",
         smoke=True),
     Row("ffcv-jpg", "FFCV, jpg", "peers.ffcv_beton:FfcvPhotos", {"mode": "jpg"},
         ("ffcv", "numba"), FFCV, converts=True),
@@ -51,7 +51,10 @@ def _ours(key: str, name: str, **options: object) -> Row:
 
 
 OURS = (
-    *(_ours(f"ours-{k}", f"ours, reuse {k}, cropped anew", reuse=k) for k in (1, 2, 3, 6)),
+    *(_ours(f"ours-{k}", f"ours, reuse {k}, cropped anew", reuse=k) for k in (1, 2, 3, 4, 6)),
+    *(_ours(f"ours-{k}-short", f"ours, reuse {k}, short side 256, cropped anew", reuse=k,
+            stored="short")
+      for k in (1, 3, 6)),
     *(_ours(f"ours-{k}-crop", f"ours, reuse {k}, crop stored", reuse=k, stored="crop")
       for k in (1, 2, 3, 6)),
     *(_ours(f"ours-{k}-{where}", f"ours, reuse {k}, decoded cache in {where}, warm",

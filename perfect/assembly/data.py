@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -24,13 +24,10 @@ from loaders.augment import (
     PadCrop,
     RandomResizedCrop,
 )
-from loaders.sources import (
-    PictureArrays,
-    PictureFiles,
-    cifar10,
-    picture_folder,
-    samples_per_rank,
-)
+from loaders.backends import open_source
+from loaders.engine import AHEAD, HELD
+from loaders.errors import BackendMissing
+from loaders.sources import PictureArrays, cifar10, picture_folder, samples_per_rank
 from perfect.assembly.own_class import construct, load_class
 from perfect.config import (
     AugmentConfig,
@@ -41,6 +38,7 @@ from perfect.config import (
     RunConfig,
 )
 from perfect.errors import BuildError
+from perfect.sizes import say_size
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +61,20 @@ def build_data(config: RunConfig) -> Data:
     if config.data.class_path is not None:
         return _own_data(config)
     root = Path(config.data.root)
+    train: Any
     try:
         if config.data.name == "cifar10":
             train, test = cifar10(root, train=True), cifar10(root, train=False)
         else:
-            size = config.data.picture_size or 0
-            train = picture_folder(root / "train", size)
-            test = picture_folder(root / "val", size)
+            train, test = (_folder(config, root / part) for part in ("train", "val"))
             if test.classes != train.classes:
                 odd = sorted(set(test.classes) ^ set(train.classes))
                 raise LoaderError(
                     f"train and val under {root} hold different classes ({', '.join(odd[:5])}):"
                     " give both the same folders"
                 )
+    except BackendMissing as error:
+        raise BuildError("loader.backend", str(error)) from error
     except LoaderError as error:
         raise BuildError("data.root", str(error)) from error
     learned, held = split_holdout(train.labels, config.data.holdout, config.seed)
@@ -91,11 +90,16 @@ def build_data(config: RunConfig) -> Data:
     _check_sizes(config)
     pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     return Data(
-        train=_train_loader(config, Subset(cast(Any, train), learned.tolist())),
+        train=_train_loader(config, Subset(train, learned.tolist())),
         holdout=_evaluation_loader(config, train, held.tolist(), pixels) if len(held) else None,
         test=_evaluation_loader(config, test, range(len(test)), pixels),
         num_classes=len(train.classes),
     )
+
+
+def _folder(config: RunConfig, path: Path) -> Any:
+    files = picture_folder(path, config.data.picture_size)
+    return open_source(files, config.loader.backend)
 
 
 def split_holdout(
@@ -140,14 +144,21 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
         drop_last=config.loader.drop_last,
         seed=config.seed,
         pin_memory=torch.cuda.is_available() and config.trainer.accelerator != "cpu",
+        buffer_bytes=config.loader.buffer_bytes,
+        worker_kind=config.loader.worker_kind,
+        cache=config.loader.cache,
+        cache_bytes=config.loader.cache_bytes,
+        cache_dir=config.loader.cache_dir,
+        on_error=config.loader.on_error,
     )
 
 
 def _evaluation_loader(
-    config: RunConfig, dataset: PictureArrays | PictureFiles, ids: Sequence[int], pixels: int
+    config: RunConfig, dataset: Any, ids: Sequence[int], pixels: int
 ) -> ReuseLoader:
-    picked: Any = Subset(cast(Any, dataset), list(ids))
-    if isinstance(dataset, PictureFiles) and len(ids) * pixels * pixels * 3 <= EVALUATION_IN_MEMORY:
+    picked: Any = Subset(dataset, list(ids))
+    in_files = not isinstance(dataset, PictureArrays)
+    if in_files and len(ids) * pixels * pixels * 3 <= EVALUATION_IN_MEMORY:
         picked = Remembered(picked)
     return ReuseLoader(
         picked,
@@ -163,8 +174,8 @@ def _evaluation_loader(
 
 
 def _check_sizes(config: RunConfig) -> None:
-    """Crops that fit the pictures, one augmentation after the other."""
-    pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
+    """Crops that fit the pictures, one augmentation after the other; a buffer that fits."""
+    stored = pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     for number, step in enumerate(config.augment):
         if isinstance(step, PadCropConfig) and step.padding >= pixels:
             raise BuildError(
@@ -179,6 +190,15 @@ def _check_sizes(config: RunConfig) -> None:
                     " raise data.picture_size",
                 )
             pixels = step.size
+    batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
+    # Three bytes a pixel and a label of eight.
+    least = batch * ((AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8)
+    if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
+        raise BuildError(
+            "loader.buffer_bytes",
+            f"{say_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the buffer"
+            f" and {AHEAD + HELD} under way take {least} bytes; raise it, or lower batch_size",
+        )
 
 
 class Remembered:
@@ -248,7 +268,11 @@ def _own_data(config: RunConfig) -> Data:
                 config.loader.batch_size,
                 loader.batch_size,
             )
-        loader = _train_loader(config, loader.dataset)
+        try:
+            dataset = open_source(loader.dataset, config.loader.backend)
+        except LoaderError as error:
+            raise BuildError("loader.backend", str(error)) from error
+        loader = _train_loader(config, dataset)
     elif not isinstance(loader, ReuseLoader):
         raise BuildError(
             "data.class_path",

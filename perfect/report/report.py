@@ -192,6 +192,10 @@ def _decodes(run: Run) -> str:
         line("Decoded beyond that (after a resume, or ahead of an end)", extra),
         line("Saved", served - decodes),
     ]
+    if cached := run.number("cached_samples"):
+        rows.insert(-1, line("First served from the decoded cache", cached))
+    skipped = run.number("skipped_samples")
+    stand_ins = f" Could not be read, so that others stood in: {count(skipped)}." if skipped else ""
     full = max(served, decodes)
     bar = f"<i style='width:{100 * decoded / full:.2f}%'></i>"
     bar += f"<i style='width:{100 * extra / full:.2f}%'></i>" if extra else ""
@@ -201,7 +205,7 @@ def _decodes(run: Run) -> str:
         table(("", "Samples", "Passes", "Of served"), rows),
         note(
             f"The reuse buffer took {(run.number('buffer_bytes') or 0) / 2**20:.3g} MiB; putting"
-            f" batches together took {duration(run.number('serve_seconds'))}."
+            f" batches together took {duration(run.number('serve_seconds'))}.{stand_ins}"
         ),
     )
 

@@ -26,7 +26,8 @@ SHAPE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("accuracy", "best_accuracy", "steps", "wall_seconds",
              "stall_seconds", "serve_seconds", "decoded_samples", "extra_decodes",
-             "served_samples", "buffer_bytes", "fresh_passes", "train_samples"), "number"),
+             "served_samples", "buffer_bytes", "fresh_passes", "train_samples",
+             "cached_samples", "skipped_samples"), "number"),
         **dict.fromkeys(("phases", "switches", "trace", "resumed_at"), "list"),
         **dict.fromkeys(("environment", "config"), "mapping"),
     }

@@ -4,6 +4,7 @@ import csv
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,63 @@ def test_check_tells_what_would_run_and_leaves_nothing(
     assert not folder.exists()
 
 
+def test_check_tells_the_memory_that_the_buffer_and_the_cache_may_take(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe["loader"] |= {"buffer_bytes": "1MiB", "cache": "ram", "cache_bytes": "24KiB"}
+    assert train(recipe, "--check")[0] == 0
+    said = capfd.readouterr().out
+    # 16 x 16 pixels of 3 bytes and a label of 8: 776 bytes a sample.
+    assert "buffer 12.1 KiB or less (2 batches of at most 8); with the batches under way" in said
+    assert "decoded cache in RAM: at most 24.0 KiB, about 53% of the 45.5 KiB" in said
+
+
+@pytest.mark.parametrize("kind", ["ram", "disk"])
+def test_a_run_with_a_cache_decodes_each_sample_once_and_learns_the_same(
+    kind: str, train: Train, recipe: Recipe, read_run: ReadRun, tmp_path: Path
+) -> None:
+    run = read_run(train(recipe, out="plain")[1])
+    recipe["loader"] |= {"cache": kind, "cache_bytes": "1MiB"}
+    if kind == "disk":
+        recipe["loader"]["cache_dir"] = str(tmp_path / "kept")
+    code, folder = train(recipe, out="cached")
+    cached = read_run(folder)
+    assert code == 0
+    assert (run["decoded_samples"], run["cached_samples"]) == (240, 0)
+    assert cached["decoded_samples"] + cached["cached_samples"] == 240
+    assert cached["decoded_samples"] == 60
+    assert cached["accuracy"] == run["accuracy"]
+    assert "First served from the decoded cache" in (folder / "report.html").read_text()
+
+
+def test_a_run_that_may_skip_tells_how_many_pictures_could_not_be_read(
+    train: Train, recipe: Recipe, read_run: ReadRun, pictures: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(pictures, tmp_path / "data")
+    broken = tmp_path / "data" / "train" / "red" / "003.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    recipe["data"] |= {"root": str(tmp_path / "data"), "holdout": 0}
+    recipe["loader"]["on_error"] = "skip"
+    code, folder = train(recipe)
+    assert code == 0
+    assert read_run(folder)["skipped_samples"] == 1
+    assert "Could not be read, so that others stood in: 1." in (folder / "report.html").read_text()
+
+
+def test_a_backend_that_is_not_installed_is_refused_with_its_line(
+    train: Train,
+    recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    recipe["loader"]["backend"] = "dali"
+    assert train(recipe)[0] == 2
+    said = capfd.readouterr().err
+    assert "recipe.yaml:" in said
+    assert "loader.backend: the dali backend needs NVIDIA DALI" in said
+
+
 def test_check_estimates_the_time_once_it_is_measured(
     train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +222,11 @@ def test_the_budget_rule_works_out_the_passes(
         (
             {"augment": [{"name": "random_resized_crop", "size": 20}]},
             "augment.0.size: 20 is larger",
+        ),
+        (
+            {"loader": {"buffer_bytes": "20KiB"}},
+            "loader.buffer_bytes: 20.0 KiB is too small: a batch of 8 in the buffer and 4 under"
+            " way take 31040 bytes",
         ),
         ({"augment": [{"name": "pad_crop", "padding": 16}]}, "augment.0.padding: 16 is no less"),
         ({"optimizer": {"momentum": 0.0, "nesterov": True}}, "nesterov needs momentum"),

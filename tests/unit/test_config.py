@@ -1,8 +1,7 @@
 """What a wrong configuration is told, as golden text, and what a right one means.
 
-`golden/NAME.yaml` is a configuration with something wrong, `golden/NAME.txt` what is said about it.
 `golden/NAME.yaml` is a configuration with something wrong, `golden/NAME.txt` what is said of it.
-diff before you keep it.
+`python tests/unit/test_config.py` writes the texts anew: read the diff before you keep it.
 """
 
 from pathlib import Path
@@ -15,6 +14,7 @@ from perfect.assembly import build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.errors import ConfigError
 from perfect.reader import read_config
+from perfect.sizes import parse_size, say_size
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -147,6 +147,47 @@ def test_a_number_is_what_it_looks_like(written: str, meant: float, tmp_path: Pa
     assert config.optimizer.lr == meant
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("8GiB", 8 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("2 gb", 2 * 10**9),
+        ("500KB", 500_000),
+        ("7 B", 7),
+        ("500000", 500_000),
+        ("1e9", 10**9),
+        ("1_000", 1000),
+    ],
+)
+def test_a_size_is_bytes_or_a_number_with_a_unit(written: str, meant: int, tmp_path: Path) -> None:
+    config = read(f"{PLAIN}loader: {{buffer_bytes: {written}}}\n", tmp_path)
+    assert config.loader.buffer_bytes == meant
+    assert parse_size(meant) == meant
+
+
+@pytest.mark.parametrize("wrong", ["8 gigs", "-1", "0", "1.5", "GiB", "0.1B", ".inf", "[1]", "''"])
+def test_what_is_no_size_is_an_error_with_its_line(wrong: str, tmp_path: Path) -> None:
+    [problem] = problems(f"{PLAIN}loader:\n  buffer_bytes: {wrong}\n", tmp_path)
+    assert problem.startswith("run.yaml:6: loader.buffer_bytes: ")
+    assert "is no size: give bytes, or a number with a unit" in problem
+
+
+def test_a_configuration_with_a_cache_is_the_same_again_when_it_is_written_out(
+    tmp_path: Path,
+) -> None:
+    folder = PLAIN.replace("cifar10", "imagefolder, picture_size: 64")
+    loader = "{cache: disk, cache_bytes: 2GiB, cache_dir: kept, buffer_bytes: 1GiB, backend: dali}"
+    config = read(f"{folder}loader: {loader}\n", tmp_path)
+    assert config.loader.cache_bytes == 2 << 30
+    assert read(yaml.safe_dump(dump_config(config)), tmp_path) == config
+
+
+def test_sizes_are_said_in_the_largest_unit_that_they_fill() -> None:
+    said = [say_size(n) for n in (0, 1023, 1024, 154 << 20, 3 << 29, 5 << 40, 5 << 50)]
+    assert said == ["0 B", "1023 B", "1.0 KiB", "154.0 MiB", "1.5 GiB", "5.0 TiB", "5120.0 TiB"]
+
+
 def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_path: Path) -> None:
     config = read(PLAIN, tmp_path)
     dumped = dump_config(config)
@@ -156,7 +197,14 @@ def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_pat
         "buffer_batches": 3,
         "mode": "rolling",
         "workers": "auto",
+        "worker_kind": "thread",
         "drop_last": False,
+        "buffer_bytes": None,
+        "backend": "native",
+        "cache": None,
+        "cache_bytes": None,
+        "cache_dir": None,
+        "on_error": "raise",
     }
     assert dumped["switch"] == {"rule": "fixed"}
     assert set(dumped) == set(RunConfig.model_fields)

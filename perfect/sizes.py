@@ -1,0 +1,34 @@
+"""Amounts of memory as people write them: `8GiB`, `1.5 GB`, `500000`.
+
+number [unit]      B, KiB, MiB, GiB, TiB: powers of 1024      KB, MB, GB, TB: powers of 1000
+"""
+
+import re
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "KB", "MB", "GB", "TB")
+WRITTEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*")
+
+
+def parse_size(given: object) -> int:
+    """Bytes, of a whole number or of text with a unit (capitals do not matter)."""
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        if given >= 1 and given == given // 1:
+            return int(given)
+    elif isinstance(given, str) and (found := WRITTEN.fullmatch(given)):
+        number, unit = found.groups()
+        known = next((u for u in UNITS if u.lower() == unit.lower()), None)
+        if known is not None and (nbytes := int(float(number) * _bytes_of(known))) >= 1:
+            return nbytes
+    raise ValueError(f"{given!r} is no size: give bytes, or a number with a unit, such as 8GiB")
+
+
+def say_size(nbytes: int) -> str:
+    """For people: `147.0 MiB`."""
+    size, unit = float(nbytes), 0
+    while size >= 1024 and unit < 4:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {UNITS[unit]}" if unit else f"{nbytes} B"
+
+
+def _bytes_of(unit: str) -> int:
+    return (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0])

@@ -1,0 +1,88 @@
+"""Data sets for the tests of `ReuseLoader`'s options: a worker process has to import them."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+SIZE = 8
+
+
+def pixels(index: int) -> torch.Tensor:
+    """Of picture `index`: random, and its own."""
+    rng = np.random.default_rng(index)
+    return torch.from_numpy(rng.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)).permute(2, 0, 1)
+
+
+class Pictures:
+    """Sample i is (its pixels, i); `bad` ones cannot be read; a file counts what was read."""
+
+    def __init__(self, size: int, bad: tuple[int, ...] = (), count: Path | None = None) -> None:
+        self.size, self.bad, self.count = size, frozenset(bad), count
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.count is not None:
+            with self.count.open("ab", buffering=0) as file:
+                file.write(b"x")
+        if index in self.bad:
+            raise OSError(f"sector {index}")
+        return pixels(index), index
+
+
+class Killed(Pictures):
+    """Reading sample `deadly` kills the process with SIGKILL, the first `times` times."""
+
+    def __init__(self, size: int, deadly: int, times: int, killed: Path) -> None:
+        super().__init__(size)
+        self.deadly, self.times, self.killed = deadly, times, killed
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == self.deadly:
+            before = self.killed.stat().st_size if self.killed.exists() else 0
+            if before < self.times:
+                self.killed.write_text("x" * (before + 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Files:
+    """Pictures in files, as a user reads them with Pillow: no `read_into`, no errors of ours."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self.paths[index]) as picture:
+            return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1), index
+
+
+class Sized(Pictures):
+    """Pictures of many sizes."""
+
+    def __init__(self, size: int, spread: float, seed: int) -> None:
+        super().__init__(size)
+        self.sides = (16 * np.random.default_rng(seed).lognormal(0, spread, size)).astype(int) + 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        side = int(self.sides[index])
+        return torch.full((3, side, side), index % 251, dtype=torch.uint8), index
+
+
+def served(loader: Any, batches: int | None = None) -> list[tuple[tuple[int, ...], bytes]]:
+    """Labels and pixels of a pass, or of its first `batches` batches."""
+    taken = []
+    for pictures, labels in loader:
+        taken.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
+        if len(taken) == batches:
+            break
+    return taken

@@ -1,0 +1,320 @@
+"""Loaders across processes: workers that die, consumers that stop, loaders in children."""
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from loaders import ReuseLoader
+from loaders.augment import Chain, Flip, PadCrop
+from loaders.errors import PassEnded, WorkerDied
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    # Python 3.12 warns of fork where threads live; these tests ask for it by name.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+HERE = Path(__file__).parent
+AUGMENT = Chain([PadCrop(2), Flip()])
+
+
+@pytest.fixture
+def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The data sets of loader_datasets.py, where a worker process finds them too."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("loader_datasets")
+
+
+def apart(source: Any, **changes: Any) -> ReuseLoader:
+    options = {"reuse": 3, "workers": 2, "augment": AUGMENT, "worker_kind": "process", **changes}
+    return ReuseLoader(source, 4, **options)
+
+
+# ---- the same as threads ------------------------------------------------------------------------
+
+
+def test_processes_serve_what_threads_do_and_read_it_as_often(sets: Any, tmp_path: Path) -> None:
+    counted = tmp_path / "counted"
+    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+        expected = sets.served(threads) + sets.served(threads)
+    with apart(sets.Pictures(40, count=counted)) as processes:
+        assert sets.served(processes) + sets.served(processes) == expected
+        stats = processes.stats
+    assert stats.decoded == 80
+    # The first sample is read once more, to lay out the slots.
+    assert 0 <= counted.stat().st_size - processes.stats.decoded - processes.stats.extra_decodes <= 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_may_be_forked_or_spawned(method: Any, sets: Any) -> None:
+    with apart(sets.Pictures(12), worker_kind="thread") as threads:
+        expected = sets.served(threads)
+    with apart(sets.Pictures(12), start_method=method, workers=1) as processes:
+        assert sets.served(processes) == expected
+
+
+@pytest.mark.parametrize("batches", [1, 11, 29])
+def test_a_resume_may_change_who_reads(batches: int, sets: Any) -> None:
+    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+        expected = sets.served(threads)
+    with apart(sets.Pictures(40)) as interrupted:
+        assert sets.served(interrupted, batches) == expected[:batches]
+        state = interrupted.state_dict()
+    with apart(sets.Pictures(40)) as resumed:
+        resumed.load_state_dict(state)
+        assert sets.served(resumed) == expected[batches:]
+
+
+# ---- deaths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deadly", [0, 17])
+def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
+    deadly: int, sets: Any, tmp_path: Path
+) -> None:
+    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+        expected = sets.served(threads)
+    with apart(sets.Killed(40, deadly, 1, tmp_path / "killed")) as loader:
+        assert sets.served(loader) == expected
+        assert (loader.stats.decoded, loader.stats.served) == (40, 120)
+    assert (tmp_path / "killed").stat().st_size == 1
+
+
+def test_every_worker_may_be_killed_from_outside_once(sets: Any) -> None:
+    with apart(sets.Pictures(200), worker_kind="thread") as threads:
+        expected = sets.served(threads)
+    with apart(sets.Pictures(200)) as loader:
+        got = []
+        for pictures, labels in loader:
+            got.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
+            if len(got) == 3:
+                children = multiprocessing.active_children()
+                assert 1 <= len(children) <= 2
+                for child in children:
+                    assert child.pid
+                    os.kill(child.pid, signal.SIGKILL)
+        assert got == expected
+
+
+def test_a_second_death_is_an_error_that_says_what_to_do(sets: Any, tmp_path: Path) -> None:
+    with (
+        apart(sets.Killed(40, 17, 9, tmp_path / "killed"), workers=1) as loader,
+        pytest.raises(WorkerDied, match=r"SIGKILL.*sample 17, and had been restarted before"),
+    ):
+        list(loader)
+    assert (tmp_path / "killed").stat().st_size == 2
+
+
+def test_batches_before_a_second_death_were_served_whole(sets: Any, tmp_path: Path) -> None:
+    order = apart(sets.Pictures(40), worker_kind="thread", reuse=1, shuffle=False, augment=None)
+    expected = sets.served(order)
+    order.close()
+    source = sets.Killed(40, 21, 9, tmp_path / "killed")
+    got = []
+    with apart(source, reuse=1, shuffle=False, augment=None, workers=1) as loader:
+        with pytest.raises(WorkerDied):
+            for pictures, labels in loader:
+                got.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
+        assert got == expected[:5]
+
+
+# ---- a consumer that stops ----------------------------------------------------------------------
+
+
+def decode_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("perfect-")]
+
+
+@pytest.mark.parametrize("end", ["break", "raise", "close", "drop"])
+def test_a_consumer_that_stops_leaves_nothing(end: str, sets: Any) -> None:
+    loader = apart(sets.Pictures(100))
+    if end == "raise":
+        with pytest.raises(KeyError):
+            for _ in loader:
+                raise KeyError
+    else:
+        for _ in loader:
+            break
+    assert not decode_threads()
+    if end == "drop":
+        del loader
+    else:
+        loader.close()
+        loader.close()
+    assert not multiprocessing.active_children()
+
+
+INTERRUPTED = """
+import multiprocessing, sys, threading
+sys.path.insert(0, {here!r})
+import loader_datasets
+from loaders import ReuseLoader
+
+def main():
+    loader = ReuseLoader(
+        loader_datasets.Pictures(10_000_000), 4, 2, workers=2, worker_kind={kind!r}
+    )
+    try:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                print("serving", *[p.pid for p in multiprocessing.active_children()], flush=True)
+    except KeyboardInterrupt:
+        left = [t.name for t in threading.enumerate() if t.name.startswith("perfect-")]
+        print("threads", *left, flush=True)
+        if {again}:
+            print("again", len(next(iter(loader))[1]), flush=True)
+        raise
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_ctrl_c_ends_the_pass_and_leaves_nothing(
+    kind: str, again: bool, watch: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(here=str(HERE), kind=kind, again=again))
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    child = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        word, *pids = child.stdout.readline().split()
+        assert word == "serving"
+        ended = [watch(int(pid)) for pid in pids]
+        assert bool(pids) == (kind == "process")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+    finally:
+        child.kill()
+        child.communicate()
+    assert out.splitlines() == ["threads", *["again 4"] * again]
+    assert err.rstrip().endswith("KeyboardInterrupt"), err
+    assert "Exception ignored" not in err
+    assert all(each() for each in ended)
+
+
+# ---- loaders in children ------------------------------------------------------------------------
+
+
+def serve_in_a_child(loader: ReuseLoader, told: Any) -> None:
+    served = Counter(i for _, labels in loader for i in labels.tolist())
+    loader.close()
+    told.send((len(served), set(served.values())))
+
+
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed(
+    method: str, moment: str, sets: Any
+) -> None:
+    expected_loader = apart(sets.Pictures(20), worker_kind="thread")
+    expected = sets.served(expected_loader)
+    expected_loader.close()
+    loader = apart(sets.Pictures(20), worker_kind="thread")
+    got = []
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        process = context.Process(target=serve_in_a_child, args=(loader, theirs))
+        process.start()
+        assert ours.poll(20)
+        assert ours.recv() == (20, {3})
+        process.join(20)
+        assert process.exitcode == 0
+
+    if method == "spawn":
+        # The child imports this module by its name, as it does those of a script.
+        pytest.importorskip("test_loader_processes")
+        globals()["serve_in_a_child"] = sys.modules["test_loader_processes"].serve_in_a_child
+    if moment == "before":
+        child()
+    for pictures, labels in loader:
+        got.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
+        if moment == "within" and len(got) == 2:
+            child()
+    if moment == "after":
+        child()
+    assert got == expected
+    loader.close()
+
+
+def test_a_pass_that_was_begun_in_the_parent_is_refused_in_a_fork(sets: Any) -> None:
+    loader = apart(sets.Pictures(40), worker_kind="thread")
+    begun = iter(loader)
+    next(begun)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(begun)
+        except PassEnded:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(list(begun)) == 29
+    loader.close()
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str, sets: Any) -> None:
+    loader = apart(sets.Pictures(40))
+    begun = iter(loader)
+    next(begun)
+    workers = sorted(p.pid or 0 for p in multiprocessing.active_children())
+    child = os.fork()
+    if child == 0:
+        try:
+            if end == "close":
+                loader.close()
+            del begun, loader
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(begun)) == 29
+    assert sorted(p.pid or 0 for p in multiprocessing.active_children()) == workers
+    loader.close()
+
+
+# ---- pickling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worker_kind", ["thread", "process"])
+@pytest.mark.parametrize("served_before", [0, 5, 15])
+def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle(
+    served_before: int, worker_kind: Any, sets: Any
+) -> None:
+    with apart(sets.Pictures(20), worker_kind=worker_kind) as loader:
+        sets.served(loader, served_before) if served_before else None
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert copy.state_dict() == loader.state_dict()
+            assert sets.served(copy) == sets.served(loader)
+            resumed = pickle.loads(pickle.dumps(loader))
+            resumed.load_state_dict(loader.state_dict())
+            assert sets.served(resumed) == sets.served(loader)
+            resumed.close()
+
+
+def test_what_a_pickled_loader_weighs_does_not_depend_on_its_buffer(sets: Any) -> None:
+    with apart(sets.Pictures(200), worker_kind="thread", buffer_batches=40) as loader:
+        next(iter(loader))
+        assert loader.stats.buffer_bytes > 30_000
+        assert len(pickle.dumps(loader)) < 20_000
+        assert isinstance(loader.last_batch and torch.from_numpy(loader.last_batch.ids), torch.Tensor)

@@ -1,0 +1,498 @@
+"""What a user has already, given to a ReuseLoader: data sets, transforms, DataLoaders."""
+
+import io
+import logging
+import pickle
+import tarfile
+from collections import Counter, namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torchvision import transforms as v1
+from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms import v2
+
+from loaders import LoaderError, ReuseLoader
+from loaders.augment import Flip, RandomResizedCrop
+from loaders.errors import SampleShapeError
+
+SAMPLES, BATCH, REUSE = 14, 4, 3
+Seen = namedtuple("Seen", ["picture", "label"])
+
+
+def noise(index: int, height: int = 8, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+class Made:
+    """A data set of whatever `make` makes."""
+
+    def __init__(self, make: Callable[[int], Any], samples: int = SAMPLES) -> None:
+        self.make = make
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.samples:
+            raise IndexError(index)
+        return self.make(index)
+
+
+def pixels(index: int) -> torch.Tensor:
+    return torch.from_numpy(noise(index)).permute(2, 0, 1)
+
+
+# ---- samples of all kinds -----------------------------------------------------------------------
+
+
+def nested(i: int) -> Any:
+    return {"inputs": [pixels(i), (np.float32(i), i / 7)], "about": {"name": f"n{i}", "id": i}}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: (pixels(i), i),
+        lambda i: (torch.full((3,), i / 3), torch.tensor([i])),
+        lambda i: (noise(i), np.int32(i)),
+        lambda i: (noise(i).astype(np.float64), np.array([i], dtype=np.int16)),
+        lambda i: {"picture": pixels(i), "label": i},
+        lambda i: Seen(pixels(i), i),
+        lambda i: Seen(pixels(i), {"name": f"sample {i}", "label": i}),
+        lambda i: (f"word {i}", i),
+        lambda i: (pixels(i), i % 2 == 0, float(i), bytes([i])),
+        lambda i: pixels(i),
+        lambda i: i,
+        lambda i: f"word {i}",
+        nested,
+    ],
+)
+def test_a_batch_is_what_a_dataloader_makes_of_the_same_samples(
+    make: Callable[[int], Any], workers: int
+) -> None:
+    dataset = Made(make)
+    with ReuseLoader(dataset, BATCH, reuse=REUSE, workers=workers) as loader:
+        served: Counter[int] = Counter()
+        for batch in loader:
+            assert loader.last_batch is not None
+            ids = loader.last_batch.ids.tolist()
+            served.update(ids)
+            assert_same(batch, default_collate([dataset[i] for i in ids]))
+    assert served == dict.fromkeys(range(SAMPLES), REUSE)
+
+
+def assert_same(mine: Any, theirs: Any) -> None:
+    if isinstance(theirs, tuple | list) and isinstance(theirs[0], str | bytes):
+        # In a sequence torch makes tuples of them, in a dict lists: here they are always lists.
+        assert mine == list(theirs)
+        return
+    assert type(mine) is type(theirs)
+    if isinstance(theirs, torch.Tensor):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    elif isinstance(theirs, dict):
+        assert list(mine) == list(theirs)
+        for key in theirs:
+            assert_same(mine[key], theirs[key])
+    elif isinstance(theirs, tuple | list):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            assert_same(one, other)
+    else:
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pil_pictures_become_tensors_with_channels_first(mode: str) -> None:
+    dataset = Made(lambda i: (Image.fromarray(noise(i)).convert(mode), i))
+    with ReuseLoader(dataset, BATCH, reuse=2, workers=1) as loader:
+        for pictures, ids in loader:
+            for picture, i in zip(pictures, ids.tolist(), strict=True):
+                assert torch.equal(picture, v2.functional.pil_to_tensor(dataset[i][0]))
+
+
+def test_a_collate_of_the_users_own_gets_samples_as_the_data_set_gives_them() -> None:
+    def make(i: int) -> Any:
+        return Seen(Image.fromarray(noise(i)), {"array": noise(i), "name": f"n{i}", "id": i})
+
+    def collate(samples: list[Any]) -> Any:
+        return samples
+
+    with ReuseLoader(Made(make), BATCH, reuse=2, workers=2, collate=collate) as loader:
+        for batch in loader:
+            for sample in batch:
+                theirs = make(sample.label["id"])
+                assert type(sample) is Seen
+                assert isinstance(sample.picture, Image.Image) and sample.picture.mode == "RGB"
+                assert np.array_equal(np.asarray(sample.picture), np.asarray(theirs.picture))
+                assert isinstance(sample.label["array"], np.ndarray)
+                assert np.array_equal(sample.label["array"], theirs.label["array"])
+                assert type(sample.label["id"]) is int and sample.label["name"] == theirs[1]["name"]
+
+
+# ---- samples that differ in size ----------------------------------------------------------------
+
+
+def varying(i: int) -> tuple[torch.Tensor, int]:
+    return torch.from_numpy(noise(i, 8 + i % 5, 9 + i % 3)).permute(2, 0, 1), i
+
+
+def test_samples_that_differ_in_size_go_to_a_collate_of_the_users_own() -> None:
+    def pad(samples: list[Any]) -> Any:
+        whole = torch.zeros(len(samples), 3, 13, 12, dtype=torch.uint8)
+        for row, (picture, _) in zip(whole, samples, strict=True):
+            row[:, : picture.shape[1], : picture.shape[2]] = picture
+        return whole, torch.tensor([i for _, i in samples])
+
+    with ReuseLoader(Made(varying), BATCH, reuse=REUSE, workers=2, collate=pad) as loader:
+        served: list[int] = []
+        for pictures, ids in loader:
+            served += ids.tolist()
+            assert torch.equal(pictures, pad([varying(i) for i in ids.tolist()])[0])
+    assert Counter(served) == dict.fromkeys(range(SAMPLES), REUSE)
+
+
+def test_samples_that_differ_in_size_are_cropped_to_one() -> None:
+    crop = RandomResizedCrop((6, 6))
+    with ReuseLoader(Made(varying), BATCH, reuse=REUSE, workers=2, augment=crop) as loader:
+        served = [(tuple(pictures.shape[1:]), ids.tolist()) for pictures, ids in loader]
+    assert {shape for shape, _ in served} == {(3, 6, 6)}
+    assert Counter(i for _, ids in served for i in ids) == dict.fromkeys(range(SAMPLES), REUSE)
+
+
+def test_samples_that_differ_in_size_and_are_not_made_one_size_are_refused() -> None:
+    with (
+        ReuseLoader(Made(varying), BATCH, reuse=2, workers=1) as loader,
+        pytest.raises(SampleShapeError, match="RandomResizedCrop") as error,
+    ):
+        list(loader)
+    assert "collate" in str(error.value)
+
+
+# ---- folders, archives, arrays ------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_pictures: Any) -> Path:
+    return make_pictures(tmp_path / "pictures", {"cat": 9, "dog": 5})
+
+
+def by_id(loader: ReuseLoader) -> dict[int, list[torch.Tensor]]:
+    """Every serve of every sample in a pass."""
+    seen: dict[int, list[torch.Tensor]] = {}
+    for pictures, _ in loader:
+        assert loader.last_batch is not None
+        for i, picture in zip(loader.last_batch.ids.tolist(), pictures, strict=True):
+            seen.setdefault(i, []).append(picture)
+    return seen
+
+
+def test_a_folder_and_a_tar_of_pictures_give_what_image_folder_gives(
+    folder: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "pictures.tar"
+    with tarfile.open(archive, "w") as tar:
+        for path in sorted(folder.rglob("*.jpg")):
+            tar.add(path, path.relative_to(folder).as_posix())
+    theirs = [v2.functional.pil_to_tensor(picture) for picture, _ in ImageFolder(str(folder))]
+    for source in (folder, str(folder), archive, ImageFolder(str(folder))):
+        with ReuseLoader(source, BATCH, reuse=2, workers=2) as loader:
+            mine = by_id(loader)
+        assert sorted(mine) == list(range(SAMPLES))
+        for i, pictures in mine.items():
+            assert len(pictures) == 2
+            for picture in pictures:
+                # JPEG decoders round differently.
+                assert (picture.int() - theirs[i].int()).abs().float().mean() < 1.0
+
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+NO_DICE = [
+    [v1.Resize(12), v1.CenterCrop(10), v1.ToTensor(), v1.Normalize(MEAN, STD)],
+    [
+        v2.Resize(12),
+        v2.CenterCrop(10),
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ],
+]
+
+
+@pytest.mark.parametrize("chain", NO_DICE, ids=["v1", "v2"])
+@pytest.mark.parametrize("wrapped", [v1.Compose, v2.Compose])
+def test_an_image_folder_without_dice_gives_torchvisions_numbers(
+    folder: Path, chain: list[Any], wrapped: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = ImageFolder(str(folder), wrapped(chain))
+    with caplog.at_level(logging.INFO, "loaders"), ReuseLoader(dataset, BATCH, workers=2) as loader:
+        mine = by_id(loader)
+    assert dataset.transform.transforms == chain  # the user's own is left as it was
+    for i, pictures in mine.items():
+        for picture in pictures:
+            assert torch.allclose(picture, dataset[i][0], atol=1e-5)
+    said = next(r.getMessage() for r in caplog.records if "cached:" in r.getMessage())
+    assert said.startswith("cached: Resize, CenterCrop")
+    assert "redone at every serve: To" in said
+    assert "four times the memory" in said
+
+
+@pytest.mark.parametrize("v", [v1, v2], ids=["v1", "v2"])
+def test_dice_are_rolled_as_torchvision_rolls_them_and_again_at_every_serve(
+    folder: Path, v: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = [v1.ToTensor()] if v is v1 else [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    chain = [v.Resize(12), v.RandomCrop(10), v.RandomHorizontalFlip(), *last]
+    dataset = ImageFolder(str(folder), v.Compose(chain))
+    with (
+        caplog.at_level(logging.INFO, "loaders"),
+        ReuseLoader(dataset, BATCH, reuse=40, workers=2) as loader,
+    ):
+        mine = by_id(loader)
+    # Their outcomes: 3 x 3 places, flipped or not.
+    for i, pictures in mine.items():
+        small = v2.functional.pil_to_tensor(v.Resize(12)(dataset.loader(dataset.imgs[i][0])))
+        cuts = [small[:, y : y + 10, x : x + 10] / 255 for y in range(3) for x in range(3)]
+        outcomes = torch.stack([*cuts, *(cut.flip(-1) for cut in cuts)])
+        which = [int((outcomes - p).abs().amax((1, 2, 3)).argmin()) for p in pictures]
+        best = torch.stack(pictures) - outcomes[which]
+        assert best.abs().max() < 1e-5
+        assert len(set(which)) > 9  # of 18 in 40 serves
+    said = next(r.getMessage() for r in caplog.records if "cached:" in r.getMessage())
+    assert said.startswith("cached: Resize; redone at every serve: RandomCrop,")
+    assert "(RandomCrop is random)" in said
+
+
+def test_a_transform_of_the_users_own_runs_picture_by_picture_and_that_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shade(picture: Image.Image) -> Image.Image:
+        return picture.point(lambda value: value // 2)
+
+    dataset = ImageFolder(str(folder), v1.Compose([v1.Resize(8), shade, v1.ToTensor()]))
+    with caplog.at_level(logging.INFO, "loaders"), ReuseLoader(dataset, BATCH, workers=2) as loader:
+        mine = by_id(loader)
+    assert all(torch.equal(p, dataset[i][0]) for i, pictures in mine.items() for p in pictures)
+    said = next(r.getMessage() for r in caplog.records if "cached:" in r.getMessage())
+    assert "picture by picture, for want of a batched form: shade has none" in said
+
+
+def test_tensors_in_memory_are_served_from_where_they_are() -> None:
+    pictures = torch.stack([pixels(i) for i in range(SAMPLES)])
+    dataset = TensorDataset(pictures, torch.arange(SAMPLES))
+    with ReuseLoader(dataset, BATCH, reuse=2, workers=1) as loader:
+        for batch in loader:
+            assert isinstance(batch, list)
+            assert torch.equal(batch[0], pictures[batch[1]])
+        assert loader.stats.buffer_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda whole: whole[:, :3, ::2, ::2],
+        lambda whole: whole[:, :3],
+        lambda whole: whole[:, :3].permute(0, 1, 3, 2),
+        lambda whole: whole[:, :3].contiguous(memory_format=torch.channels_last),
+    ],
+)
+def test_tensors_in_memory_may_be_views_of_larger_ones(view: Any) -> None:
+    whole = torch.stack([torch.cat([pixels(i), pixels(i)]) for i in range(SAMPLES)])
+    pictures = view(whole)
+    dataset = TensorDataset(pictures, torch.arange(SAMPLES))
+    with ReuseLoader(dataset, BATCH, reuse=2, workers=1, augment=Flip(1.0)) as loader:
+        for mine, ids in loader:
+            assert torch.equal(mine, pictures[ids].flip(-1))
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's folder, with noise instead of its pictures."""
+    inside = tmp_path / "cifar-10-batches-py"
+    inside.mkdir()
+    for number, name in enumerate(n for n, _ in (*CIFAR10.train_list, *CIFAR10.test_list)):
+        rows = np.random.default_rng(number).integers(0, 256, (4, 3072), dtype=np.uint8)
+        (inside / name).write_bytes(pickle.dumps({"data": rows, "labels": [0, 1, 2, 3]}))
+    names = pickle.dumps({"label_names": [f"class {n}" for n in range(10)]})
+    (inside / "batches.meta").write_bytes(names)
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    return tmp_path
+
+
+def test_cifar_with_its_usual_transform_lies_in_memory_and_is_shifted_and_flipped(
+    cifar: Path,
+) -> None:
+    chain = v2.Compose(
+        [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToImage(),
+         v2.ToDtype(torch.float32, scale=True)]
+    )  # fmt: skip
+    dataset = CIFAR10(str(cifar), transform=chain)
+    plain = CIFAR10(str(cifar))
+    with ReuseLoader(dataset, BATCH, reuse=REUSE, workers=2) as loader:
+        mine = by_id(loader)
+        assert loader.stats.buffer_bytes == 0
+    assert len(mine) == 20
+    for i, pictures in mine.items():
+        whole = v2.functional.pad(v2.functional.pil_to_tensor(plain[i][0]), [4]) / 255
+        places = whole.unfold(1, 32, 1).unfold(2, 32, 1).flatten(1, 2).transpose(0, 1)
+        both = torch.cat([places, places.flip(-1)])
+        for picture in pictures:
+            assert (both - picture).abs().amax((1, 2, 3)).min() < 1e-6
+
+
+# ---- a DataLoader -------------------------------------------------------------------------------
+
+
+def ids_of(loader: ReuseLoader, passes: int = 1) -> list[list[int]]:
+    with loader:
+        return [[i for _, ids in loader for i in ids.tolist()] for _ in range(passes)]
+
+
+NUMBERED = Made(lambda i: (pixels(i), i))
+TENSORS = TensorDataset(torch.arange(SAMPLES * 3).view(SAMPLES, 3), torch.arange(SAMPLES))
+
+
+def adopt(reuse: int = 1, **how: Any) -> ReuseLoader:
+    return ReuseLoader.from_dataloader(DataLoader(NUMBERED, BATCH, **how), reuse=reuse)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dataset", [NUMBERED, TENSORS])
+def test_a_sequential_dataloader_without_reuse_is_served_batch_for_batch(dataset: Any) -> None:
+    theirs = DataLoader(dataset, BATCH)
+    with ReuseLoader.from_dataloader(theirs, reuse=1) as loader:
+        assert len(loader) == len(theirs)
+        for mine, other in zip(loader, theirs, strict=True):
+            assert_same(mine, other)
+
+
+def test_a_shuffled_dataloader_is_served_in_another_order_every_pass() -> None:
+    first, second = ids_of(adopt(shuffle=True), passes=2)
+    assert sorted(first) == sorted(second) == list(range(SAMPLES))
+    assert first != second
+
+
+def test_a_generator_decides_the_order() -> None:
+    def order(seed: int) -> list[list[int]]:
+        return ids_of(adopt(shuffle=True, generator=torch.Generator().manual_seed(seed)))
+
+    assert order(1) == order(1) != order(2)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(False, 11), (True, 10)])
+def test_drop_last_is_taken_over(drop_last: bool, batches: int) -> None:
+    loader = adopt(3, drop_last=drop_last)
+    with loader:
+        assert len(loader) == len(list(loader)) == batches
+
+
+def test_a_collate_is_taken_over() -> None:
+    with adopt(2, collate_fn=lambda samples: [number for _, number in samples]) as loader:
+        served = list(loader)
+    assert all(isinstance(batch, list) for batch in served)
+    assert Counter(i for batch in served for i in batch) == dict.fromkeys(range(SAMPLES), 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_workers_are_taken_over_as_threads(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    loader = adopt(num_workers=workers)
+    assert loader.workers == max(workers, 1)
+    assert ("one thread reads ahead" in caplog.text) == (workers == 0)
+    assert ids_of(loader) == [list(range(SAMPLES))]
+
+
+def test_what_a_weighted_sampler_draws_twice_is_served_twice_as_often() -> None:
+    sampler = WeightedRandomSampler([1.0, 5.0] * 7, num_samples=40)
+    first, second = ids_of(adopt(3, sampler=sampler), passes=2)
+    again = ids_of(adopt(3, sampler=sampler))[0]
+    assert len(first) == 3 * 40 and first != second
+    assert all(times % 3 == 0 for times in Counter(first).values())
+    assert sum(i % 2 for i in first) > 1.5 * sum(i % 2 == 0 for i in first)
+    assert Counter(again) == Counter(first)  # a function of (seed, pass)
+
+
+def test_a_subset_sampler_serves_its_subset_alone() -> None:
+    first, second = ids_of(adopt(2, sampler=SubsetRandomSampler([2, 3, 5, 7, 11])), passes=2)
+    for served in (first, second):
+        assert Counter(served) == dict.fromkeys([2, 3, 5, 7, 11], 2)
+
+
+def test_distributed_samplers_share_the_set_as_before() -> None:
+    shares = []
+    for rank in range(2):
+        sampler = DistributedSampler(NUMBERED, 2, rank, seed=5)  # type: ignore[arg-type,var-annotated]
+        shares.append(ids_of(adopt(2, sampler=sampler), passes=2))
+    for first, second in zip(*shares, strict=True):
+        assert len(first) == len(second) == 14
+        assert set(first).isdisjoint(second)
+        assert Counter(first + second) == dict.fromkeys(range(SAMPLES), 2)
+
+
+def test_arguments_of_ones_own_win() -> None:
+    loader = ReuseLoader.from_dataloader(DataLoader(TENSORS, BATCH), reuse=2, batch_size=7, seed=9)
+    with loader:
+        assert loader.seed == 9
+        assert [len(batch[0]) for batch in loader] == [7] * 4
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("dataloader", "error", "said"),
+    [
+        (lambda: DataLoader(Stream(), 2), TypeError, "IterableDataset: samples are served again"),
+        (lambda: DataLoader(TENSORS, batch_size=None), LoaderError, "batch_size=None"),
+        (
+            lambda: DataLoader(
+                TENSORS, batch_sampler=OwnBatches(SequentialSampler(TENSORS), 2, False)
+            ),
+            LoaderError,
+            "batch_sampler of its own",
+        ),
+        (lambda: DataLoader(TENSORS, 2, worker_init_fn=print), LoaderError, "worker_init_fn=print"),
+        (lambda: io.BytesIO(), TypeError, "expected a torch DataLoader, not a BytesIO"),
+        (lambda: DataLoader(TENSORS, 15), ValueError, "batch_size 15 is larger"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused(dataloader: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        ReuseLoader.from_dataloader(dataloader())
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        (Stream(), TypeError, "map-style data set"),
+        ([], LoaderError, "the data set is empty"),
+        ("/no/such/folder", LoaderError, "no folder /no/such/folder"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(source: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        ReuseLoader(source, 1)
