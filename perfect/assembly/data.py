@@ -88,11 +88,10 @@ def build_data(config: RunConfig) -> Data:
             labels = np.asarray(train.labels)[learned]
             learned = learned[split_holdout(labels, config.data.train_samples, config.seed)[1]]
     _check_sizes(config)
-    pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     return Data(
         train=_train_loader(config, Subset(train, learned.tolist())),
-        holdout=_evaluation_loader(config, train, held.tolist(), pixels) if len(held) else None,
-        test=_evaluation_loader(config, test, range(len(test)), pixels),
+        holdout=_evaluation_loader(config, train, held.tolist()) if len(held) else None,
+        test=_evaluation_loader(config, test, range(len(test))),
         num_classes=len(train.classes),
     )
 
@@ -153,15 +152,10 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
     )
 
 
-def _evaluation_loader(
-    config: RunConfig, dataset: Any, ids: Sequence[int], pixels: int
-) -> ReuseLoader:
-    picked: Any = Subset(dataset, list(ids))
+def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> ReuseLoader:
     in_files = not isinstance(dataset, PictureArrays)
-    if in_files and len(ids) * pixels * pixels * 3 <= EVALUATION_IN_MEMORY:
-        picked = Remembered(picked)
     return ReuseLoader(
-        picked,
+        Subset(dataset, list(ids)),
         batch_size=min(
             config.loader.batch_size, samples_per_rank(len(ids), config.trainer.devices)
         ),
@@ -170,6 +164,8 @@ def _evaluation_loader(
         shuffle=False,
         workers=config.loader.workers,
         seed=config.seed,
+        cache="ram" if in_files else None,
+        cache_bytes=EVALUATION_IN_MEMORY if in_files else None,
     )
 
 
@@ -199,22 +195,6 @@ def _check_sizes(config: RunConfig) -> None:
             f"{say_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the buffer"
             f" and {AHEAD + HELD} under way take {least} bytes; raise it, or lower batch_size",
         )
-
-
-class Remembered:
-    """A data set that decodes each sample once and keeps it: for small evaluation sets."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._kept: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        if index not in self._kept:
-            self._kept[index] = self.dataset[index]
-        return self._kept[index]
 
 
 def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:

@@ -78,7 +78,7 @@ def test_nobody_trains_on_the_holdout(recipe: Recipe, write_yaml: Callable[..., 
     recipe["data"] |= {"holdout": 12, "train_samples": 40}
     data = build_data(read_config(write_yaml(recipe))[0])
     assert data.holdout is not None
-    held = set(data.holdout.dataset.dataset.indices)
+    held = set(data.holdout.dataset.indices)
     learned = set(data.train.dataset.indices)
     assert (len(learned), len(held), learned & held) == (40, 12, set())
 
