@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, final, get_args
 
 import torch
 
@@ -80,6 +80,10 @@ class CacheSetup:
     folder: Path | None
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(CacheKind):
+            raise ValueError(
+                f"cache must be one of {', '.join(get_args(CacheKind))}, not {self.kind!r}"
+            )
         if self.limit_bytes is None:
             raise ValueError(
                 f'cache="{self.kind}" needs cache_bytes: how much it may take, in bytes'

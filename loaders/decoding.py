@@ -24,14 +24,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.errors import DecodeError
+from loaders.errors import DecodeError, LoaderError
 from loaders.kernels import fit
 
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, int, int]], Pixels]
 """Memory for a picture of [height, width, channels]."""
-
-UNREADABLE = (OSError, ValueError, Image.DecompressionBombError)
 
 
 def _anywhere(shape: tuple[int, int, int]) -> Pixels:
@@ -57,7 +55,9 @@ class PictureDecoder:
         """`name` is what an error calls it."""
         try:
             pixels = self._stored(data, room)
-        except UNREADABLE as error:
+        except LoaderError:
+            raise  # no room for it: nothing is wrong with the file
+        except Exception as error:  # decoders raise anything, SyntaxError too
             raise _unreadable(name, error) from error
         # The view is [3, H, W] over [H, W, 3] memory: channels_last, which convolutions like.
         return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -141,7 +141,8 @@ class Engine:
         assert slab is not None and maker is not None
 
         def make(index: int, serve: Serve, slots: NDArray[np.int64]) -> Any:
-            draws = serve.serves if reaugment else np.zeros_like(serve.serves)
+            serves = serve.serves if reaugment else np.zeros_like(serve.serves)
+            draws = order.draws(serve.positions, serves)
             ids = order.ids[serve.positions]
             info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
             return maker.make(info, slots)
@@ -189,7 +190,8 @@ class Engine:
         if self.pid != os.getpid():
             return  # a fork has no threads of its parent, and no say over its processes and files
         if self.pool is not None:
-            self.pool.close()
+            if not self.pool.close():
+                self.slab = None  # somebody still writes there
             self.pool = None
             self._followed = None
 

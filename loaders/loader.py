@@ -43,7 +43,7 @@ from loaders.passes import PassRun, Replay
 from loaders.processes import StartMethod
 from loaders.reader import OnError, PassOrder
 from loaders.reuse import Mode, ReuseBuffer, batches_per_pass
-from loaders.samplers import SamplerOrder
+from loaders.samplers import SamplerOrder, drawn_before
 from loaders.sources import pass_order, samples_per_rank, shared_out
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.tuning import ReuseTuner
@@ -310,7 +310,7 @@ class ReuseLoader:
         self._leave()
         if self._engine is not None and self._following is not None:
             self._engine.stop()  # what was decoded ahead is not what comes next
-            self._drop_following()
+            self._following = None
         self._running, self._next = Serving(**state["running"]), Serving(**state["next"])
         self._pass, self._served_batches = state["pass"], state["served_batches"]
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
@@ -350,9 +350,9 @@ class ReuseLoader:
                 shuffle=self.shuffle,
                 **ranks,
             )
-        else:
-            ids = shared_out(SamplerOrder.order(self._sampler, self.seed, pass_index), **ranks)
-        return PassOrder(pass_index, ids)
+            return PassOrder(pass_index, ids)
+        ids = shared_out(SamplerOrder.order(self._sampler, self.seed, pass_index), **ranks)
+        return PassOrder(pass_index, ids, drawn_before(ids))
 
     # ---- one pass -------------------------------------------------------------------------------
 

@@ -178,8 +178,9 @@ class Prefetcher:
             self._work = None
             self._something_to_do.notify_all()
 
-    def close(self) -> None:
-        """Stop and join the workers; safe to call again, and from a worker's own thread."""
+    def close(self) -> bool:
+        """Stop and join the workers; safe to call again, and from a worker's own thread. Says
+        whether they have ended: one that hangs in a read is not waited for any longer."""
         with self._lock:
             self._stopping = True
             self._something_to_do.notify_all()
@@ -187,6 +188,7 @@ class Prefetcher:
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(JOIN_SECONDS)
+        return not any(thread.is_alive() for thread in self._threads)
 
     # ---- the workers' side (all of it under the lock, but for reading and making) ----------------
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from loaders.augment import Augmentation, Draws, draw_keys, takes_lying
 from loaders.blocks import Blocks
 from loaders.cache import DecodedCache
-from loaders.errors import DecodeError, SampleShapeError
+from loaders.errors import DecodeError, LoaderError, SampleShapeError
 from loaders.leaves import Chunk, Fetch, Nest, Sample, as_stored, as_tensor, leaves_of, own
 from loaders.placing import lying_of
 from loaders.prefetch import MOST_IN_CHUNK, Done
@@ -36,6 +36,8 @@ OnError = Literal["raise", "skip"]
 
 REPLACEMENTS = 10
 """So many samples in a row may be unreadable before the data set is given up."""
+DRAWN_AGAIN = 1 << 20
+"""Between the serves of a sample and those of its next drawing: more serves than any has."""
 ONCE = 1 << 40
 """Stands for the number of the serve in the draws of an augmentation that is drawn once a pass."""
 
@@ -49,13 +51,24 @@ class PassOrder:
 
     pass_index: int
     ids: NDArray[np.int64]
+    """Who is served: whoever stands in for a sample that cannot be read has its place here."""
+    again: NDArray[np.int64] | None = None
+    """How often a sampler drew the id before in this pass (None: it never does that)."""
+    drawn: NDArray[np.int64] = field(init=False)
+    """The order as it was."""
     cached: NDArray[np.bool_] = field(init=False)
     """Positions that came from the cache."""
     decoded: int = 0
     """Samples that did not."""
 
     def __post_init__(self) -> None:
+        self.drawn = self.ids.copy()
         self.cached = np.zeros(len(self.ids), dtype=bool)
+
+    def draws(self, positions: NDArray[np.int64], serves: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What stands for the serve in the keys of random numbers: another where a sample is drawn
+        twice in a pass."""
+        return serves if self.again is None else serves + self.again[positions] * DRAWN_AGAIN
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +154,15 @@ class Reader:
         if self._once is None:
             return sample
         leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
-        picture = next(n for n, leaf in enumerate(leaves) if getattr(leaf, "ndim", 0) >= 2)
-        leaves[picture] = self._cropped([leaves[picture]], [sample_id], pass_index)[0]
+        dimensions = [getattr(leaf, "ndim", 0) for leaf in leaves]
+        if max(dimensions, default=0) < 2:
+            raise LoaderError(
+                "once was given, but no part of a sample has two dimensions or more: there is no"
+                " picture to crop"
+            )
+        number = next(n for n, many in enumerate(dimensions) if many >= 2)
+        nowhere = np.zeros(1, dtype=np.int64)
+        leaves[number] = self._cropped([leaves[number]], [sample_id], nowhere, order)[0]
         return Nest(sample).sample(leaves)
 
     # ---- misses ---------------------------------------------------------------------------------
@@ -214,14 +234,14 @@ class Reader:
         self, order: PassOrder, position: int, error: BaseException, fetch: Fetch
     ) -> tuple[Sample, int]:
         """The sample that stands in for one that cannot be read."""
-        wanted = int(order.ids[position])
+        wanted = int(order.drawn[position])
         if self._on_error == "raise" or not isinstance(error, Exception):
             error.add_note(_while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
-        samples = len(order.ids)
+        samples = len(order.drawn)
         for step in range(REPLACEMENTS):
-            other = int(order.ids[(position + samples // 2 + step) % samples])
+            other = int(order.drawn[(position + samples // 2 + step) % samples])
             if other == wanted:
                 continue
             chunk = fetch([other])
@@ -275,7 +295,8 @@ class Reader:
             number = slab.picture_number
             pictures = [as_tensor(one.leaves[number]) for one in found]
             ids = [one.sample_id for one in found]
-            cropped = self._cropped(cast(Any, pictures), ids, order.pass_index)
+            positions = np.array([one.position for one in found])
+            cropped = self._cropped(cast(Any, pictures), ids, positions, order)
             for one, picture in zip(found, cropped, strict=True):
                 one.leaves, one.lent = list(one.leaves), False
                 one.leaves[number] = picture
@@ -289,12 +310,17 @@ class Reader:
             done(one.position)
 
     def _cropped(
-        self, pictures: Sequence[torch.Tensor], ids: Sequence[int], pass_index: int
+        self,
+        pictures: Sequence[torch.Tensor],
+        ids: Sequence[int],
+        positions: NDArray[np.int64],
+        order: PassOrder,
     ) -> Sequence[torch.Tensor]:
         """By the augmentation that is drawn once a pass; all at once where they lie as bytes."""
         once, which = self._once, np.asarray(ids, dtype=np.int64)
         assert once is not None
-        keys = draw_keys(self._seed, pass_index, which, np.full_like(which, ONCE))
+        serves = order.draws(positions, np.full_like(which, ONCE))
+        keys = draw_keys(self._seed, order.pass_index, which, serves)
         if takes_lying(once) and (lying := lying_of(pictures, self._scratch)) is not None:
             return once(cast(Any, lying), Draws(keys)).unbind()
         return [

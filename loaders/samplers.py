@@ -56,6 +56,15 @@ class SamplerOrder:
             ) from error
 
 
+def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every position, how often its id came before."""
+    by_id = np.argsort(ids, kind="stable")
+    first = np.searchsorted(ids[by_id], ids[by_id])
+    before = np.empty_like(ids)
+    before[by_id] = np.arange(len(ids)) - first
+    return before
+
+
 @contextmanager
 def seeded_randomness(*entropy: int, owner: object = None) -> Iterator[None]:
     """The generators of torch (CPU), numpy and Python, and those that `owner` holds, set from

@@ -135,4 +135,6 @@ def cifar10(root: Path, train: bool) -> PictureArrays:
             f"CIFAR-10 {what}: {root / CIFAR10_FOLDER}: {error}; put the python version's folder"
             f" '{CIFAR10_FOLDER}' under {root}"
         ) from error
-    return PictureArrays(data.data, np.asarray(data.targets), tuple(data.classes))
+    # torchvision gives rows of pixels as a view of planes.
+    pixels = np.ascontiguousarray(data.data)
+    return PictureArrays(pixels, np.asarray(data.targets), tuple(data.classes))

@@ -58,7 +58,11 @@ class Slab:
             value = as_tensor(leaf)
             if isinstance(value, torch.Tensor):
                 there = None if resident is None else resident[number]
-                self.columns.append(Arrays(leaf, value, slots, number, self._may_grow, there))
+                self.columns.append(
+                    Arrays(
+                        leaf, value, slots, number, self._may_grow, there, self._limit is not None
+                    )
+                )
             else:
                 self.columns.append(Objects(slots))
         # The first part with two dimensions or more is the picture that is augmented.
@@ -168,10 +172,16 @@ class Arrays:
         number: int,
         may_grow: Callable[[int, int], None],
         resident: torch.Tensor | None = None,
+        exact: bool = False,
     ) -> None:
+        """`exact`: a slot gives memory of its own back that it needs no more."""
         self.template = template
+        self._exact = exact
         self.dtype = value.dtype
-        self.order = sorted(range(value.ndim), key=lambda d: -value.stride(d))
+        # What is in memory already may lie in another order than [i] gives it (torchvision's
+        # CIFAR10 has planes), or with gaps.
+        lies = (value if resident is None else resident[0]).stride()
+        self.order = sorted(range(value.ndim), key=lambda d: -lies[d])
         self.number = number
         self._may_grow = may_grow
         example = self._carried(value)
@@ -214,10 +224,12 @@ class Arrays:
             return row
         count = prod(shape)
         if count <= self.memory[0].size:
+            if self._exact:
+                self._own.pop(slot, None)
             row = self.memory[slot].reshape(-1)[:count].reshape(shape)
         else:
             own = self._own.get(slot)
-            if own is None or own.size < count:
+            if own is None or own.size < count or (self._exact and own.size > count):
                 needed = count * self.memory.itemsize
                 self._may_grow(needed - (0 if own is None else own.nbytes), needed)
                 own = self._own[slot] = np.empty(count, self.memory.dtype)
@@ -264,6 +276,8 @@ class Arrays:
     def pictures(self, slots: NDArray[np.int64]) -> tuple[Pictures, int] | None:
         """Where they lie, if a kernel can read them there, and as how many planes each."""
         if self.memory.dtype != np.uint8 or len(self.shape) != 3:
+            return None
+        if not self.memory.flags.c_contiguous:
             return None
         if self.order == [1, 2, 0]:
             sizes, planes = self._size[slots], 1

@@ -335,6 +335,8 @@ class PhaseSwitch(L.Callback):
     # ---- end of a pass --------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._require_loader().state_dict()["served_batches"]:
+            return  # resumed from the end of an epoch: Lightning trains one batch more in it
         finished = self.policy.phase
         switch = self.policy.end_pass()
         if self.records:

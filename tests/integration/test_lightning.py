@@ -218,7 +218,7 @@ def test_the_trainer_learns_that_a_pass_became_longer(limit: float, batches: int
 
 
 class Saver(L.Callback):
-    """Checkpoints after every batch, validation and epoch, at the hooks where ModelCheckpoint does."""
+    """Checkpoints after every batch, validation and epoch: where ModelCheckpoint does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -124,7 +124,6 @@ def test_who_stands_in_does_not_depend_on_the_number_of_workers(
     many.close()
 
 
-@pytest.mark.xfail(strict=True, reason="reader.py: stand-ins are looked up among ids already replaced")
 def test_who_stands_in_for_two_that_would_for_each_other_does_not_depend_on_who_was_first(
     sets: Any,
 ) -> None:
@@ -198,7 +197,6 @@ def broken_chunk() -> bytes:
     return bytes(data)
 
 
-@pytest.mark.xfail(strict=True, reason="decoding.py: SyntaxError is not among UNREADABLE")
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_whatever_a_decoder_raises_is_about_the_file(
     on_error: Any, tmp_path: Path, make_pictures: Any
@@ -216,7 +214,6 @@ def test_whatever_a_decoder_raises_is_about_the_file(
     loader.close()
 
 
-@pytest.mark.xfail(strict=True, reason="reader.py: StopIteration")
 def test_once_without_pictures_is_refused() -> None:
     loader = ReuseLoader([torch.tensor(i) for i in range(8)], BATCH, 1, once=Flip(), workers=1)
     with pytest.raises(LoaderError, match="no picture"):

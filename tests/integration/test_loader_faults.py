@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaders import ReuseLoader
+from loaders.augment import Flip
 from loaders.errors import DecodeError, LoaderError, SampleShapeError, SourceError
 from loaders.sources import PictureArrays, cifar10, picture_folder
 
@@ -238,6 +239,14 @@ def test_pictures_in_memory_are_served_as_they_are() -> None:
     [(pictures, labels)] = ReuseLoader(source, 6, 1, shuffle=False, workers=1)
     assert np.array_equal(pictures.numpy(), pixels.transpose(0, 3, 1, 2))
     assert labels.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_pictures_in_memory_may_be_a_view_of_planes() -> None:
+    """As torchvision's CIFAR10 has them: kernels read memory, not views."""
+    planes = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
+    source = PictureArrays(planes.transpose(0, 2, 3, 1), np.arange(6), ("a", "b"))
+    [(pictures, _)] = ReuseLoader(source, 6, 1, shuffle=False, workers=1, augment=Flip(p=1.0))
+    assert np.array_equal(pictures.numpy(), planes[..., ::-1])
 
 
 # ---- samples that do not fit --------------------------------------------------------------------

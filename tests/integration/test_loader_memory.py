@@ -43,7 +43,7 @@ def test_slots_and_batches_together_stay_below_the_limit_and_use_it(
         for _ in range(2):
             for _ in loader:
                 assert loader.stats.buffer_bytes == 3 * batch_size * SAMPLE
-                # Blocks of a last, smaller batch may wait while whole ones are made: at most as many.
+                # Blocks of a last, smaller batch may wait while whole ones are made.
                 waiting = (AHEAD + HELD) * max(batch_size * LABEL, 60 % batch_size * SAMPLE)
                 assert loader.stats.buffer_bytes + loader.stats.batch_bytes <= limit + waiting
 
@@ -120,9 +120,6 @@ def test_pictures_of_many_sizes_never_take_more_than_the_limit(
             assert f"at most {limit - (AHEAD + HELD) * 4 * SAMPLE}" in str(error)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="storage.py: memory that a slot once grew to is never given back"
-)
 def test_pictures_that_differ_a_little_in_size_can_be_served_for_ever(sets: Any) -> None:
     for seed in range(4):
         with sized(sets, 0.1, seed, 400_000) as loader:

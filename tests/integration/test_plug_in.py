@@ -1,6 +1,5 @@
-"""What a user has already, given to a ReuseLoader: data sets, transforms, DataLoaders."""
+"""What a user has already, given to a ReuseLoader: data sets and transforms."""
 
-import io
 import logging
 import pickle
 import tarfile
@@ -13,17 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    SequentialSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-)
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
@@ -359,130 +348,9 @@ def test_cifar_with_its_usual_transform_lies_in_memory_and_is_shifted_and_flippe
             assert (both - picture).abs().amax((1, 2, 3)).min() < 1e-6
 
 
-# ---- a DataLoader -------------------------------------------------------------------------------
-
-
-def ids_of(loader: ReuseLoader, passes: int = 1) -> list[list[int]]:
-    with loader:
-        return [[i for _, ids in loader for i in ids.tolist()] for _ in range(passes)]
-
-
-NUMBERED = Made(lambda i: (pixels(i), i))
-TENSORS = TensorDataset(torch.arange(SAMPLES * 3).view(SAMPLES, 3), torch.arange(SAMPLES))
-
-
-def adopt(reuse: int = 1, **how: Any) -> ReuseLoader:
-    return ReuseLoader.from_dataloader(DataLoader(NUMBERED, BATCH, **how), reuse=reuse)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dataset", [NUMBERED, TENSORS])
-def test_a_sequential_dataloader_without_reuse_is_served_batch_for_batch(dataset: Any) -> None:
-    theirs = DataLoader(dataset, BATCH)
-    with ReuseLoader.from_dataloader(theirs, reuse=1) as loader:
-        assert len(loader) == len(theirs)
-        for mine, other in zip(loader, theirs, strict=True):
-            assert_same(mine, other)
-
-
-def test_a_shuffled_dataloader_is_served_in_another_order_every_pass() -> None:
-    first, second = ids_of(adopt(shuffle=True), passes=2)
-    assert sorted(first) == sorted(second) == list(range(SAMPLES))
-    assert first != second
-
-
-def test_a_generator_decides_the_order() -> None:
-    def order(seed: int) -> list[list[int]]:
-        return ids_of(adopt(shuffle=True, generator=torch.Generator().manual_seed(seed)))
-
-    assert order(1) == order(1) != order(2)
-
-
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, 11), (True, 10)])
-def test_drop_last_is_taken_over(drop_last: bool, batches: int) -> None:
-    loader = adopt(3, drop_last=drop_last)
-    with loader:
-        assert len(loader) == len(list(loader)) == batches
-
-
-def test_a_collate_is_taken_over() -> None:
-    with adopt(2, collate_fn=lambda samples: [number for _, number in samples]) as loader:
-        served = list(loader)
-    assert all(isinstance(batch, list) for batch in served)
-    assert Counter(i for batch in served for i in batch) == dict.fromkeys(range(SAMPLES), 2)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-def test_workers_are_taken_over_as_threads(workers: int, caplog: pytest.LogCaptureFixture) -> None:
-    loader = adopt(num_workers=workers)
-    assert loader.workers == max(workers, 1)
-    assert ("one thread reads ahead" in caplog.text) == (workers == 0)
-    assert ids_of(loader) == [list(range(SAMPLES))]
-
-
-def test_what_a_weighted_sampler_draws_twice_is_served_twice_as_often() -> None:
-    sampler = WeightedRandomSampler([1.0, 5.0] * 7, num_samples=40)
-    first, second = ids_of(adopt(3, sampler=sampler), passes=2)
-    again = ids_of(adopt(3, sampler=sampler))[0]
-    assert len(first) == 3 * 40 and first != second
-    assert all(times % 3 == 0 for times in Counter(first).values())
-    assert sum(i % 2 for i in first) > 1.5 * sum(i % 2 == 0 for i in first)
-    assert Counter(again) == Counter(first)  # a function of (seed, pass)
-
-
-def test_a_subset_sampler_serves_its_subset_alone() -> None:
-    first, second = ids_of(adopt(2, sampler=SubsetRandomSampler([2, 3, 5, 7, 11])), passes=2)
-    for served in (first, second):
-        assert Counter(served) == dict.fromkeys([2, 3, 5, 7, 11], 2)
-
-
-def test_distributed_samplers_share_the_set_as_before() -> None:
-    shares = []
-    for rank in range(2):
-        sampler = DistributedSampler(NUMBERED, 2, rank, seed=5)  # type: ignore[arg-type,var-annotated]
-        shares.append(ids_of(adopt(2, sampler=sampler), passes=2))
-    for first, second in zip(*shares, strict=True):
-        assert len(first) == len(second) == 14
-        assert set(first).isdisjoint(second)
-        assert Counter(first + second) == dict.fromkeys(range(SAMPLES), 2)
-
-
-def test_arguments_of_ones_own_win() -> None:
-    loader = ReuseLoader.from_dataloader(DataLoader(TENSORS, BATCH), reuse=2, batch_size=7, seed=9)
-    with loader:
-        assert loader.seed == 9
-        assert [len(batch[0]) for batch in loader] == [7] * 4
-
-
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(9))
-
-
-class OwnBatches(BatchSampler):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("dataloader", "error", "said"),
-    [
-        (lambda: DataLoader(Stream(), 2), TypeError, "IterableDataset: samples are served again"),
-        (lambda: DataLoader(TENSORS, batch_size=None), LoaderError, "batch_size=None"),
-        (
-            lambda: DataLoader(
-                TENSORS, batch_sampler=OwnBatches(SequentialSampler(TENSORS), 2, False)
-            ),
-            LoaderError,
-            "batch_sampler of its own",
-        ),
-        (lambda: DataLoader(TENSORS, 2, worker_init_fn=print), LoaderError, "worker_init_fn=print"),
-        (lambda: io.BytesIO(), TypeError, "expected a torch DataLoader, not a BytesIO"),
-        (lambda: DataLoader(TENSORS, 15), ValueError, "batch_size 15 is larger"),
-    ],
-)
-def test_what_cannot_be_taken_over_is_refused(dataloader: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        ReuseLoader.from_dataloader(dataloader())
 
 
 @pytest.mark.parametrize(

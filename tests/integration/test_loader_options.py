@@ -1,0 +1,356 @@
+"""The loader's further options, each alone and together: what is served, and what is counted."""
+
+import gc
+import importlib
+import threading
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
+
+from loaders import ReuseLoader, prefetch
+from loaders.augment import Chain, Flip, PadCrop
+from loaders.errors import StateError
+from loaders.reuse import MODES
+from loaders.sources import PictureArrays
+
+pytestmark = pytest.mark.timeout(30)
+
+AUGMENT = Chain([PadCrop(2), Flip()])
+
+
+@pytest.fixture
+def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The data sets of loader_datasets.py, where a worker process finds them too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("loader_datasets")
+
+
+def looks(loader: ReuseLoader) -> dict[int, set[bytes]]:
+    """What each sample looked like in a pass."""
+    seen: dict[int, set[bytes]] = {}
+    for pictures, labels in loader:
+        for picture, label in zip(pictures, labels.tolist(), strict=True):
+            seen.setdefault(label, set()).add(picture.numpy().tobytes())
+    return seen
+
+
+# ---- once ---------------------------------------------------------------------------------------
+
+
+def test_all_serves_of_a_pass_share_what_was_drawn_once_and_passes_differ(sets: Any) -> None:
+    with ReuseLoader(sets.Pictures(40), 4, 3, once=AUGMENT, workers=2) as loader:
+        first, second = looks(loader), looks(loader)
+    assert all(len(seen) == 1 for seen in [*first.values(), *second.values()])
+    assert sum(first[i] != second[i] for i in range(40)) > 30
+
+
+def test_what_is_drawn_once_may_be_augmented_at_every_serve_too(sets: Any) -> None:
+    options: dict[str, Any] = {"once": AUGMENT, "workers": 2}
+    with ReuseLoader(sets.Pictures(40), 4, 3, augment=AUGMENT, **options) as loader:
+        assert sum(len(seen) for seen in looks(loader).values()) > 100  # of 120 serves
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": AUGMENT}, {"worker_kind": "process"}], ids=str)
+@pytest.mark.parametrize("batches", [1, 8, 23])
+def test_a_resume_draws_the_same_once(batches: int, options: Any, sets: Any) -> None:
+    def make() -> ReuseLoader:
+        return ReuseLoader(sets.Pictures(32), 4, 3, once=AUGMENT, workers=2, **options)
+
+    with make() as whole, make() as interrupted, make() as resumed:
+        tail = sets.served(whole)
+        assert sets.served(interrupted, batches) == tail[:batches]
+        resumed.load_state_dict(interrupted.state_dict())
+        assert sets.served(resumed) == tail[batches:]
+
+
+# ---- resumes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [1, 7, 12, 19])
+def test_a_loader_that_has_served_before_takes_a_state_of_the_middle_of_its_next_pass(
+    batches: int, sets: Any
+) -> None:
+    """What it decoded ahead is not what is still to be served."""
+
+    def make() -> ReuseLoader:
+        return ReuseLoader(sets.Pictures(40), 4, 2, buffer_batches=2, augment=AUGMENT, workers=2)
+
+    with make() as saved, make() as loader, make() as whole:
+        sets.served(saved)
+        sets.served(saved, batches)
+        sets.served(loader)  # and decodes the first samples of pass 1
+        loader.load_state_dict(saved.state_dict())
+        sets.served(whole)
+        assert sets.served(loader) == sets.served(whole)[batches:]
+
+
+def test_the_mean_age_goes_on_after_a_resume(sets: Any) -> None:
+    with (
+        ReuseLoader(sets.Pictures(40), 4, 3, workers=1) as whole,
+        ReuseLoader(sets.Pictures(40), 4, 3, workers=1) as resumed,
+    ):
+        state: dict[str, Any] = {}
+        for number, _ in enumerate(whole, 1):
+            if number == 17:
+                state = whole.state_dict()
+        resumed.load_state_dict(state)
+        list(resumed)
+        assert resumed.stats.mean_age == whole.stats.mean_age
+        assert resumed.stats.serves == whole.stats.serves
+
+
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3), (4, 2)], ids=str)
+def test_another_world_size_goes_on_where_a_pass_ends_with_every_sample(
+    worlds: tuple[int, int], sets: Any
+) -> None:
+    before, after = worlds
+
+    def make(rank: int, world: int) -> ReuseLoader:
+        return ReuseLoader(sets.Pictures(24), 2, 2, workers=1, rank=rank, world_size=world)
+
+    with make(0, before) as saved:
+        list(saved)
+        state = saved.state_dict()
+        next(iter(saved))
+        middle = saved.state_dict()
+    ids: Counter[int] = Counter()
+    for rank in range(after):
+        with make(rank, after) as resumed:
+            with pytest.raises(StateError, match=f"on {before} ranks, this run has {after}"):
+                resumed.load_state_dict(middle)
+            resumed.load_state_dict(state)
+            ids.update(i for _, labels in resumed for i in labels.tolist())
+    assert ids == Counter(dict.fromkeys(range(24), 2))
+
+
+# ---- sampler, collate ---------------------------------------------------------------------------
+
+
+def test_a_sampler_says_who_is_served_and_a_resume_asks_it_again(sets: Any) -> None:
+    chosen = [3, 4, 9, 17, 18, 19, 30, 31]
+
+    def make() -> ReuseLoader:
+        sampler = SubsetRandomSampler(chosen)
+        return ReuseLoader(sets.Pictures(40), 4, 3, sampler=sampler, augment=AUGMENT, workers=2)
+
+    with make() as whole, make() as interrupted, make() as resumed:
+        tail = sets.served(whole)
+        assert Counter(i for ids, _ in tail for i in ids) == Counter(dict.fromkeys(chosen, 3))
+        sets.served(interrupted, 4)
+        resumed.load_state_dict(interrupted.state_dict())
+        assert sets.served(resumed) == tail[4:]
+        assert sets.served(resumed) == sets.served(whole), "the pass after it, too"
+
+
+def test_a_sampler_may_draw_a_sample_again_and_again(sets: Any) -> None:
+    weights = [50.0, *[1.0] * 19]
+    sampler = WeightedRandomSampler(weights, 40)
+    with ReuseLoader(sets.Pictures(20), 4, 2, sampler=sampler, workers=3) as loader:
+        served = sets.served(loader)
+    ids = Counter(i for batch, _ in served for i in batch)
+    assert sum(ids.values()) == 80
+    assert ids[0] > 40
+    assert all(count % 2 == 0 for count in ids.values())
+
+
+def test_a_sample_that_a_sampler_draws_again_is_augmented_anew(sets: Any) -> None:
+    sampler = WeightedRandomSampler([1.0], 40)
+    with ReuseLoader(sets.Pictures(1), 1, 1, sampler=sampler, augment=AUGMENT, workers=1) as loader:
+        assert len(looks(loader)[0]) > 20
+
+
+def test_a_users_collate_gets_samples_and_its_batches_are_served(sets: Any) -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        return {"n": len(samples), "ids": [label for _, label in samples], "first": samples[0][0]}
+
+    options: dict[str, Any] = {"shuffle": False, "augment": AUGMENT, "workers": 2}
+    with (
+        ReuseLoader(sets.Pictures(10), 4, 2, collate=collate, **options) as ours,
+        ReuseLoader(sets.Pictures(10), 4, 2, **options) as usual,
+    ):
+        for mine, (pictures, labels) in zip(ours, usual, strict=True):
+            assert mine["ids"] == labels.tolist()
+            assert mine["n"] == len(labels)
+            assert torch.equal(mine["first"], pictures[0])
+
+
+# ---- device -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("augment_on", ["cpu", "device"])
+@pytest.mark.parametrize("reaugment", [False, True])
+def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
+    augment_on: Any, reaugment: bool, sets: Any
+) -> None:
+    options: dict[str, Any] = {"augment": AUGMENT, "workers": 2, "reaugment": reaugment}
+    with (
+        ReuseLoader(sets.Pictures(30), 4, 3, **options) as host,
+        ReuseLoader(
+            sets.Pictures(30), 4, 3, device="cpu", augment_on=augment_on, **options
+        ) as there,
+    ):
+        for _ in range(2):
+            infos = []
+            expected = []
+            for pictures, labels in host:
+                expected.append((tuple(labels.tolist()), pictures.numpy().tobytes()))
+                assert host.last_batch is not None
+                infos.append((host.last_batch.ids.tolist(), host.state_dict()["served_batches"]))
+            for number, (pictures, labels) in enumerate(there):
+                assert (tuple(labels.tolist()), pictures.numpy().tobytes()) == expected[number]
+                assert there.last_batch is not None
+                told = (there.last_batch.ids.tolist(), there.state_dict()["served_batches"])
+                assert told == infos[number], "the batch that is sent ahead is not served yet"
+
+
+@pytest.mark.parametrize("batches", [1, 10, 22])
+def test_a_resume_on_a_device_gives_the_same_tail(batches: int, sets: Any) -> None:
+    def make() -> ReuseLoader:
+        return ReuseLoader(
+            sets.Pictures(30), 4, 3, augment=AUGMENT, workers=2, device="cpu", augment_on="device"
+        )
+
+    with make() as whole, make() as interrupted, make() as resumed:
+        tail = sets.served(whole)
+        assert sets.served(interrupted, batches) == tail[:batches]
+        resumed.load_state_dict(interrupted.state_dict())
+        assert sets.served(resumed) == tail[batches:]
+
+
+# ---- words and memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_error": "skipp"},
+        {"worker_kind": "processes"},
+        {"augment_on": "gpu"},
+        {"cache": "memory", "cache_bytes": 100},
+        {"augment_on": "device", "augment": AUGMENT},
+        {"start_method": "spawn"},
+        {"cache_bytes": 100},
+        {"cache_dir": "somewhere"},
+    ],
+    ids=str,
+)
+def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any, sets: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ReuseLoader(sets.Pictures(20), 4, 2, workers=1, **wrong)
+
+
+def test_close_lets_go_of_the_slots(sets: Any) -> None:
+    loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
+    list(loader)
+    engine = loader._engine  # pyright: ignore[reportPrivateUsage]
+    assert engine is not None
+    assert engine.slab is not None
+    slab = weakref.ref(engine.slab)
+    del engine
+    loader.close()
+    gc.collect()
+    assert slab() is None
+
+
+def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "JOIN_SECONDS", 0.05)
+    hangs, go_on, old = threading.Event(), threading.Event(), []
+
+    def read(i: int) -> tuple[torch.Tensor, int]:
+        if i == 9 and not old:
+            old.append(threading.current_thread())
+            hangs.set()
+            go_on.wait(10)
+            return torch.full((3, 4, 4), 99, dtype=torch.uint8), 999
+        return torch.full((3, 4, 4), i, dtype=torch.uint8), i
+
+    class Hanging:
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return read(index)
+
+    loader = ReuseLoader(Hanging(), 4, 3, buffer_batches=3, shuffle=False, workers=1)
+    left = iter(loader)
+    next(left)
+    assert hangs.wait(10)
+    left.close()  # type: ignore[attr-defined]
+    ids = []
+    for _pictures, labels in loader:
+        ids += labels.tolist()
+        if not go_on.is_set():
+            go_on.set()
+            old[0].join(10)
+    loader.close()
+    assert 999 not in ids
+
+
+# ---- counters -----------------------------------------------------------------------------------
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_the_counters_add_up_whatever_was_done(data: st.DataObject, sets: Any) -> None:
+    calls: list[int] = []
+
+    class Counted:
+        def __len__(self) -> int:
+            return size
+
+        def __getitem__(self, index: int) -> Any:
+            calls.append(index)
+            return sets.pixels(index), index
+
+    draw = data.draw
+    batch_size = draw(st.integers(1, 5))
+    size = draw(st.integers(batch_size, 30))
+    resident = draw(st.booleans())
+    options: dict[str, Any] = {
+        "reuse": draw(st.integers(1, 4)),
+        "buffer_batches": draw(st.integers(1, 4)),
+        "mode": draw(st.sampled_from(MODES)),
+        "workers": draw(st.integers(1, 3)),
+        "device": draw(st.sampled_from([None, "cpu"])),
+        **draw(st.sampled_from([{}, {"augment": AUGMENT}, {"once": AUGMENT}])),
+        **draw(st.sampled_from([{}, {"cache": "ram", "cache_bytes": 6000}])),
+    }
+    resident = resident and not options.keys() & {"once", "cache"}
+    arrays = PictureArrays(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size), ("a", "b"))
+    loader = ReuseLoader(arrays if resident else Counted(), batch_size, **options)
+    served, resumed = 0, False
+    for step in draw(st.lists(st.sampled_from(["pass", "leave", "resume", "close"]), max_size=6)):
+        if step == "pass":
+            served += sum(len(labels) for _, labels in loader)
+        elif step == "leave":
+            served += len(next(iter(loader))[1])
+        elif step == "resume":
+            loader.load_state_dict(loader.state_dict())
+            resumed = True  # the counters are the saved run's: they know nothing of ours
+        else:
+            loader.close()
+        stats = loader.stats
+        assert stats.served == served == sum(stats.serves)
+        assert stats.served == stats.decoded + stats.cached + stats.reused
+        assert stats.serves[0:1] == ((stats.decoded + stats.cached,) if served else ())
+        assert stats.extra_decodes >= 0
+        assert (loader.stats.mean_age == 0) if options["reuse"] == 1 else stats.mean_age >= 0
+    loader.close()
+    if not resident and not resumed:
+        # Beyond them, a sample is read to lay out the slots, which is used where it comes first.
+        stats = loader.stats
+        read = stats.decoded + stats.extra_decodes
+        assert 0 <= len(calls) - read <= 7
+    del loader

@@ -1,0 +1,107 @@
+"""How far two serves of a sample lie apart, and that the benchmark that prints it counts right."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.serve_distances import distances
+from loaders.reuse import MODES, ReuseBuffer
+
+ROOT = Path(__file__).resolve().parents[2]
+law = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def plans(draw: st.DrawFn, mode: str | None = None) -> ReuseBuffer:
+    batch_size = draw(st.integers(1, 9))
+    return ReuseBuffer(
+        samples=draw(st.integers(batch_size, 200)),
+        batch_size=batch_size,
+        reuse=draw(st.integers(1, 7)),
+        buffer_batches=draw(st.integers(1, 12)),
+        mode=mode or draw(st.sampled_from(MODES)),  # pyright: ignore[reportArgumentType]
+        shuffle=draw(st.booleans()),
+        drop_last=draw(st.booleans()),
+        seed=(draw(st.integers(0, 1000)),),
+    )
+
+
+def plan_of(samples: int, batch_size: int, reuse: int, buffer: int) -> ReuseBuffer:
+    return ReuseBuffer(samples, batch_size, reuse, buffer, "rolling", True, False, seed=(0,))
+
+
+def serves_of(plan: ReuseBuffer) -> tuple[dict[int, list[int]], int]:
+    """In which batches each position is served; and the first one before which all were admitted:
+    a slot is given on after its sample's last serve."""
+    batches: dict[int, list[int]] = {}
+    waiting, draining = plan.samples - plan.capacity, 0
+    for number, serve in enumerate(plan):
+        if waiting > 0:
+            draining = number + 1
+        for position in serve.positions.tolist():
+            batches.setdefault(position, []).append(number)
+            waiting -= len(batches[position]) == plan.reuse
+    return batches, draining
+
+
+@law
+@given(plans("rolling"))
+@example(plan_of(200, 4, 3, 2))
+@example(plan_of(200, 4, 3, 3))
+@example(plan_of(120, 1, 7, 12))
+def test_two_serves_lie_half_a_buffer_apart_until_the_pass_drains(plan: ReuseBuffer) -> None:
+    serves, draining = serves_of(plan)
+    least = (plan.buffer_batches + 1) // 2
+    for position, batches in serves.items():
+        for one, other in pairwise(batches):
+            assert other - one >= (least if other < draining else 0), (position, batches)
+
+
+@law
+@given(plans("rolling"))
+def test_a_life_is_about_a_buffer_long(plan: ReuseBuffer) -> None:
+    """Nobody waits in the buffer for ever: what is overdue goes first."""
+    serves, _ = serves_of(plan)
+    for position, batches in serves.items():
+        if plan.buffer_batches > 1:
+            longest = plan.reuse * (plan.buffer_batches + 1) + 1
+            assert batches[-1] - batches[0] <= longest, (position, batches)
+
+
+@law
+@given(plans())
+def test_no_batch_holds_a_sample_twice_while_the_buffer_is_larger_than_a_batch(
+    plan: ReuseBuffer,
+) -> None:
+    if plan.buffer_batches > 1 and plan.samples > plan.batch_size:
+        serves, _ = serves_of(plan)
+        assert all(len(set(batches)) == len(batches) for batches in serves.values())
+
+
+@law
+@given(plans())
+def test_the_benchmark_counts_every_pair_of_serves(plan: ReuseBuffer) -> None:
+    serves, draining = serves_of(plan)
+    pairs = [
+        (other - one, other >= draining)
+        for batches in serves.values()
+        for one, other in pairwise(batches)
+    ]
+    found = distances(plan)
+    got = zip(found.batches.tolist(), found.drained.tolist(), strict=True)
+    assert sorted(got) == sorted(pairs)
+    assert sorted(found.away_from_the_drain) == sorted(d for d, drained in pairs if not drained)
+
+
+def test_the_benchmark_prints_a_row_for_every_setting() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/serve_distances.py", "--samples", "400", "--batch-size", "8"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 27
+    assert "| rolling | 3 | 3 | 2 |" in done.stdout
