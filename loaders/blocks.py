@@ -42,6 +42,8 @@ class Blocks:
             for number, block in enumerate(self._free):
                 if nbytes <= block.nbytes <= 2 * nbytes:  # a last batch may be smaller
                     return self._free.pop(number)
+            if self._free:  # they are of another size: the oldest goes
+                self.made_bytes -= self._free.pop(0).nbytes
             self.made_bytes += nbytes
         return np.empty(nbytes, np.uint8)
 

@@ -49,20 +49,15 @@ class Slab:
         """`resident`: the columns are there already, a row a sample; the slab only points there."""
         self.nest = Nest(template)
         self.slots = slots
-        self._limit = limit_bytes
         self._resident = resident is not None
         self._structure = structure_of(template)
-        self._growing = threading.Lock()
+        allowance = Allowance(limit_bytes)
         self.columns: list[Arrays | Objects] = []
         for number, leaf in enumerate(leaves_of(template)):
             value = as_tensor(leaf)
             if isinstance(value, torch.Tensor):
                 there = None if resident is None else resident[number]
-                self.columns.append(
-                    Arrays(
-                        leaf, value, slots, number, self._may_grow, there, self._limit is not None
-                    )
-                )
+                self.columns.append(Arrays(leaf, value, slots, number, allowance, there))
             else:
                 self.columns.append(Objects(slots))
         # The first part with two dimensions or more is the picture that is augmented.
@@ -127,14 +122,25 @@ class Slab:
         leaves[self.picture_number] = change(leaves[self.picture_number])
         return nest(leaves)
 
-    def _may_grow(self, more: int, slot_bytes: int) -> None:
-        with self._growing:
-            if self._limit is not None and self.nbytes + more > self._limit:
+
+class Allowance:
+    """What slots may take beyond the slab's rows, shared by all of its columns."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, slot_bytes: int) -> None:
+        """`nbytes` more (or less), for a slot of `slot_bytes`."""
+        with self._lock:
+            if self.limit is not None and self._taken + nbytes > self.limit:
                 raise BufferTooSmall(
                     f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
-                    f" {self.nbytes} of at most {self._limit} bytes; raise buffer_bytes, lower"
+                    f" {self._taken} of at most {self.limit} bytes; raise buffer_bytes, lower"
                     " batch_size, or store smaller samples"
                 )
+            self._taken += nbytes
 
 
 class Objects:
@@ -170,20 +176,17 @@ class Arrays:
         value: torch.Tensor,
         slots: int,
         number: int,
-        may_grow: Callable[[int, int], None],
+        allowance: "Allowance",
         resident: torch.Tensor | None = None,
-        exact: bool = False,
     ) -> None:
-        """`exact`: a slot gives memory of its own back that it needs no more."""
         self.template = template
-        self._exact = exact
         self.dtype = value.dtype
         # What is in memory already may lie in another order than [i] gives it (torchvision's
         # CIFAR10 has planes), or with gaps.
         lies = (value if resident is None else resident[0]).stride()
         self.order = sorted(range(value.ndim), key=lambda d: -lies[d])
         self.number = number
-        self._may_grow = may_grow
+        self._allowance = allowance
         example = self._carried(value)
         self.shape = example.shape
         self.memory = (
@@ -191,6 +194,8 @@ class Arrays:
             if resident is None
             else self._carried(resident, 1)
         )
+        if resident is None:
+            allowance.take(self.memory.nbytes, example.nbytes)
         self._elsewhere = np.zeros(slots, dtype=bool)
         self._odd: dict[int, Array] = {}
         """Rows of the slots that are elsewhere, or of another shape than the template."""
@@ -223,15 +228,17 @@ class Arrays:
                 self._place(slot, row, elsewhere=False)
             return row
         count = prod(shape)
+        own = self._own.get(slot)
         if count <= self.memory[0].size:
-            if self._exact:
-                self._own.pop(slot, None)
+            if own is not None and self._allowance.limit is not None:
+                self._allowance.take(-self._own.pop(slot).nbytes, 0)
             row = self.memory[slot].reshape(-1)[:count].reshape(shape)
         else:
-            own = self._own.get(slot)
-            if own is None or own.size < count or (self._exact and own.size > count):
+            # Where memory is limited, a slot keeps none that it does not need now.
+            too_much = self._allowance.limit is not None and own is not None and own.size > count
+            if own is None or own.size < count or too_much:
                 needed = count * self.memory.itemsize
-                self._may_grow(needed - (0 if own is None else own.nbytes), needed)
+                self._allowance.take(needed - (0 if own is None else own.nbytes), needed)
                 own = self._own[slot] = np.empty(count, self.memory.dtype)
             row = own[:count].reshape(shape)
         self._place(slot, row, elsewhere=True)
