@@ -8,6 +8,7 @@ and closes it then.
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -113,13 +114,20 @@ class Engine:
             self.slab = self._slab(slots, order, np.roll(order.ids, -first))
             self._maker = self._maker_of(self.slab)
         if self.pool is None:
-            self.pool = Prefetcher(slots=slots, workers=self.setup.workers)
+            self.pool = Prefetcher(slots=slots, workers=self.setup.workers, ahead=AHEAD)
         if self.cache is not None:
             self.cache.refresh()  # other ranks have written since
         return self.pool
 
-    def begin(self, order: PassOrder, jobs: NDArray[np.int64], reuse: int, reaugment: bool) -> None:
-        """Serve `jobs` of a pass: the one that was followed, or another."""
+    def begin(
+        self,
+        order: PassOrder,
+        jobs: NDArray[np.int64],
+        reuse: int,
+        reaugment: bool,
+        plan: Iterator[tuple[int, Serve]],
+    ) -> None:
+        """Serve `jobs` of a pass (the one that was followed, or another) in `plan`'s batches."""
         assert self.pool is not None
         work = self._work(order, jobs, reuse, reaugment)
         followed = self.pool.following
@@ -128,7 +136,7 @@ class Engine:
             followed.make, followed.reuse = work.make, work.reuse
             work = followed
         self._followed = None
-        self.pool.begin(work)
+        self.pool.begin(work, plan)
 
     def follow(self, order: PassOrder, reuse: int) -> None:
         """Decode this pass's first samples as soon as the slots fall free."""

@@ -412,7 +412,8 @@ class ReuseLoader:
         # Lightning evaluates in inference mode, whose tensors nobody may write to outside it.
         with torch.inference_mode(False):
             pool = engine.ready_for(plan.capacity, order, jobs)
-        engine.begin(order, jobs, serving.reuse, serving.reaugment)
+        numbered = zip(range(first, batches), replay.serves, strict=False)
+        engine.begin(order, jobs, serving.reuse, serving.reaugment, numbered)
         return PassRun(engine, pool, order, replay, first, batches, self._stats, self._feed)
 
     def _look_ahead(self, run: PassRun) -> None:

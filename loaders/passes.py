@@ -1,4 +1,4 @@
-"""One pass on the consumer's side: plan batches ahead, take them in turn, count.
+"""One pass on the consumer's side: take its batches in turn, count.
 
 plan ---- Serve 0, 1, 2, ... ----> Prefetcher: made ahead by its workers ----> take() -> batch
  '-- of a resumed pass the first ones are only counted, so that the rest continues
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.device import DeviceFeed
-from loaders.engine import AHEAD, Engine
+from loaders.engine import Engine
 from loaders.errors import PassEnded
 from loaders.prefetch import Prefetcher
 from loaders.reader import PassOrder
@@ -87,7 +87,6 @@ class PassRun:
         self._batches = batches
         self._stats = stats
         self._feed = feed
-        self._planned = first
         self._index = first
         self._handed = self._before = stats.decoded
         self._settled = 0
@@ -115,9 +114,6 @@ class PassRun:
         if self._engine.pid != os.getpid():
             raise PassEnded("this pass was begun in another process: call iter() again in this one")
         pool, stats, asked = self.pool, self._stats, time.perf_counter()
-        while self._planned < min(self._index + 1 + AHEAD, self._batches):
-            pool.plan(self._planned, next(self._replay.serves))
-            self._planned += 1
         stalled = pool.stall_seconds
         gathered = pool.take()
         batch = self._engine.finish(gathered, self._feed)

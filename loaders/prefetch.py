@@ -4,9 +4,10 @@
          ^                                                                    v
          '-- slots fall free <- batch made (in order) <- batch planned and all its samples ready
 
-Workers prefer making a batch to decoding. Back-pressure is the free slots and the number of batches
-that the consumer has planned: no queue, nothing unbounded. Positions are taken in order, and the
-reuse buffer never asks for one before all earlier ones had a slot, so waiting cannot deadlock.
+Workers prefer making a batch to planning one, and that to decoding. Back-pressure is the free slots
+and the number of batches that are planned ahead: no queue, nothing unbounded. Positions are taken
+in order, and the reuse buffer never asks for one before all earlier ones had a slot, so waiting
+cannot deadlock.
 
 While one pass drains, the workers already decode the next one's first samples into the slots that
 fall free (`follow`), so a pass does not begin with an empty buffer. Between two passes nobody waits
@@ -19,7 +20,7 @@ need the failed sample was handed out: at the same batch for any number of worke
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -90,14 +91,23 @@ class Prefetcher:
     """`workers` threads over `slots` slots. One consumer; `close()` when it has gone."""
 
     def __init__(
-        self, *, slots: int, workers: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        *,
+        slots: int,
+        workers: int,
+        ahead: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`ahead`: so many batches are made before the consumer asks for them."""
         self._workers = workers
+        self._ahead = ahead
         self._clock = clock
         self._free = list(range(slots - 1, -1, -1))
         self._work: Work | None = None
         self._following: Work | None = None
         self._batches: deque[Planned] = deque()
+        self._plan: Iterator[tuple[int, Serve]] | None = None
+        self._planning = False
         self._consumer = False
         self._waiting = False
         self._stopping = False
@@ -115,14 +125,16 @@ class Prefetcher:
 
     # ---- the consumer's side --------------------------------------------------------------------
 
-    def begin(self, work: Work) -> None:
-        """Serve `work` from now on: the one that followed, or another."""
+    def begin(self, work: Work, plan: Iterator[tuple[int, Serve]] | None = None) -> None:
+        """Serve `work` from now on: the one that followed, or another. `plan`: its batches, each
+        with its number; workers ask for the next one, one of them at a time."""
         with self._lock:
             if self._following is not work:
                 self._forget(self._following)
             self._forget(self._work)
             self._work, self._following = work, None
             self._batches.clear()
+            self._plan = plan
             self._consumer = True
             self._start_threads()
             self._something_to_do.notify_all()
@@ -150,11 +162,11 @@ class Prefetcher:
     def take(self) -> Any:
         """The next planned batch. The consumer makes it itself if no worker has begun to."""
         with self._lock:
-            while not self._stopping and not (first := self._batches[0]).made:
-                work = self._work
-                if job := self._batch_to_make(only=first):
+            while not self._stopping and not (self._batches and self._batches[0].made):
+                work, first = self._work, self._batches[0] if self._batches else None
+                if job := (self._batch_to_plan() if first is None else self._batch_to_make(first)):
                     self._run(job)
-                elif work is not None and work.error and not work.busy and not first.started:
+                elif first and work and work.error and not work.busy and not first.started:
                     raise work.error
                 else:
                     started, self._waiting = self._clock(), True
@@ -166,6 +178,8 @@ class Prefetcher:
                     "this pass has ended: the loader began another one; use one iterator at a time"
                 )
             done = self._batches.popleft()
+            if self._plan is not None:
+                self._something_to_do.notify()
             if done.error:
                 raise done.error
             return done.batch
@@ -205,7 +219,7 @@ class Prefetcher:
     def _serve_jobs(self) -> None:
         with self._lock:
             while not self._stopping:
-                job = self._batch_to_make() or self._chunk_to_read()
+                job = self._batch_to_make() or self._batch_to_plan() or self._chunk_to_read()
                 if job is not None:
                     self._run(job)
                 elif self._consumer:
@@ -235,6 +249,31 @@ class Prefetcher:
         planned.started = True
         slots = work.slot_of[positions]
         return lambda: self._make(work, planned, slots)
+
+    def _batch_to_plan(self) -> Callable[[], None] | None:
+        if self._plan is None or self._planning or len(self._batches) > self._ahead:
+            return None
+        self._planning = True
+        return partial(self._plan_next, self._plan)
+
+    def _plan_next(self, plan: Iterator[tuple[int, Serve]]) -> None:
+        planned, error = None, None
+        try:
+            planned = next(plan, None)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            self._planning = False
+            if planned is not None:
+                self._batches.append(Planned(*planned))
+            elif error is not None:
+                nobody = Serve(np.zeros(0, np.int64), np.zeros(0, np.int64))
+                self._batches.append(Planned(-1, nobody, started=True, made=True, error=error))
+            if planned is None:
+                self._plan = None
+            self._something_to_do.notify()
+            if self._waiting:
+                self._something_done.notify_all()
 
     def _make(self, work: Work, planned: Planned, slots: NDArray[np.int64]) -> None:
         try:
@@ -299,7 +338,8 @@ class Prefetcher:
                 return
             work.ready[position] = True
             # A worker that decodes on makes the batch only later: the consumer may do it now.
-            if self._waiting and work.ready[self._batches[0].serve.positions].all():
+            first = self._batches[0] if self._batches else None
+            if self._waiting and first and work.ready[first.serve.positions].all():
                 self._something_done.notify_all()
 
     def _forget(self, work: Work | None) -> None:

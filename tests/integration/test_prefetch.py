@@ -1,7 +1,7 @@
 """The threads themselves: waiting, back-pressure, whose slot is whose, the next pass, the end."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,37 @@ def test_batches_come_in_the_order_of_the_plan_whoever_makes_them() -> None:
     for index in range(30):
         ours.plan(index, serve(2 * index, 2 * index + 1))
     assert [ours.take()[0] for _ in range(30)] == [[2 * i, 2 * i + 1] for i in range(30)]
+    ours.close()
+
+
+def test_workers_ask_for_the_plan_one_at_a_time_and_no_further_than_wanted() -> None:
+    asked, inside = [], threading.Lock()
+
+    def plan() -> Iterator[tuple[int, Serve]]:
+        for index in range(20):
+            assert inside.acquire(blocking=False), "two at once"
+            asked.append(index)
+            inside.release()
+            yield index, serve(2 * index, 2 * index + 1)
+
+    ours = Prefetcher(slots=8, workers=4, ahead=2)
+    ours.begin(work(40), plan())
+    for index in range(20):
+        assert ours.take()[0] == [2 * index, 2 * index + 1]
+        assert len(asked) <= index + 1 + 3
+    ours.close()
+
+
+def test_a_plan_that_fails_fails_where_its_batch_would_come() -> None:
+    def plan() -> Iterator[tuple[int, Serve]]:
+        yield 0, serve(0, 1)
+        raise KeyError("no more")
+
+    ours = Prefetcher(slots=4, workers=2, ahead=2)
+    ours.begin(work(4), plan())
+    assert ours.take()[0] == [0, 1]
+    with pytest.raises(KeyError, match="no more"):
+        ours.take()
     ours.close()
 
 
