@@ -95,10 +95,10 @@ class Prefetcher:
         *,
         slots: int,
         workers: int,
-        ahead: int = 0,
+        ahead: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`ahead`: so many batches are made before the consumer asks for them."""
+        """`ahead`: so many batches, one or more, are planned and made before the consumer asks."""
         self._workers = workers
         self._ahead = ahead
         self._clock = clock
@@ -251,7 +251,7 @@ class Prefetcher:
         return lambda: self._make(work, planned, slots)
 
     def _batch_to_plan(self) -> Callable[[], None] | None:
-        if self._plan is None or self._planning or len(self._batches) > self._ahead:
+        if self._plan is None or self._planning or len(self._batches) >= self._ahead:
             return None
         self._planning = True
         return partial(self._plan_next, self._plan)
