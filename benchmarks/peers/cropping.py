@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import cv2
+import cv2  # pyright: ignore[reportMissingImports]
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
