@@ -4,7 +4,7 @@ download.
     python examples/make_pictures.py FOLDER     ->  FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
 
 A picture is one shape, of random colour, size, place and turn, on a random background with clutter
-and sensor noise, at 1280x960. The class is the shape. Decoding one costs several milliseconds, as a
+and sensor noise, at 1920x1440. The class is the shape. Decoding one costs several milliseconds, as a
 photo's does; learning them is easy. That is the regime the demo is about: waiting for decoding.
 """
 
@@ -20,7 +20,7 @@ import simplejpeg
 from PIL import Image, ImageDraw
 from rich.console import Console
 
-WIDTH, HEIGHT = 1280, 960
+WIDTH, HEIGHT = 1920, 1440
 SKETCH = 4  # shapes are drawn this much smaller and blown up: soft edges, quick to draw
 MAX_TURN = 0.4  # radians
 TRAIN_A_CLASS, VAL_A_CLASS = 120, 60
