@@ -4,8 +4,8 @@ download.
     python examples/make_pictures.py FOLDER     ->  FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
 
 A picture is one shape, of random colour, size, place and turn, on a random background with clutter
-and sensor noise, at 1920x1440. The class is the shape. Decoding one costs several milliseconds, as a
-photo's does; learning them is easy. That is the regime the demo is about: waiting for decoding.
+and sensor noise, at 1920x1440. The class is the shape. Decoding one costs several milliseconds, as
+a photo's does; learning them is easy. That is the regime the demo is about: waiting for decoding.
 """
 
 import math
