@@ -1,21 +1,30 @@
 """Memory for batches, used again once nobody holds the batch.
 
 Fresh memory for every batch costs page faults, more than gathering its pixels does. But a batch is
-the consumer's own: it may keep it as long as it likes. So a block comes back only when the last
-array or tensor over it is gone:
+the consumer's own: it may keep it as long as it likes. So a block is free again only when the last
+array or tensor over it is gone, and that its reference count tells:
 
-    array() -> Lease -> numpy array -> torch tensor, views, slices ...
-                 '-- dies with the last of them: the block is free again
+    array() -> block -> numpy array -> torch tensor, views, slices ...     each holds the one before
+
+No finalizer gives a block back: Python code in one runs between any two lines of the consumer, and
+a Ctrl-C that strikes just there is swallowed.
 
 Pinned memory is left to torch, whose allocator also waits for copies that are under way.
 """
 
+import sys
 import threading
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+_listed = (object(),)
+ONLY_LISTED = sys.getrefcount(_listed[0])
+"""The count of an object that nothing but a list holds, as `getrefcount` tells it."""
+KEPT = 16
+"""So many blocks that a consumer keeps are remembered; older ones are its own."""
 
 
 class Blocks:
@@ -24,10 +33,14 @@ class Blocks:
     def __init__(self, spare: int, pin_memory: bool = False) -> None:
         self._spare = spare
         self._pin_memory = pin_memory
-        self._free: list[NDArray[np.uint8]] = []
+        self._blocks: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
-        self.made_bytes = 0
+
+    @property
+    def made_bytes(self) -> int:
         """Memory in circulation: waiting, being filled, or with the consumer."""
+        with self._lock:
+            return sum(block.nbytes for block in self._blocks)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Memory with anything in it."""
@@ -35,33 +48,18 @@ class Blocks:
         if self._pin_memory:
             pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
             return pinned.view(dtype).reshape(shape)
-        return np.asarray(_Lease(self, self._take(nbytes), nbytes)).view(dtype).reshape(shape)
+        return self._take(nbytes)[:nbytes].view(dtype).reshape(shape)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:
-            for number, block in enumerate(self._free):
-                if nbytes <= block.nbytes <= 2 * nbytes:  # a last batch may be smaller
-                    return self._free.pop(number)
-            if self._free:  # they are of another size: the oldest goes
-                self.made_bytes -= self._free.pop(0).nbytes
-            self.made_bytes += nbytes
-        return np.empty(nbytes, np.uint8)
-
-    def give_back(self, block: NDArray[np.uint8]) -> None:
-        with self._lock:
-            self._free.append(block)
-            if len(self._free) > self._spare:
-                self.made_bytes -= self._free.pop(0).nbytes
-
-
-class _Lease:
-    """Lends a block for as long as an array over it lives."""
-
-    def __init__(self, blocks: Blocks, block: NDArray[np.uint8], nbytes: int) -> None:
-        self._blocks = blocks
-        self._block = block
-        # numpy's protocol for memory that somebody else owns.
-        self.__array_interface__ = block[:nbytes].__array_interface__
-
-    def __del__(self) -> None:
-        self._blocks.give_back(self._block)
+            blocks = self._blocks
+            idle = [n for n in range(len(blocks)) if sys.getrefcount(blocks[n]) == ONLY_LISTED]
+            for number in idle:
+                if nbytes <= blocks[number].nbytes <= 2 * nbytes:  # a last batch may be smaller
+                    return blocks[number]
+            # The idle ones are of another size: the oldest goes, and those there are too many of.
+            for number in reversed(idle[: max(1, len(idle) - self._spare)]):
+                del blocks[number]
+            del blocks[: max(0, len(blocks) - self._spare - KEPT)]
+            blocks.append(np.empty(nbytes, np.uint8))
+            return blocks[-1]

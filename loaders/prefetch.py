@@ -13,6 +13,10 @@ While one pass drains, the workers already decode the next one's first samples i
 fall free (`follow`), so a pass does not begin with an empty buffer. Between two passes nobody waits
 for them: they fill what is free and end; `begin` starts new ones.
 
+A Ctrl-C strikes the consumer between any two of its lines, so it holds the lock in `with` blocks
+only and waits for its doorbell outside of them (a `Condition` that is struck while it takes its
+lock again goes on without it).
+
 A worker's failure reaches the consumer as the original exception, once every batch that does not
 need the failed sample was handed out: at the same batch for any number of workers.
 """
@@ -113,7 +117,8 @@ class Prefetcher:
         self._stopping = False
         lock = threading.Lock()
         self._something_to_do = threading.Condition(lock)
-        self._something_done = threading.Condition(lock)
+        self._doorbell = threading.Lock()
+        """Held unless somebody rang."""
         self._lock = lock
         self._threads: list[threading.Thread] = []
         self._started = 0
@@ -161,28 +166,48 @@ class Prefetcher:
 
     def take(self) -> Any:
         """The next planned batch. The consumer makes it itself if no worker has begun to."""
-        with self._lock:
-            while not self._stopping and not (self._batches and self._batches[0].made):
-                work, first = self._work, self._batches[0] if self._batches else None
-                if job := (self._batch_to_plan() if first is None else self._batch_to_make(first)):
-                    self._run(job)
-                elif first and work and work.error and not work.busy and not first.started:
-                    raise work.error
-                else:
-                    started, self._waiting = self._clock(), True
-                    self._something_done.wait()
-                    self._waiting = False
-                    self.stall_seconds += self._clock() - started
-            if self._stopping:
-                raise PassEnded(
-                    "this pass has ended: the loader began another one; use one iterator at a time"
-                )
-            done = self._batches.popleft()
-            if self._plan is not None:
-                self._something_to_do.notify()
-            if done.error:
-                raise done.error
-            return done.batch
+        while True:
+            with self._lock:
+                if self._stopping:
+                    raise PassEnded(
+                        "this pass has ended: the loader began another one; use one iterator at a"
+                        " time"
+                    )
+                if self._batches and self._batches[0].made:
+                    return self._hand_out()
+                job = self._job_of_the_consumer()
+                if job is None:
+                    self._waiting = True
+                    self._doorbell.acquire(blocking=False)
+            if job is not None:
+                job()
+                continue
+            started = self._clock()
+            self._doorbell.acquire()
+            self._waiting = False
+            self.stall_seconds += self._clock() - started
+
+    def _hand_out(self) -> Any:
+        done = self._batches.popleft()
+        if self._plan is not None:
+            self._something_to_do.notify()
+        if done.error:
+            raise done.error
+        return done.batch
+
+    def _job_of_the_consumer(self) -> Callable[[], None] | None:
+        """What it does rather than wait."""
+        if not self._batches:
+            return self._batch_to_plan()
+        work, first = self._work, self._batches[0]
+        job = self._batch_to_make(first)
+        if job is None and work and work.error and not work.busy and not first.started:
+            raise work.error
+        return job
+
+    def _ring(self) -> None:
+        if self._doorbell.locked():
+            self._doorbell.release()
 
     def finish(self) -> None:
         """The last batch of the pass was taken: nobody waits until the next `begin`."""
@@ -198,7 +223,7 @@ class Prefetcher:
         with self._lock:
             self._stopping = True
             self._something_to_do.notify_all()
-            self._something_done.notify_all()
+            self._ring()
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(JOIN_SECONDS)
@@ -273,7 +298,7 @@ class Prefetcher:
                 self._plan = None
             self._something_to_do.notify()
             if self._waiting:
-                self._something_done.notify_all()
+                self._ring()
 
     def _make(self, work: Work, planned: Planned, slots: NDArray[np.int64]) -> None:
         try:
@@ -292,7 +317,7 @@ class Prefetcher:
                     self._free += work.release(batch.serve.positions[last])
                     batch.released = True
             self._something_to_do.notify_all()
-            self._something_done.notify_all()
+            self._ring()
 
     def _chunk_to_read(self) -> Callable[[], None] | None:
         for work in (self._work, self._following):
@@ -330,7 +355,7 @@ class Prefetcher:
                 self.decoded += len(positions)
             work.error = work.error or error
             if work.error:
-                self._something_done.notify_all()
+                self._ring()
 
     def _one_done(self, work: Work, position: int) -> None:
         with self._lock:
@@ -340,7 +365,7 @@ class Prefetcher:
             # A worker that decodes on makes the batch only later: the consumer may do it now.
             first = self._batches[0] if self._batches else None
             if self._waiting and first and work.ready[first.serve.positions].all():
-                self._something_done.notify_all()
+                self._ring()
 
     def _forget(self, work: Work | None) -> None:
         """What it holds falls free; what is being read does when it was read."""

@@ -21,7 +21,7 @@ from perfect.assembly import (
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
 from perfect.record import RunLog
-from perfect.sizes import say_size
+from offload.sizes import say_size
 from perfect.stop import StopSignal
 
 

@@ -20,7 +20,7 @@ from pydantic import (
 from loaders.reuse import Mode
 from perfect.models import MODEL_NAMES
 from perfect.schedule import Kind
-from perfect.sizes import parse_size
+from offload.sizes import parse_size
 
 
 def unknown(what: str, got: str, known: tuple[str, ...]) -> str:

@@ -38,7 +38,7 @@ from perfect.config import (
     RunConfig,
 )
 from perfect.errors import BuildError
-from perfect.sizes import say_size
+from offload.sizes import say_size
 
 log = logging.getLogger(__name__)
 

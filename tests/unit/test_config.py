@@ -14,7 +14,7 @@ from perfect.assembly import build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.errors import ConfigError
 from perfect.reader import read_config
-from perfect.sizes import parse_size, say_size
+from offload.sizes import parse_size, say_size
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
