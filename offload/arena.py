@@ -1,0 +1,168 @@
+"""Addresses of one arena: what is taken, what is free, who touched the free bytes last. Pure.
+
+    0      64        192              448   512
+    |  w   |   free  |       a1       | free | ...     a segment is taken, or free
+           |n7 |n9,12|                              pieces of a free one: which nodes must be over
+                                                    before these bytes are written anew
+
+The pieces are the history of section 4 of the DISCO paper: memory dependencies are read off them
+when the bytes are given out again. Bytes that nobody ever touched are no piece.
+
+Neighbouring free segments are one; their pieces stay apart. Segments are found by address and the
+free ones by size, in sorted lists.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Sequence
+
+from offload.memgraph import ALIGNMENT
+
+Piece = tuple[int, int, tuple[int, ...]]
+"""First byte, end, the nodes that must be over."""
+FREE = "free"
+
+
+def aligned(nbytes: int) -> int:
+    """What a buffer of so many bytes takes up."""
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+class Space:
+    """Bytes [0, capacity), all free at first. All sizes and offsets are multiples of ALIGNMENT."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        """The end of the highest byte that was ever taken."""
+        self.free = 0
+        self._starts: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._owners: dict[int, object] = {}
+        self._pieces: dict[int, deque[Piece]] = {}
+        self._sizes: list[tuple[int, int]] = []
+        if capacity:
+            self._add_free(0, capacity, deque())
+
+    def best_fit(self, nbytes: int, high: bool = False) -> int | None:
+        """Where to put so many bytes: the low (or high) end of the smallest free segment that
+        holds them; None: nowhere."""
+        at = bisect_left(self._sizes, (nbytes, -1))
+        if at == len(self._sizes):
+            return None
+        size, start = self._sizes[at]
+        return start + size - nbytes if high else start
+
+    def take(self, offset: int, nbytes: int, owner: object) -> list[Piece]:
+        """Give out bytes of a free segment; the pieces of history that lie there."""
+        start = self._starts[bisect_right(self._starts, offset) - 1]
+        end, stop = self._ends[start], offset + nbytes
+        assert self._owners[start] is FREE and stop <= end, "these bytes are taken"
+        pieces = self._drop_free(start, end)
+        before, here, after = _cut(pieces, offset, stop, start, end)
+        if start < offset:
+            self._add_free(start, offset, before)
+        if stop < end:
+            self._add_free(stop, end, after)
+        self._add(offset, stop, owner)
+        self.used = max(self.used, stop)
+        return here
+
+    def give(self, offset: int, pieces: Sequence[Piece]) -> None:
+        """Take a segment back. `pieces` cover it, or the part of it that was ever touched."""
+        end = self._ends[offset]
+        self._drop(offset)
+        start, whole = offset, deque(pieces)
+        at = bisect_left(self._starts, offset)
+        if at < len(self._starts) and self._owners[right := self._starts[at]] is FREE:
+            right_end = self._ends[right]
+            whole = _joined(whole, self._drop_free(right, right_end))
+            end = right_end
+        if at and self._owners[left := self._starts[at - 1]] is FREE:
+            whole = _joined(self._drop_free(left, self._ends[left]), whole)
+            start = left
+        self._add_free(start, end, whole)
+
+    def neighbours(self, offset: int) -> tuple[int | None, int | None]:
+        """The segments before and after the one that starts here."""
+        at = bisect_left(self._starts, offset)
+        before = self._starts[at - 1] if at else None
+        return before, self._starts[at + 1] if at + 1 < len(self._starts) else None
+
+    def owner(self, start: int) -> object:
+        """Whoever took the segment that starts here; None where none does, or a free one."""
+        owner = self._owners.get(start)
+        return None if owner is FREE else owner
+
+    def is_free(self, start: int) -> bool:
+        return self._owners[start] is FREE
+
+    def end(self, start: int) -> int:
+        return self._ends[start]
+
+    def segments(self) -> list[int]:
+        """The starts of all, ascending."""
+        return list(self._starts)
+
+    # ---- the books ------------------------------------------------------------------------------
+
+    def _add(self, start: int, end: int, owner: object) -> None:
+        insort(self._starts, start)
+        self._ends[start] = end
+        self._owners[start] = owner
+
+    def _drop(self, start: int) -> None:
+        del self._starts[bisect_left(self._starts, start)]
+        del self._ends[start], self._owners[start]
+
+    def _add_free(self, start: int, end: int, pieces: deque[Piece]) -> None:
+        self._add(start, end, FREE)
+        self._pieces[start] = pieces
+        insort(self._sizes, (end - start, start))
+        self.free += end - start
+
+    def _drop_free(self, start: int, end: int) -> deque[Piece]:
+        self._drop(start)
+        del self._sizes[bisect_left(self._sizes, (end - start, start))]
+        self.free -= end - start
+        return self._pieces.pop(start)
+
+
+def _joined(left: deque[Piece], right: deque[Piece]) -> deque[Piece]:
+    """One after the other; the shorter one is moved."""
+    if len(left) < len(right):
+        right.extendleft(reversed(left))
+        return right
+    left.extend(right)
+    return left
+
+
+def _cut(
+    pieces: deque[Piece], start: int, stop: int, low: int, high: int
+) -> tuple[deque[Piece], list[Piece], deque[Piece]]:
+    """What lies before `start`, from there to `stop`, and after it. Bytes are taken at an end of a
+    free segment mostly: the longer rest stays the same deque."""
+    other: deque[Piece] = deque()
+    here: list[Piece] = []
+    if high - stop >= start - low:  # the rest after `stop` is the longer one: work from the left
+        while pieces and pieces[0][0] < stop:
+            first, last, nodes = pieces.popleft()
+            if first < start:
+                other.append((first, min(last, start), nodes))
+            if last > start:
+                here.append((max(first, start), min(last, stop), nodes))
+            if last > stop:
+                pieces.appendleft((stop, last, nodes))
+                break
+        return other, here, pieces
+    while pieces and pieces[-1][1] > start:
+        first, last, nodes = pieces.pop()
+        if last > stop:
+            other.appendleft((max(first, stop), last, nodes))
+        if first < stop:
+            here.append((max(first, start), min(last, stop), nodes))
+        if first < start:
+            pieces.append((first, start, nodes))
+            break
+    here.reverse()
+    return pieces, here, other

@@ -1,0 +1,103 @@
+"""What a captured task calls, with the tensors named by buffer: bound to addresses later.
+
+    Call(aten.mm, (Value w, Value x), outputs=(Value y,))  --bind(view)-->  run()
+
+`view(value)` is the tensor at the value's planned address. A kernel that allocates its outputs
+itself (`outputs`) is made to put them there by placement.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+View = Callable[["Value"], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor over a buffer. `offset` in elements from the buffer's begin."""
+
+    buffer: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    def renamed(self, names: Mapping[int, int]) -> "Value":
+        return replace(self, buffer=names.get(self.buffer, self.buffer))
+
+
+class Kernel(Protocol):
+    """`Call`s in a row (`calls`)."""
+
+    def renamed(self, names: Mapping[int, int]) -> "Kernel": ...
+
+    @property
+    def calls(self) -> "Sequence[Call]": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`op(*args, **kwargs)`, tensors in them being `Value`s."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[Value | None, ...] = ()
+    """The tensors that it returns in new memory, by position; None: not one (a view, a None, a
+    result in place). Empty for a call in place."""
+    allocations: Any = None
+    """What it allocates, as profiling.py recorded it."""
+
+    @property
+    def calls(self) -> "Sequence[Call]":
+        return (self,)
+
+    def renamed(self, names: Mapping[int, int]) -> "Call":
+        def rename(leaf: Any) -> Any:
+            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
+
+        args, kwargs = _map((self.args, dict(self.kwargs)), rename)
+        outputs = tuple(None if v is None else v.renamed(names) for v in self.outputs)
+        return replace(self, args=args, kwargs=kwargs, outputs=outputs)
+
+    def arguments(self, view: View) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """With tensors for the values."""
+        return _map(
+            (self.args, dict(self.kwargs)),
+            lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Several, one right after the other."""
+
+    calls: tuple[Call, ...]
+
+    def renamed(self, names: Mapping[int, int]) -> "Calls":
+        return Calls(tuple(call.renamed(names) for call in self.calls))
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """How the outside world is bound to a captured graph."""
+
+    inputs: tuple[Value, ...]
+    """What the batch is copied into."""
+    outputs: tuple[Any, ...]
+    """What the step returns: `Value`s, and whatever is no tensor as it is."""
+    tensors: dict[str, torch.Tensor]
+    """The user's own tensors, by `Buffer.tensor`: parameters, buffers, optimizer state, constants.
+    A runner moves them into its arenas."""
+    recapture: Callable[..., Any] | None = None
+    """The graph of the same step for a batch of another shape."""
+    after_step: tuple[Callable[[], None], ...] = ()
+    """Called when a step is over: host-side counters of the optimizer."""
+
+
+def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
+    return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Value))

@@ -1,0 +1,106 @@
+"""Where every byte is and what waits for what (the MEMGRAPH of the DISCO paper, section 3). Pure.
+
+    nodes   R w2 ......... F2 ....... O a1      R reload: to the device    O offload: to the host
+    edges   F1 -> R w2 (memory: w2 lies where F1's reads lay)   R w2 -> F2 (data)
+
+A node is a task of the graph, or a copy that the planner put in. It names the bytes that it
+touches; every order that keeps the edges gives the same bits, which `verify.py` proves.
+
+The nodes stand in an order that keeps the edges: `deps` are smaller numbers. It is also the
+priority among those that are ready.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offload.taskgraph import TaskGraph
+
+TASK, OFFLOAD, RELOAD = "task", "offload", "reload"
+ALIGNMENT = 64
+"""Every offset is a multiple of it."""
+SMALL_WORKSPACE = 1 << 16
+
+
+def engine_name(kind: str, device: int = 0, to: int | None = None) -> str:
+    """`compute`, `h2d`, `d2h` of device 0; `compute1` of the next; `host`; `d2d0-1` between two."""
+    if kind == "host":
+        return kind
+    if to is not None:
+        return f"{kind}{device}-{to}"
+    return f"{kind}{device}" if device else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes [offset, offset + nbytes) of an arena: a device's, or HOST."""
+
+    arena: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a node does to the bytes at a place. `buffer` is None for a task's workspace."""
+
+    place: Place
+    buffer: int | None
+    reads: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One thing that an engine does."""
+
+    kind: str
+    engine: str
+    accesses: tuple[Access, ...]
+    """Of a task: one for each of `touches`, in that order, then one for its workspace, if any.
+    Of a copy: the place that it reads, then the one that it writes."""
+    deps: tuple[int, ...]
+    task: int = -1
+    """Which of the graph's tasks; of a copy the task that it was planned at."""
+    buffer: int = -1
+    """What a copy moves."""
+    nbytes: int = 0
+    """How much a copy moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stay of a buffer at one place, and the nodes that touch it there."""
+
+    place: Place
+    buffer: int | None
+    nodes: tuple[int, ...]
+    from_start: bool = False
+    """It lies there when the step begins."""
+    to_end: bool = False
+    """It lies there when the step is over."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemGraph:
+    """A TaskGraph with an address for everything."""
+
+    graph: TaskGraph
+    nodes: tuple[Node, ...]
+    arenas: Mapping[int, int]
+    """How many bytes of each device's arena, and of the host's, are used."""
+    starts: Mapping[int, Place]
+    """Where persistent buffers and inputs lie when the step begins: on their device (resident) or
+    in the host arena (streamed). A persistent one lies there again when the step is over."""
+    ends: Mapping[int, Place]
+    """Where the outputs lie when the step is over."""
+    blocks: tuple[Block, ...]
+    scratch: Mapping[int, Place]
+    """Of every device: for workspaces of up to `SMALL_WORKSPACE`. Its compute engine runs one task
+    at a time, so they share it, and no node names it."""
+
+    def name(self, node: int) -> str:
+        """For people: the task's own name, or `reload conv1.weight`."""
+        found = self.nodes[node]
+        if found.kind == TASK:
+            return self.graph.tasks[found.task].name
+        return f"{found.kind} {self.graph.buffers[found.buffer].name}"

@@ -1,0 +1,198 @@
+"""A TaskGraph and a budget -> `Plan`: what a run needs, and what a person wants to know before it.
+
+budget |=================================================|
+       | resident | scratch |  blocks that come and go   | reserve      copy mode: what kernels
+                                                                        allocate by themselves
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from offload.arena import aligned
+from offload.costs import Costs
+from offload.errors import GraphError
+from offload.memgraph import ALIGNMENT, MemGraph, Place
+from offload.search import Found, Wanted, best_plan, peak_bytes
+from offload.simulator import Bound, Simulation
+from offload.sizes import parse_size
+from offload.taskgraph import HOST, TaskGraph
+from offload.verify import verify
+
+PLACEMENTS = ("auto", "shim", "copy")
+Budget = str | int | Mapping[int, str | int] | None
+"""Bytes, or a size such as 8GiB, of every device or of each by its number; None: no limit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every byte of a step is and what waits for what, within a budget."""
+
+    source: TaskGraph
+    """What was planned; `graph` is what runs: some of its tasks may run twice."""
+    found: Found
+    budget: Mapping[int, int | None]
+    host_budget: int | None
+    costs: Costs
+    placement: str
+    """shim: kernels write at their planned addresses; copy: they allocate, and it is copied."""
+    recompute: bool
+
+    @property
+    def memgraph(self) -> MemGraph:
+        return self.found.memgraph
+
+    @property
+    def graph(self) -> TaskGraph:
+        return self.memgraph.graph
+
+    @property
+    def simulation(self) -> Simulation:
+        return self.found.simulation
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Of a step."""
+        return self.simulation.makespan
+
+    @property
+    def bound(self) -> Bound:
+        """The least seconds that any order could take, and which engine says so."""
+        return self.simulation.bound
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the fullest device: its arena, and what kernels allocate outside of it."""
+        arenas = [nbytes for arena, nbytes in self.memgraph.arenas.items() if arena != HOST]
+        return max(arenas, default=0) + self.reserve
+
+    @property
+    def host_bytes(self) -> int:
+        return self.memgraph.arenas.get(HOST, 0)
+
+    @property
+    def reserve(self) -> int:
+        return reserve_bytes(self.source) if self.placement == "copy" else 0
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What the fullest device would need if nothing ever left it."""
+        return max((peak_bytes(self.source, d) for d in self.source.devices), default=0)
+
+    @cached_property
+    def resident_seconds(self) -> float:
+        """Of a step that never waits for a copy."""
+        busy: dict[tuple[str, int], float] = {}
+        for task in self.source.tasks:
+            key = task.engine, task.device
+            busy[key] = busy.get(key, 0.0) + self.costs.of_task(task)
+        return max(busy.values(), default=0.0)
+
+    def verify(self) -> None:
+        """Raise `RaceFound` unless every legal order of this plan gives the step's own bits."""
+        verify(self.memgraph)
+
+    def explain(self) -> str:
+        """One screen to read before the run."""
+        from offload.explain import explain
+
+        return explain(self)
+
+    def draw(self, path: str | Path) -> None:
+        """Memory over the step as a picture (.png or .svg)."""
+        from offload.picture import draw
+
+        draw(self, path)
+
+    def replan(self, graph: TaskGraph) -> "Plan":
+        """The same step for another batch: same budget, persistent tensors where they are."""
+        places = {
+            (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
+            for b, buffer in enumerate(self.graph.buffers)
+            if buffer.persistent and b in self.memgraph.starts
+        }
+        homes = {
+            b: places[key]
+            for b, buffer in enumerate(graph.buffers)
+            if buffer.persistent and (key := (buffer.tensor, buffer.start, buffer.nbytes)) in places
+        }
+        return _planned(self, graph, homes)
+
+
+def plan(
+    graph: TaskGraph,
+    budget: Budget = None,
+    costs: Costs | None = None,
+    host_budget: str | int | None = None,
+    *,
+    placement: str = "auto",
+    recompute: bool = True,
+) -> Plan:
+    """Fit a step into `budget` bytes of every device, and `host_budget` of the host.
+
+    `placement`: auto takes the allocator shim where it can be built. `recompute`: activations may
+    be computed once more instead of being kept or copied, where that is faster."""
+    if placement not in PLACEMENTS:
+        raise GraphError(f"placement={placement!r} is none of {', '.join(PLACEMENTS)}")
+    graph.check()
+    asked = Plan(
+        graph,
+        None,  # pyright: ignore[reportArgumentType]  # found below
+        _budgets(budget, graph.devices),
+        None if host_budget is None else _size("host_budget", host_budget),
+        costs or Costs(),
+        _placement(placement),
+        recompute,
+    )
+    return _planned(asked, graph, {})
+
+
+def reserve_bytes(graph: TaskGraph) -> int:
+    """The most that a kernel allocates by itself where nobody places its outputs."""
+    return aligned(max((task.unplaced for task in graph.tasks), default=0))
+
+
+def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
+    capacities: dict[int, int] = {}
+    planned, reserve = graph, 0
+    if asked.placement == "copy":
+        reserve = reserve_bytes(graph)
+        planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
+    for device, nbytes in asked.budget.items():
+        # Without a limit: room for the worst packing of everything.
+        most = 2 * peak_bytes(planned, device) + ALIGNMENT
+        capacity = most if nbytes is None else max(0, nbytes - reserve)
+        capacities[device] = min(capacity, most) // ALIGNMENT * ALIGNMENT
+    if asked.host_budget is not None:
+        capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
+    found = best_plan(Wanted(planned, capacities, asked.costs, homes, asked.recompute))
+    return replace(asked, source=graph, found=found)
+
+
+def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:
+    if isinstance(budget, Mapping):
+        if set(budget) != set(devices):
+            raise GraphError(f"budget names devices {sorted(budget)}, the graph has {devices}")
+        return {device: _size("budget", budget[device]) for device in devices}
+    nbytes = None if budget is None else _size("budget", budget)
+    return dict.fromkeys(devices, nbytes)
+
+
+def _size(name: str, given: str | int) -> int:
+    try:
+        return parse_size(given)
+    except ValueError as error:
+        raise GraphError(f"{name}: {error}") from None
+
+
+def _placement(asked: str) -> str:
+    from offload.shim import available, why_not
+
+    if asked == "copy":
+        return asked
+    if available() is not None:
+        return "shim"
+    if asked == "shim":
+        raise GraphError(f"placement='shim' cannot be had: {why_not()}; use placement='copy'")
+    return "copy"

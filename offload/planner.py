@@ -1,0 +1,485 @@
+"""TaskGraph + bytes -> MemGraph: BUILDMEMGRAPH (DISCO, section 4) over buffers of any size. Pure.
+
+    tasks    0 1 2 3 4 5 6 7 8 9 ...
+                 ^exec     ^alloc       a task between the two has its place and has not "run" yet
+
+The walk pushes `alloc` ahead while there is room: a task gets space for what it makes and reloads
+for what it reads, so at run time these do not wait for its turn. Where there is none, the walk
+"runs" the task at `exec`, and what dies there falls free. A task at both horizons must have its
+place: it takes the window of blocks whose next use is furthest, weighed by the bytes to move; and
+if its own operands lie in the way, everything goes and they are laid side by side. So any budget
+that holds the largest task holds a plan.
+
+A buffer has up to two copies, on its device and in the host arena. A clean device copy is dropped;
+a dirty one is offloaded. Every copy knows its last writer and the readers since, and free bytes
+remember who touched them: all dependencies are read off these.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from offload.arena import Piece, Space, aligned
+from offload.memgraph import (
+    OFFLOAD,
+    RELOAD,
+    SMALL_WORKSPACE,
+    TASK,
+    Access,
+    Block,
+    MemGraph,
+    Node,
+    Place,
+    engine_name,
+)
+from offload.refusal import refuse, refuse_arena, scratch_bytes
+from offload.taskgraph import HOST, Role, TaskGraph
+from offload.victims import NEVER, Stake, Victims
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a plan may be tried with."""
+
+    resident: frozenset[int] = frozenset()
+    """Persistent buffers that stay on their device."""
+    ahead: int = 64
+    """So many tasks may have their place before they run, while there is room."""
+    evict_ahead: int = 0
+    """So many for which others are evicted."""
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A buffer's bytes at one place, and the nodes that touched them there."""
+
+    place: Place
+    taken: int
+    buffer: int | None
+    pieces: list[Piece]
+    """Who must be over before the first write."""
+    writer: int = -1
+    readers: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    from_start: bool = False
+
+    def before_reading(self) -> list[int]:
+        return [self.writer] if self.writer >= 0 else []
+
+    def before_writing(self) -> list[int]:
+        if self.readers or self.writer >= 0:
+            return self.readers or [self.writer]
+        return [node for _, _, nodes in self.pieces for node in nodes]
+
+    def read_by(self, node: int) -> None:
+        self.readers.append(node)
+        self.nodes.append(node)
+
+    def written_by(self, node: int) -> None:
+        self.writer, self.readers = node, []
+        if not self.nodes or self.nodes[-1] != node:
+            self.nodes.append(node)
+
+    def history(self) -> list[Piece]:
+        """For whoever gets these bytes next."""
+        if not self.nodes:
+            return self.pieces
+        nodes = tuple(self.readers) or (self.writer,)
+        return [(self.place.offset, self.place.offset + self.taken, nodes)]
+
+
+def build_memgraph(
+    graph: TaskGraph,
+    capacities: Mapping[int, int],
+    policy: Policy,
+    clock: Collection[float] = (),
+    homes: Mapping[int, Place] | None = None,
+) -> MemGraph:
+    """`capacities`: bytes of every device's arena, and of the host's (no entry: no limit).
+    `clock`: when a task begins if nothing waits; task numbers by default. `homes`: where buffers
+    must lie when the step begins."""
+    return _Walk(graph, capacities, policy, list(clock), homes or {}).run()
+
+
+class _Walk:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        capacities: Mapping[int, int],
+        policy: Policy,
+        clock: list[float],
+        homes: Mapping[int, Place],
+    ) -> None:
+        self.graph, self.policy = graph, policy
+        self.buffers, self.tasks = graph.buffers, graph.tasks
+        self.clock = clock or [float(n) for n in range(len(graph.tasks))]
+        self.capacities = dict(capacities)
+        self.homes = homes
+        self.outputs = frozenset(graph.outputs)
+        self.uses: list[list[int]] = [[] for _ in graph.buffers]
+        self.next: list[int] = [0] * len(graph.buffers)
+        """How many of a buffer's uses have their place."""
+        self.pins: list[int] = [0] * len(graph.buffers)
+        """Uses that have their place and have not run."""
+        self.on_device: dict[int, Copy] = {}
+        self.on_host: dict[int, Copy] = {}
+        self.host_valid: set[int] = set()
+        self.workspaces: dict[int, Copy] = {}
+        self.task_nodes: list[int] = [-1] * len(graph.tasks)
+        self.nodes: list[Node] = []
+        self.blocks: list[Block] = []
+        self.starts: dict[int, Place] = {}
+        self.ends: dict[int, Place] = {}
+        self.spaces: dict[int, Space] = {}
+        self.scratch: dict[int, Place] = {}
+        self.victims: dict[int, Victims] = {}
+        self.host_writes: set[int] = set()
+        """What host tasks that have their place and have not run will write."""
+
+    # ---- the walk -------------------------------------------------------------------------------
+
+    def run(self) -> MemGraph:
+        self._lay_out_the_start()
+        alloc = execute = 0
+        while execute < len(self.tasks):
+            ahead = alloc - execute
+            if alloc < len(self.tasks) and self._find_place(alloc, ahead):
+                alloc += 1
+            elif ahead == 0:
+                self._pack(alloc)
+                alloc += 1
+            else:
+                self._execute(execute)
+                execute += 1
+        return self._finish()
+
+    def _lay_out_the_start(self) -> None:
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                self.uses[b].append(number)
+        for device in self.graph.devices:
+            space = self.spaces[device] = Space(self.capacities[device])
+            self.victims[device] = Victims(space, self._stake)
+        self.spaces[HOST] = Space(self.capacities.get(HOST, NEVER))
+        begin = [
+            number
+            for number, buffer in enumerate(self.buffers)
+            if (buffer.persistent or buffer.role is Role.INPUT)
+            and (self.uses[number] or number in self.outputs or number in self.homes)
+        ]
+        # The pieces of one tensor lie side by side. Inputs last: what they leave is free again.
+        begin.sort(
+            key=lambda b: (
+                self.buffers[b].role is Role.INPUT,
+                self.buffers[b].tensor,
+                self.buffers[b].start,
+                b,
+            )
+        )
+        for number in begin:
+            self._settle(number)
+        for device in self.victims:
+            if small := scratch_bytes(self.graph, device):
+                offset = self._take_at_start(device, small, "the scratch memory", None)
+                self.scratch[device] = Place(device, offset, small)
+
+    def _settle(self, number: int) -> None:
+        """Give a buffer that holds something before the step its place."""
+        buffer, wanted = self.buffers[number], self.homes.get(number)
+        arena = buffer.device if number in self.policy.resident else HOST
+        if wanted is not None:
+            arena = wanted.arena
+        size, offset = aligned(buffer.nbytes), None if wanted is None else wanted.offset
+        place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
+        self.starts[number] = place
+        copy = Copy(place, size, number, [], from_start=True)
+        if arena == HOST:
+            self.on_host[number] = copy
+            self.host_valid.add(number)
+        else:
+            self.on_device[number] = copy
+
+    def _take_at_start(self, arena: int, size: int, name: str, offset: int | None) -> int:
+        space = self.spaces[arena]
+        # Nothing was freed yet: the best fit is the lowest address, side by side.
+        found = space.best_fit(size) if offset is None else offset
+        if found is None:
+            refuse_arena(arena, space.used + size, space.capacity, name)
+        space.take(found, size, name)
+        return found
+
+    # ---- places ---------------------------------------------------------------------------------
+
+    def _find_place(self, number: int, ahead: int) -> bool:
+        """All that a task needs, or nothing."""
+        task = self.tasks[number]
+        if ahead > max(self.policy.ahead, self.policy.evict_ahead):
+            return False
+        if ahead and not self.host_writes.isdisjoint(task.touches):
+            return False  # what is on the device now will be out of date
+        wanted = self._wanted(number)
+        evict = ahead <= self.policy.evict_ahead
+        for b in task.touches:
+            self.pins[b] += 1
+        taken: list[tuple[Space, int, list[Piece]]] = []
+        found: dict[int | None, Copy] = {}
+        for b, size in wanted:
+            device = task.device if b is None else self.buffers[b].device
+            space = self.spaces[device]
+            high = b is None or self._dies_soon(b, number)
+            offset = space.best_fit(size, high)
+            if offset is None and evict:
+                offset = self._make_room(device, size, number)
+            if offset is None:
+                for space, offset, pieces in reversed(taken):
+                    space.give(offset, pieces)
+                for b in task.touches:
+                    self.pins[b] -= 1
+                return False
+            pieces = space.take(offset, size, b)
+            taken.append((space, offset, pieces))
+            nbytes = task.workspace if b is None else self.buffers[b].nbytes
+            found[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
+        self._settle_in(number, found)
+        return True
+
+    def _wanted(self, number: int) -> list[tuple[int | None, int]]:
+        """What of a task's operands is not on its device; None: its workspace. Largest first."""
+        task = self.tasks[number]
+        if task.engine == "host":
+            return []
+        wanted: list[tuple[int | None, int]] = [
+            (b, aligned(self.buffers[b].nbytes))
+            for b in task.touches
+            if b not in self.on_device and self.buffers[b].device != HOST
+        ]
+        if task.workspace > SMALL_WORKSPACE:
+            wanted.append((None, aligned(task.workspace)))
+        return sorted(wanted, key=lambda pair: -pair[1])
+
+    def _settle_in(self, number: int, found: Mapping[int | None, Copy]) -> None:
+        task = self.tasks[number]
+        for b, copy in found.items():
+            if b is None:
+                self.workspaces[number] = copy
+                continue
+            self.on_device[b] = copy
+            if b in task.reads:
+                self._reload(b, copy, number)
+        if task.engine == "host":
+            self.host_writes.update(task.writes)
+        for b in task.touches:
+            self.next[b] += 1
+            if b in self.on_device and self._moves(b):
+                offset = self.on_device[b].place.offset
+                self.victims[self.buffers[b].device].remember(b, self._next_use(b), offset)
+
+    def _next_use(self, b: int) -> int:
+        uses, at = self.uses[b], self.next[b]
+        return uses[at] if at < len(uses) else NEVER
+
+    def _dies_soon(self, b: int, number: int) -> bool:
+        uses = self.uses[b]
+        return b not in self.outputs and uses[-1] - number <= 8
+
+    # ---- eviction -------------------------------------------------------------------------------
+
+    def _moves(self, b: int) -> bool:
+        return b not in self.starts or self.starts[b].arena == HOST
+
+    def _make_room(self, device: int, size: int, number: int) -> int | None:
+        """Evict the cheapest window that holds so many bytes; where it begins."""
+        window = self.victims[device].window(size, self.clock[number])
+        if window is None:
+            return None
+        for start in window:
+            owner = self.spaces[device].owner(start)
+            if isinstance(owner, int):
+                self._evict(owner, number)
+        return window[0]
+
+    def _stake(self, b: int) -> Stake | None:
+        """What evicting a buffer costs now; None: it cannot go."""
+        if self.pins[b] or not self._moves(b) or b not in self.on_device:
+            return None
+        later = self._next_use(b)
+        reload = later != NEVER and b in self.tasks[later].reads
+        offload = b not in self.host_valid and (reload or later == NEVER)
+        until = self.clock[later] if later != NEVER else self.clock[-1]
+        return Stake(later, until, self.buffers[b].nbytes * (offload + reload))
+
+    def _evict(self, b: int, number: int) -> None:
+        """Off its device: copied if the host has no valid copy and somebody will read it."""
+        later = self._next_use(b)
+        if b not in self.host_valid and (later == NEVER or b in self.tasks[later].reads):
+            self._offload(b, number)
+        self._release(self.on_device.pop(b))
+
+    def _pack(self, number: int) -> None:
+        """A task that finds no window: everything that moves goes, its own operands too, and they
+        are laid side by side."""
+        task = self.tasks[number]
+        devices = {self.buffers[b].device for b in task.touches} - {HOST}
+        for b in [b for b in self.on_device if self.buffers[b].device in devices]:
+            if self._moves(b):
+                self._evict(b, number)
+        if not self._find_place(number, 0):
+            refuse(self.graph, self.capacities, task.device)
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _reload(self, b: int, copy: Copy, number: int) -> None:
+        host = self.on_host[b]
+        deps = {*host.before_reading(), *copy.before_writing()}
+        accesses = (Access(host.place, b, True, False), Access(copy.place, b, False, True))
+        node = self._add(RELOAD, "h2d", b, number, accesses, deps)
+        host.read_by(node)
+        copy.written_by(node)
+
+    def _offload(self, b: int, number: int) -> None:
+        copy = self.on_device[b]
+        if b not in self.on_host:
+            self._host_copy(b)
+        host = self.on_host[b]
+        deps = {*copy.before_reading(), *host.before_writing()}
+        accesses = (Access(copy.place, b, True, False), Access(host.place, b, False, True))
+        node = self._add(OFFLOAD, "d2h", b, number, accesses, deps)
+        copy.read_by(node)
+        host.written_by(node)
+        self.host_valid.add(b)
+
+    def _add(
+        self,
+        kind: str,
+        engine: str,
+        b: int,
+        number: int,
+        accesses: tuple[Access, ...],
+        deps: set[int],
+    ) -> int:
+        buffer = self.buffers[b]
+        self.nodes.append(
+            Node(
+                kind,
+                engine_name(engine, buffer.device),
+                accesses,
+                tuple(sorted(deps)),
+                task=number,
+                buffer=b,
+                nbytes=buffer.nbytes,
+            )
+        )
+        return len(self.nodes) - 1
+
+    def _host_copy(self, b: int) -> None:
+        size = aligned(self.buffers[b].nbytes)
+        space = self.spaces[HOST]
+        offset = space.best_fit(size)
+        if offset is None:
+            refuse_arena(HOST, space.used + size, space.capacity, self.buffers[b].name)
+        pieces = space.take(offset, size, b)
+        place = Place(HOST, offset, self.buffers[b].nbytes)
+        self.on_host[b] = Copy(place, size, b, pieces)
+
+    def _execute(self, number: int) -> None:
+        task = self.tasks[number]
+        host = task.engine == "host"
+        copies = [self._operand(b, number, host) for b in task.touches]
+        deps = {self.task_nodes[a] for a in task.after}
+        accesses: list[Access] = []
+        for b, copy in zip(task.touches, copies, strict=True):
+            reads, writes = b in task.reads, b in task.writes
+            if reads:
+                deps.update(copy.before_reading())
+            if writes:
+                deps.update(copy.before_writing())
+            accesses.append(Access(copy.place, b, reads, writes))
+        workspace = self.workspaces.pop(number, None)
+        if workspace is not None:
+            deps.update(workspace.before_writing())
+            accesses.append(Access(workspace.place, None, False, True))
+        node = len(self.nodes)
+        self.task_nodes[number] = node
+        if host:
+            self.host_writes.difference_update(task.writes)
+        self.nodes.append(
+            Node(TASK, self._engine(number), tuple(accesses), tuple(sorted(deps)), task=number)
+        )
+        for b, copy in zip(task.touches, copies, strict=True):
+            if b in task.reads:
+                copy.read_by(node)
+            if b in task.writes:
+                copy.written_by(node)
+                self._changed(b, host)
+        if workspace is not None:
+            workspace.written_by(node)
+            self._release(workspace)
+        for b in task.touches:
+            self.pins[b] -= 1
+            self._after_use(b, number)
+
+    def _operand(self, b: int, number: int, host: bool) -> Copy:
+        if not host and self.buffers[b].device != HOST:
+            return self.on_device[b]
+        if b not in self.on_host:
+            self._host_copy(b)
+        if b in self.tasks[number].reads and b not in self.host_valid:
+            self._offload(b, number)
+        return self.on_host[b]
+
+    def _engine(self, number: int) -> str:
+        task = self.tasks[number]
+        if task.engine != "d2d":
+            return engine_name(task.engine, task.device)
+        source = self.buffers[task.reads[0]].device
+        return engine_name("d2d", source, self.buffers[task.writes[0]].device)
+
+    def _changed(self, b: int, host: bool) -> None:
+        """The other copy is out of date."""
+        if host:
+            self.host_valid.add(b)
+            if b in self.on_device:
+                self._release(self.on_device.pop(b))
+            return
+        self.host_valid.discard(b)
+        if b in self.on_host and b not in self.starts:
+            self._release(self.on_host.pop(b))
+
+    def _after_use(self, b: int, number: int) -> None:
+        if self.pins[b] or self._next_use(b) != NEVER or not self._moves(b):
+            return
+        on_device = b in self.on_device
+        if self.buffers[b].persistent:
+            if on_device:
+                self._evict(b, number)
+            return
+        if b in self.outputs:
+            return
+        if on_device:
+            self._release(self.on_device.pop(b))
+        if b in self.on_host:
+            self._release(self.on_host.pop(b))
+
+    def _release(self, copy: Copy, to_end: bool = False) -> None:
+        self.blocks.append(
+            Block(copy.place, copy.buffer, tuple(copy.nodes), copy.from_start, to_end)
+        )
+        if not to_end:
+            self.spaces[copy.place.arena].give(copy.place.offset, copy.history())
+
+    def _finish(self) -> MemGraph:
+        for b in self.graph.outputs:
+            copies = self.on_host if b in self.host_valid else self.on_device
+            self.ends[b] = copies[b].place
+        for copies in (self.on_device, self.on_host):
+            for copy in copies.values():
+                self._release(copy, to_end=True)
+        arenas = {arena: space.used for arena, space in self.spaces.items()}
+        return MemGraph(
+            self.graph,
+            tuple(self.nodes),
+            arenas,
+            self.starts,
+            self.ends,
+            tuple(self.blocks),
+            self.scratch,
+        )

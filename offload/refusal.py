@@ -1,0 +1,69 @@
+"""What a plan needs at least, and how one is refused: before anything runs, with the numbers. Pure.
+
+The largest task sets the smallest budget: all that it touches must lie on the device together.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NoReturn
+
+from offload.arena import aligned
+from offload.errors import BudgetTooSmall
+from offload.memgraph import SMALL_WORKSPACE
+from offload.sizes import say_size
+from offload.taskgraph import HOST, Task, TaskGraph
+
+
+def scratch_bytes(graph: TaskGraph, device: int) -> int:
+    """The largest of the small workspaces: it has its own memory, as nearly all tasks have one."""
+    small = [
+        task.workspace
+        for task in graph.tasks
+        if task.device == device and task.engine == "compute" and task.workspace <= SMALL_WORKSPACE
+    ]
+    return aligned(max(small)) if any(small) else 0
+
+
+def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[int] = ()) -> int:
+    """Bytes of a device that a task needs, besides what is resident."""
+    if task.engine == "host":
+        return 0
+    nbytes = sum(
+        aligned(graph.buffers[b].nbytes)
+        for b in task.touches
+        if graph.buffers[b].device == device and b not in resident
+    )
+    if task.device == device and task.workspace > SMALL_WORKSPACE:
+        nbytes += aligned(task.workspace)
+    return nbytes
+
+
+def smallest_budget(graph: TaskGraph, device: int) -> tuple[int, str]:
+    """The smallest arena of a device that any plan can do with, and the task that sets it."""
+    needed, name = 0, "no task"
+    for task in graph.tasks:
+        if (nbytes := working_set(graph, task, device)) > needed:
+            needed, name = nbytes, task.name
+    return needed + scratch_bytes(graph, device), name
+
+
+def refuse(graph: TaskGraph, capacities: Mapping[int, int], device: int) -> NoReturn:
+    """A budget that does not hold the largest task."""
+    needed, name = smallest_budget(graph, device)
+    capacity = capacities[device]
+    where = next((task.where for task in graph.tasks if task.name == name), "")
+    raise BudgetTooSmall(
+        f"{say_size(needed)} are needed at task {name}{f' ({where})' if where else ''}, the budget"
+        f" is {say_size(capacity)}; raise the budget to {needed} bytes or lower the batch size",
+        needed=needed,
+        task=name,
+    )
+
+
+def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
+    """Memory that ends before a buffer has its place in it."""
+    which = "host_budget" if arena == HOST else "budget"
+    raise BudgetTooSmall(
+        f"{name} needs {which} >= {say_size(needed)}, it is {say_size(capacity)}; raise {which}",
+        needed=needed,
+        task=name,
+    )

@@ -1,0 +1,65 @@
+"""Which persistent tensors stay on their device for the whole step. Pure.
+
+A byte of a weight that is streamed moves up to three times a step (in for the forward pass, in for
+the backward pass, out after its update), one of the optimizer's state twice. The tensors that move
+most per byte stay first; where those of one kind do not all fit, every k-th of them in order of
+first use does, so that the stream never bursts:
+
+    w0 [w1] w2 [w3] w4 [w5]     rather than     [w0 w1 w2] w3 w4 w5
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from offload.arena import aligned
+from offload.taskgraph import HOST, TaskGraph
+
+SMALL = 1 << 16
+"""A tensor of fewer bytes is not worth a copy."""
+
+
+def most_resident(graph: TaskGraph, room: Mapping[int, int]) -> frozenset[int]:
+    """Persistent buffers that fit into so many bytes of every device."""
+    moves = _moves(graph)
+    by_tensor: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for b in sorted(moves):
+        buffer = graph.buffers[b]
+        by_tensor[buffer.device, buffer.tensor or f"#{b}"].append(b)
+    classes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+    for (device, _), pieces in by_tensor.items():
+        nbytes = sum(aligned(graph.buffers[b].nbytes) for b in pieces)
+        most = max(moves[b][0] for b in pieces)
+        classes[device, -1000 if nbytes < SMALL else -most].append(pieces)
+    left = dict(room)
+    chosen: set[int] = set()
+    for (device, _), tensors in sorted(classes.items()):
+        tensors.sort(key=lambda pieces: min(moves[b][1] for b in pieces))
+        sizes = [sum(aligned(graph.buffers[b].nbytes) for b in pieces) for pieces in tensors]
+        share = min(1.0, max(0, left.get(device, 0)) / max(1, sum(sizes)))
+        due = 0.0
+        for pieces, nbytes in zip(tensors, sizes, strict=True):
+            due += nbytes * share
+            # One that is too large for what is due makes room for a smaller one.
+            if nbytes <= left.get(device, 0) and (share == 1.0 or due >= nbytes / 2):
+                chosen.update(pieces)
+                left[device] -= nbytes
+                due -= nbytes
+    return frozenset(chosen)
+
+
+def _moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
+    """Of every persistent buffer that could stay: how often it would move, and its first use."""
+    phases: dict[int, set[str]] = defaultdict(set)
+    first: dict[int, int] = {}
+    written: set[int] = set()
+    on_host: set[int] = set()
+    for number, task in enumerate(graph.tasks):
+        for b in task.touches:
+            if graph.buffers[b].persistent and graph.buffers[b].device != HOST:
+                # An update follows the backward pass of its weight: one stay.
+                phases[b].add("forward" if task.phase == "forward" else "backward")
+                first.setdefault(b, number)
+        written.update(task.writes)
+        if task.engine == "host":
+            on_host.update(task.touches)
+    return {b: (len(phases[b]) + (b in written), first[b]) for b in phases if b not in on_host}

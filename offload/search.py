@@ -1,0 +1,181 @@
+"""The best of several plans: walked with other horizons and residents, each run by the simulator.
+Pure.
+
+    everything stays, nothing moves          if the budget allows that, there is nothing to choose
+    how much of the weights stays resident   then how far ahead   then what is computed once more
+
+A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from offload.arena import aligned
+from offload.costs import Costs
+from offload.errors import BudgetTooSmall
+from offload.memgraph import MemGraph, Place
+from offload.planner import Policy, build_memgraph
+from offload.recompute import variants
+from offload.reduction import reduced
+from offload.refusal import refuse, scratch_bytes, smallest_budget
+from offload.residency import most_resident
+from offload.simulator import Simulation, simulate
+from offload.taskgraph import Role, TaskGraph
+
+SLACK = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2, 1.35)
+"""Times the peak: how much of an arena the plan without copies may need."""
+SHARES = (0.9, 0.6, 0.3, 0.0)
+HORIZONS = ((16, 0), (256, 0), (64, 4), (64, 16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A plan that was tried."""
+
+    memgraph: MemGraph
+    policy: Policy
+    simulation: Simulation
+    tried: tuple[str, ...] = ()
+    """One line for every plan that was tried."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """What a plan is asked for."""
+
+    graph: TaskGraph
+    capacities: Mapping[int, int]
+    """Bytes of every device's arena, and of the host's where it has a limit."""
+    costs: Costs
+    homes: Mapping[int, Place]
+    recompute: bool = True
+
+
+def best_plan(wanted: Wanted) -> Found:
+    """The plan that the simulator likes best, its edges reduced."""
+    graph = wanted.graph
+    for device in graph.devices:
+        if smallest_budget(graph, device)[0] > wanted.capacities[device]:
+            refuse(graph, wanted.capacities, device)
+    found = _without_copies(wanted) or _Search(wanted).best()
+    deps = reduced([node.deps for node in found.memgraph.nodes])
+    nodes = tuple(
+        replace(node, deps=before) for node, before in zip(found.memgraph.nodes, deps, strict=True)
+    )
+    return replace(found, memgraph=replace(found.memgraph, nodes=nodes))
+
+
+def peak_bytes(graph: TaskGraph, device: int) -> int:
+    """What a device needs if nothing ever leaves it."""
+    change = [0] * (len(graph.tasks) + 1)
+    first, last = graph.spans()
+    for b, begin in first.items():
+        if graph.buffers[b].device == device:
+            change[begin] += aligned(graph.buffers[b].nbytes)
+            change[last[b] + 1] -= aligned(graph.buffers[b].nbytes)
+    peak = live = 0
+    for number, task in enumerate(graph.tasks):
+        live += change[number]
+        peak = max(peak, live + (aligned(task.workspace) if task.device == device else 0))
+    return peak + scratch_bytes(graph, device)
+
+
+def _without_copies(wanted: Wanted) -> Found | None:
+    """Everything resident, in as little of the arena as it fits into."""
+    graph = wanted.graph
+    peaks = {device: peak_bytes(graph, device) for device in graph.devices}
+    persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
+    last: dict[int, int] = {}
+    for slack in SLACK:
+        arenas = {
+            device: min(wanted.capacities[device], int(peak * slack) // 64 * 64)
+            for device, peak in peaks.items()
+        }
+        if arenas == last or any(arenas[device] < peaks[device] for device in arenas):
+            continue
+        last = arenas
+        try:
+            policy = Policy(persistent, ahead=4)
+            memgraph = _walked(wanted, arenas, policy)
+        except BudgetTooSmall:
+            continue
+        inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
+        if sum(node.kind != "task" for node in memgraph.nodes) <= inputs:
+            simulation = simulate(memgraph, wanted.costs)
+            return Found(memgraph, policy, simulation, ("everything resident",))
+    return None
+
+
+def _walked(
+    wanted: Wanted, arenas: Mapping[int, int], policy: Policy, graph: TaskGraph | None = None
+) -> MemGraph:
+    graph = graph or wanted.graph
+    clock, now = [], 0.0
+    for task in graph.tasks:
+        clock.append(now)
+        now += wanted.costs.of_task(task)
+    capacities = {**wanted.capacities, **arenas}
+    return build_memgraph(graph, capacities, policy, clock, wanted.homes)
+
+
+class _Search:
+    """The best so far, and what was tried."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._left = next(
+            tries
+            for tasks, tries in ((3_000, 16), (20_000, 6), (10**9, 4))
+            if len(wanted.graph.tasks) <= tasks
+        )
+        self._best: Found | None = None
+        self._refused: BudgetTooSmall | None = None
+        self._tried: list[str] = []
+
+    def best(self) -> Found:
+        graph = self._wanted.graph
+        for share, policy in self._policies():
+            self._try(f"{share:.0%} of the room resident", policy)
+        if self._best is None:
+            assert self._refused is not None
+            raise self._refused
+        for ahead, evict in HORIZONS:
+            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict)
+            self._try(f"{ahead} tasks ahead, {evict} with eviction", policy)
+        if self._wanted.recompute:
+            for name, other in variants(graph, self._wanted.costs):
+                if other is not graph:
+                    self._try(f"recompute {name}", self._best.policy, other)
+        return replace(self._best, tried=tuple(self._tried))
+
+    def _policies(self) -> Iterator[tuple[float, Policy]]:
+        graph, wanted = self._wanted.graph, self._wanted
+        seen: set[frozenset[int]] = set()
+        for share in SHARES:
+            room = {
+                device: int((wanted.capacities[device] - smallest_budget(graph, device)[0]) * share)
+                for device in graph.devices
+            }
+            resident = most_resident(graph, room)
+            if resident not in seen:
+                seen.add(resident)
+                yield share, Policy(resident)
+
+    def _try(self, name: str, policy: Policy, graph: TaskGraph | None = None) -> None:
+        if self._left <= 0 and self._best is not None:
+            return
+        self._left -= 1
+        try:
+            memgraph = _walked(self._wanted, {}, policy, graph)
+        except BudgetTooSmall as refused:
+            self._refused = refused
+            self._tried.append(f"{name}: does not fit")
+            return
+        simulation = simulate(memgraph, self._wanted.costs)
+        moved = sum(node.nbytes for node in memgraph.nodes)
+        self._tried.append(f"{name}: {simulation.makespan:.3g} s")
+        if self._best is None or (simulation.makespan, moved) < (
+            self._best.simulation.makespan,
+            sum(node.nbytes for node in self._best.memgraph.nodes),
+        ):
+            self._best = Found(memgraph, policy, simulation)

@@ -1,0 +1,255 @@
+"""What a step does, as tasks over buffers (the TASKGRAPH of the DISCO paper, section 3). Pure.
+
+    buffers  x(input) w(parameter) y z        tasks  f: x w -> y      g: y -> z      u: z w -> w
+
+The tasks stand in an order in which they may run one after the other: that run IS the meaning of
+the graph. Any other order in which every pair that touches the same buffer (one of them writing)
+stays as it was gives the same bits. Views have no place here: a buffer is a whole storage.
+
+A task that lists a buffer in `writes` and not in `reads` makes its contents anew: what was there
+is dead. One that changes a part, or adds to it, lists it in both.
+
+Passes go from graph to graph. They never renumber buffers (kernels name them by number): they add
+some at the end and leave others without a user.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from offload.errors import GraphError
+
+HOST = -1
+"""Where a buffer's bytes are when they are in no device's arena."""
+
+
+class Role(StrEnum):
+    """What a buffer is for."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    """A module's own: statistics, counters."""
+    STATE = "state"
+    """The optimizer's."""
+    CONSTANT = "constant"
+    ACTIVATION = "activation"
+    """Made in the forward pass, read in the backward pass."""
+    GRADIENT = "gradient"
+    TEMPORARY = "temporary"
+    WORKSPACE = "workspace"
+    """What a kernel allocates and frees within itself."""
+
+
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One storage. A persistent one lives from step to step."""
+
+    name: str
+    nbytes: int
+    role: Role = Role.TEMPORARY
+    device: int = 0
+    tensor: str = ""
+    """The user's tensor whose bytes these are, from `start` on. Its pieces lie side by side at
+    home, so that it stays one tensor."""
+    start: int = 0
+
+    @property
+    def persistent(self) -> bool:
+        return self.role in PERSISTENT
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kernel call, or several that are never taken apart."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    engine: str = "compute"
+    """compute; host: it works on the buffers' host copies; d2d: from one device to another."""
+    device: int = 0
+    after: tuple[int, ...] = ()
+    """Tasks that must have run before, though no buffer says so: draws of random numbers."""
+    workspace: int = 0
+    """Bytes that it allocates and frees within itself, where its outputs are placed for it."""
+    unplaced: int = 0
+    """The same where nobody places its outputs: what it allocates outside of the arena."""
+    flops: float = 0.0
+    traffic: int = 0
+    """Bytes that it reads and writes."""
+    seconds: float | None = None
+    """Measured."""
+    phase: str = "forward"
+    """forward, backward, update."""
+    repeatable: bool = False
+    """Running it once more on the same reads gives the same bits and changes nothing else."""
+    pointwise: bool = False
+    recomputes: str = ""
+    """The task that this one runs once more."""
+    kernel: Any = None
+    """What an engine binds to addresses (kernels.py), or `fn(reads, writes)` over byte views."""
+    where: str = ""
+    """The user's line: `model.py:31 in forward`."""
+
+    @property
+    def touches(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+    def renamed(self, names: Mapping[int, int]) -> "Task":
+        """The same task over other buffers."""
+        kernel = self.kernel.renamed(names) if hasattr(self.kernel, "renamed") else self.kernel
+        return replace(
+            self,
+            reads=tuple(names.get(b, b) for b in self.reads),
+            writes=tuple(names.get(b, b) for b in self.writes),
+            kernel=kernel,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class TaskGraph:
+    """Grows by `buffer`, `task` and `output`; a pass makes a new one."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    """Buffers that the caller reads after the step."""
+    program: Any = None
+    """How the outside world is bound to it (`kernels.Program`); None where it was built by hand."""
+    notes: list[str] = field(default_factory=list)
+    """What passes did that a person should know: shown by `explain()`."""
+
+    def buffer(
+        self, name: str, nbytes: int, role: Role | str = Role.TEMPORARY, device: int = 0
+    ) -> int:
+        self.buffers.append(Buffer(name, int(nbytes), Role(role), device, tensor=name))
+        return len(self.buffers) - 1
+
+    def task(
+        self, name: str, reads: Iterable[int] = (), writes: Iterable[int] = (), **more: Any
+    ) -> int:
+        self.tasks.append(Task(name, tuple(reads), tuple(writes), **more))
+        return len(self.tasks) - 1
+
+    def output(self, buffer: int) -> None:
+        self.outputs.append(buffer)
+
+    @property
+    def devices(self) -> list[int]:
+        """Those that it needs an arena of."""
+        tasks = {task.device for task in self.tasks if task.engine == "compute"}
+        return sorted(tasks.union(buffer.device for buffer in self.buffers) - {HOST})
+
+    def with_tasks(
+        self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, note: str = ""
+    ) -> "TaskGraph":
+        """The same step by other tasks. `after` numbers are the new ones'."""
+        return TaskGraph(
+            list(self.buffers if buffers is None else buffers),
+            list(tasks),
+            list(self.outputs),
+            self.program,
+            [*self.notes, *([note] if note else [])],
+        )
+
+    def reordered(self, order: Sequence[int]) -> "TaskGraph":
+        """The tasks in another order, one that `dependencies` allows."""
+        place = {old: new for new, old in enumerate(order)}
+        return self.with_tasks(
+            [
+                replace(self.tasks[old], after=tuple(place[a] for a in self.tasks[old].after))
+                for old in order
+            ]
+        )
+
+    def dependencies(self) -> list[list[int]]:
+        """For every task those that must run before it: reads after writes, writes after reads,
+        writes after writes, and `after`. Ascending, each once."""
+        writer: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        needed: list[list[int]] = []
+        for number, task in enumerate(self.tasks):
+            before = set(task.after)
+            for b in task.reads:
+                if b in writer:
+                    before.add(writer[b])
+            for b in task.writes:
+                if b in writer:
+                    before.add(writer[b])
+                before.update(readers.get(b, ()))
+            before.discard(number)
+            needed.append(sorted(before))
+            for b in task.reads:
+                readers.setdefault(b, []).append(number)
+            for b in task.writes:
+                writer[b] = number
+                readers[b] = []
+        return needed
+
+    def check(self) -> None:
+        """Raise `GraphError` where the graph makes no sense."""
+        known = len(self.buffers)
+        written = {n for n, b in enumerate(self.buffers) if b.persistent or b.role is Role.INPUT}
+        for number, buffer in enumerate(self.buffers):
+            if buffer.nbytes < 0:
+                raise GraphError(f"buffer {buffer.name} has {buffer.nbytes} bytes")
+            if buffer.device < HOST:
+                raise GraphError(f"buffer {number} ({buffer.name}) is on device {buffer.device}")
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                if not 0 <= b < known:
+                    raise GraphError(f"task {task.name} touches buffer {b}; there are {known}")
+                if task.engine != "d2d" and self.buffers[b].device != task.device:
+                    raise GraphError(
+                        f"task {task.name} on device {task.device} touches {self.buffers[b].name},"
+                        f" which is on device {self.buffers[b].device}: a d2d task moves it"
+                    )
+            for b in task.reads:
+                if b not in written:
+                    raise GraphError(
+                        f"task {task.name} reads {self.buffers[b].name}, which nothing has written"
+                    )
+            written.update(task.writes)
+            if any(not 0 <= a < number for a in task.after):
+                raise GraphError(f"task {task.name} is to run after {task.after}, itself {number}")
+            if len(set(task.writes)) < len(task.writes):
+                raise GraphError(f"task {task.name} lists a buffer twice among its writes")
+        for b in self.outputs:
+            if not (0 <= b < known and b in written):
+                raise GraphError(f"output {b} is written by no task")
+
+    def live_bytes(self) -> list[int]:
+        """For every task the bytes on the devices while it runs, if nothing is ever offloaded:
+        persistent buffers and inputs lie there from the start."""
+        first, last = self.spans()
+        change = [0] * (len(self.tasks) + 1)
+        for b, buffer in enumerate(self.buffers):
+            if b in first:
+                change[first[b]] += buffer.nbytes
+                change[last[b] + 1] -= buffer.nbytes
+        live, now = [], 0
+        for number, task in enumerate(self.tasks):
+            now += change[number]
+            live.append(now + task.workspace)
+        return live
+
+    def spans(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The first and the last task for which a buffer must be there; none for an unused one."""
+        end = len(self.tasks) - 1
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                first.setdefault(b, number)
+                last[b] = number
+        for b, buffer in enumerate(self.buffers):
+            if b in first and (buffer.persistent or buffer.role is Role.INPUT):
+                first[b] = 0
+            if b in first and (buffer.persistent or b in self.outputs):
+                last[b] = end
+        return first, last
