@@ -150,7 +150,8 @@ def plan(
 
 def reserve_bytes(graph: TaskGraph) -> int:
     """The most that a kernel allocates by itself where nobody places its outputs."""
-    return aligned(max((task.unplaced for task in graph.tasks), default=0))
+    most = max((task.unplaced for task in graph.tasks), default=0)
+    return aligned(most) if most else 0
 
 
 def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
@@ -166,7 +167,8 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
         capacities[device] = min(capacity, most) // ALIGNMENT * ALIGNMENT
     if asked.host_budget is not None:
         capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
-    found = best_plan(Wanted(planned, capacities, asked.costs, homes, asked.recompute))
+    wanted = Wanted(planned, capacities, asked.costs, homes, reserve, asked.recompute)
+    found = best_plan(wanted)
     return replace(asked, source=graph, found=found)
 
 

@@ -31,6 +31,7 @@ from offload.memgraph import (
     Place,
     engine_name,
 )
+from offload.packing import Owner
 from offload.refusal import refuse, refuse_arena, scratch_bytes
 from offload.taskgraph import HOST, Role, TaskGraph
 from offload.victims import NEVER, Stake, Victims
@@ -46,6 +47,8 @@ class Policy:
     """So many tasks may have their place before they run, while there is room."""
     evict_ahead: int = 0
     """So many for which others are evicted."""
+    offsets: Mapping[Owner, int] = field(default_factory=dict)
+    """Where buffers and workspaces go on their device: packing.py. Nothing is ahead then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,9 +66,11 @@ class Copy:
     from_start: bool = False
 
     def before_reading(self) -> list[int]:
-        return [self.writer] if self.writer >= 0 else []
+        return [self.writer] if self.writer >= 0 and self.place.nbytes else []
 
     def before_writing(self) -> list[int]:
+        if not self.place.nbytes:
+            return []
         if self.readers or self.writer >= 0:
             return self.readers or [self.writer]
         return [node for _, _, nodes in self.pieces for node in nodes]
@@ -81,7 +86,7 @@ class Copy:
 
     def history(self) -> list[Piece]:
         """For whoever gets these bytes next."""
-        if not self.nodes:
+        if not self.nodes or not self.place.nbytes:
             return self.pieces
         nodes = tuple(self.readers) or (self.writer,)
         return [(self.place.offset, self.place.offset + self.taken, nodes)]
@@ -226,7 +231,8 @@ class _Walk:
             device = task.device if b is None else self.buffers[b].device
             space = self.spaces[device]
             high = b is None or self._dies_soon(b, number)
-            offset = space.best_fit(size, high)
+            fixed = self.policy.offsets.get((number,) if b is None else b)
+            offset = space.best_fit(size, high) if fixed is None else fixed
             if offset is None and evict:
                 offset = self._make_room(device, size, number)
             if offset is None:

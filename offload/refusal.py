@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from offload.arena import aligned
 from offload.errors import BudgetTooSmall
-from offload.memgraph import SMALL_WORKSPACE
+from offload.memgraph import SMALL_WORKSPACE, Place
 from offload.sizes import say_size
 from offload.taskgraph import HOST, Task, TaskGraph
 
@@ -37,6 +37,22 @@ def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[
     return nbytes
 
 
+def resident_bytes(
+    graph: TaskGraph, device: int, resident: Collection[int], homes: Mapping[int, Place]
+) -> int:
+    """The bytes of a device below everything that comes and goes."""
+    used = {b for task in graph.tasks for b in task.touches} | {*graph.outputs, *homes}
+    top = sum(
+        aligned(graph.buffers[b].nbytes)
+        for b in used
+        if b in resident and b not in homes and graph.buffers[b].device == device
+    )
+    for place in homes.values():
+        if place.arena == device:
+            top = max(top, place.offset + aligned(place.nbytes))
+    return top + scratch_bytes(graph, device)
+
+
 def smallest_budget(graph: TaskGraph, device: int) -> tuple[int, str]:
     """The smallest arena of a device that any plan can do with, and the task that sets it."""
     needed, name = 0, "no task"
@@ -46,10 +62,12 @@ def smallest_budget(graph: TaskGraph, device: int) -> tuple[int, str]:
     return needed + scratch_bytes(graph, device), name
 
 
-def refuse(graph: TaskGraph, capacities: Mapping[int, int], device: int) -> NoReturn:
-    """A budget that does not hold the largest task."""
+def refuse(
+    graph: TaskGraph, capacities: Mapping[int, int], device: int, reserve: int = 0
+) -> NoReturn:
+    """A budget that does not hold the largest task, and `reserve` besides."""
     needed, name = smallest_budget(graph, device)
-    capacity = capacities[device]
+    needed, capacity = needed + reserve, capacities[device] + reserve
     where = next((task.where for task in graph.tasks if task.name == name), "")
     raise BudgetTooSmall(
         f"{say_size(needed)} are needed at task {name}{f' ({where})' if where else ''}, the budget"

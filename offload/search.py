@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from offload.arena import aligned
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall
-from offload.memgraph import MemGraph, Place
+from offload.memgraph import ALIGNMENT, TASK, MemGraph, Place
+from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
 from offload.recompute import variants
 from offload.reduction import reduced
-from offload.refusal import refuse, scratch_bytes, smallest_budget
+from offload.refusal import refuse, resident_bytes, scratch_bytes, smallest_budget
 from offload.residency import most_resident
 from offload.simulator import Simulation, simulate
 from offload.taskgraph import Role, TaskGraph
 
-SLACK = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2, 1.35)
+SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 SHARES = (0.9, 0.6, 0.3, 0.0)
 HORIZONS = ((16, 0), (256, 0), (64, 4), (64, 16))
@@ -48,6 +49,9 @@ class Wanted:
     """Bytes of every device's arena, and of the host's where it has a limit."""
     costs: Costs
     homes: Mapping[int, Place]
+    """Where persistent buffers lie already."""
+    reserve: int = 0
+    """Bytes of the budget that are in no arena: told where one is refused."""
     recompute: bool = True
 
 
@@ -56,7 +60,7 @@ def best_plan(wanted: Wanted) -> Found:
     graph = wanted.graph
     for device in graph.devices:
         if smallest_budget(graph, device)[0] > wanted.capacities[device]:
-            refuse(graph, wanted.capacities, device)
+            refuse(graph, wanted.capacities, device, wanted.reserve)
     found = _without_copies(wanted) or _Search(wanted).best()
     deps = reduced([node.deps for node in found.memgraph.nodes])
     nodes = tuple(
@@ -83,27 +87,43 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
 def _without_copies(wanted: Wanted) -> Found | None:
     """Everything resident, in as little of the arena as it fits into."""
     graph = wanted.graph
-    peaks = {device: peak_bytes(graph, device) for device in graph.devices}
+    if any(peak_bytes(graph, device) > wanted.capacities[device] for device in graph.devices):
+        return None
     persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
-    last: dict[int, int] = {}
-    for slack in SLACK:
-        arenas = {
-            device: min(wanted.capacities[device], int(peak * slack) // 64 * 64)
-            for device, peak in peaks.items()
-        }
-        if arenas == last or any(arenas[device] < peaks[device] for device in arenas):
+    for policy, arenas in (_packed(wanted, persistent), *_by_time(wanted, persistent)):
+        if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
             continue
-        last = arenas
         try:
-            policy = Policy(persistent, ahead=4)
             memgraph = _walked(wanted, arenas, policy)
         except BudgetTooSmall:
             continue
         inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
-        if sum(node.kind != "task" for node in memgraph.nodes) <= inputs:
+        if sum(node.kind != TASK for node in memgraph.nodes) <= inputs:
             simulation = simulate(memgraph, wanted.costs)
             return Found(memgraph, policy, simulation, ("everything resident",))
     return None
+
+
+def _packed(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[int, int]]:
+    """By size. Where it gives up, the arenas have no bytes and the walk is refused."""
+    offsets: dict[Owner, int] = {}
+    tops: dict[int, int] = {}
+    for device in wanted.graph.devices:
+        base = resident_bytes(wanted.graph, device, persistent, wanted.homes)
+        places, tops[device] = packed(wanted.graph, device, base)
+        offsets.update(places)
+    return Policy(persistent, ahead=0, offsets=offsets), tops
+
+
+def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Policy, dict[int, int]]]:
+    for slack in SLACK:
+        yield (
+            Policy(persistent, ahead=4),
+            {
+                device: int(peak_bytes(wanted.graph, device) * slack) // ALIGNMENT * ALIGNMENT
+                for device in wanted.graph.devices
+            },
+        )
 
 
 def _walked(
