@@ -79,9 +79,20 @@ def refuse(
 
 def refuse_arena(arena: int, needed: int, capacity: int, name: str) -> NoReturn:
     """Memory that ends before a buffer has its place in it."""
-    which = "host_budget" if arena == HOST else "budget"
+    if arena == HOST:
+        refuse_host(needed, capacity, name)
     raise BudgetTooSmall(
-        f"{name} needs {which} >= {say_size(needed)}, it is {say_size(capacity)}; raise {which}",
+        f"{name} ends at {say_size(needed)}, the budget is {say_size(capacity)}: raise the budget",
+        needed=needed,
+        task=name,
+    )
+
+
+def refuse_host(needed: int, capacity: int, name: str) -> NoReturn:
+    """What does not fit on the devices does not fit into the host arena either."""
+    raise BudgetTooSmall(
+        f"{say_size(needed)} of host memory are needed (at {name}), host_budget is"
+        f" {say_size(capacity)}; raise host_budget to {needed} bytes, or the budget",
         needed=needed,
         task=name,
     )

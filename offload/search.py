@@ -8,7 +8,9 @@ A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from offload.arena import aligned
 from offload.costs import Costs
@@ -18,13 +20,16 @@ from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
 from offload.recompute import variants
 from offload.reduction import reduced
-from offload.refusal import refuse, resident_bytes, scratch_bytes, smallest_budget
+from offload.refusal import refuse, refuse_host, resident_bytes, scratch_bytes, smallest_budget
 from offload.residency import most_resident
 from offload.simulator import Simulation, simulate
-from offload.taskgraph import Role, TaskGraph
+from offload.taskgraph import HOST, Role, TaskGraph
+from offload.victims import NEVER
 
 SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
+HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
+"""Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
 SHARES = (0.9, 0.6, 0.3, 0.0)
 HORIZONS = ((16, 0), (256, 0), (64, 4), (64, 16))
 
@@ -58,9 +63,10 @@ class Wanted:
 def best_plan(wanted: Wanted) -> Found:
     """The plan that the simulator likes best, its edges reduced."""
     graph = wanted.graph
-    for device in graph.devices:
-        if smallest_budget(graph, device)[0] > wanted.capacities[device]:
-            refuse(graph, wanted.capacities, device, wanted.reserve)
+    lack = {d: smallest_budget(graph, d)[0] - wanted.capacities[d] for d in graph.devices}
+    if max(lack.values(), default=0) > 0:
+        worst = max(lack, key=lambda device: lack[device])
+        refuse(graph, wanted.capacities, worst, wanted.reserve)
     found = _without_copies(wanted) or _Search(wanted).best()
     deps = reduced([node.deps for node in found.memgraph.nodes])
     nodes = tuple(
@@ -89,6 +95,9 @@ def _without_copies(wanted: Wanted) -> Found | None:
     graph = wanted.graph
     if any(peak_bytes(graph, device) > wanted.capacities[device] for device in graph.devices):
         return None
+    at_home = any(graph.buffers[b].persistent and p.arena == HOST for b, p in wanted.homes.items())
+    if at_home or any(task.engine == "host" for task in graph.tasks):
+        return None  # some of it must move
     persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
     for policy, arenas in (_packed(wanted, persistent), *_by_time(wanted, persistent)):
         if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
@@ -157,8 +166,7 @@ class _Search:
         for share, policy in self._policies():
             self._try(f"{share:.0%} of the room resident", policy)
         if self._best is None:
-            assert self._refused is not None
-            raise self._refused
+            self._refuse()
         for ahead, evict in HORIZONS:
             policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict)
             self._try(f"{ahead} tasks ahead, {evict} with eviction", policy)
@@ -167,6 +175,27 @@ class _Search:
                 if other is not graph:
                     self._try(f"recompute {name}", self._best.policy, other)
         return replace(self._best, tried=tuple(self._tried))
+
+    def _refuse(self) -> NoReturn:
+        """No plan fits. Any budget that holds the largest task does: it is the host's memory that
+        ends, so tell how much of it would do."""
+        assert self._refused is not None
+        if HOST not in self._wanted.capacities:
+            raise self._refused
+        endless = self._host_bytes_within(NEVER)
+        for slack in HOST_SLACK:
+            enough = int(endless * slack) // ALIGNMENT * ALIGNMENT
+            if self._host_bytes_within(enough) <= enough:
+                refuse_host(enough, self._wanted.capacities[HOST], self._refused.task)
+        raise self._refused
+
+    def _host_bytes_within(self, limit: int) -> int:
+        """The least host memory that a plan takes; NEVER: none fits."""
+        least = NEVER
+        for _, policy in self._policies():
+            with suppress(BudgetTooSmall):
+                least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
+        return least
 
     def _policies(self) -> Iterator[tuple[float, Policy]]:
         graph, wanted = self._wanted.graph, self._wanted

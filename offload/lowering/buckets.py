@@ -1,0 +1,82 @@
+"""Small updates as a few tasks.
+
+    b9 u9 b8 u8 b7 u7 b6 ...      ->      b9 b8 b7 u9+2 b6 ...
+
+A bucket runs where its last update stood, so the gradients of the others wait. It closes before
+    - its bytes would be more than `nbytes`, or than the largest task's: it would set the budget,
+    - the waiting gradients would lift the live bytes above the peak that the graph has anyway,
+    - a task comes that must run after one of its updates.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from offload.lowering.merging import held_in_order, kin, regrouped
+from offload.taskgraph import Task, TaskGraph
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Updates that will be one."""
+
+    members: list[int] = field(default_factory=list)
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+    waiting: int = 0
+    """Bytes that would be free by now, had the members run where they stood."""
+    workspace: int = 0
+
+    def before(self, task: Task) -> bool:
+        """The task must run after a member. (No member is in an `after`: those are held.)"""
+        return not (self.writes.isdisjoint(task.touches) and self.reads.isdisjoint(task.writes))
+
+
+def bucketed_updates(graph: TaskGraph, nbytes: int = 32 << 20) -> TaskGraph:
+    """The graph with neighbouring updates of up to `nbytes` together as one task."""
+    held = held_in_order(graph)
+    limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
+    live = graph.live_bytes()
+    peak = max(live, default=0)
+    _, last = graph.spans()
+    open_: dict[tuple[object, ...], _Bucket] = {}
+    groups: list[list[int]] = []
+
+    def close(keys: Iterable[tuple[object, ...]]) -> None:
+        groups.extend(open_.pop(key).members for key in keys)
+
+    for number, task in enumerate(graph.tasks):
+        own = kin(task) if task.phase == "update" and number not in held else None
+        close([key for key, bucket in open_.items() if key != own and bucket.before(task)])
+        waiting = sum(bucket.waiting for bucket in open_.values())
+        workspace = max((bucket.workspace for bucket in open_.values()), default=0)
+        if live[number] + waiting + workspace > peak:
+            close([*open_])
+        if own is None:
+            groups.append([number])
+        else:
+            bucket = open_.setdefault(own, _Bucket())
+            touched = bucket.reads.union(bucket.writes, task.touches)
+            if bucket.members and _bytes(graph, touched) > limit:
+                close([own])
+                bucket = open_.setdefault(own, _Bucket())
+            bucket.members.append(number)
+            bucket.reads.update(task.reads)
+            bucket.writes.update(task.writes)
+            bucket.workspace = max(bucket.workspace, task.workspace)
+        done = [b for b in task.touches if last[b] == number]
+        for bucket in open_.values():
+            bucket.waiting += _bytes(graph, bucket.reads.union(bucket.writes).intersection(done))
+    close([*open_])
+    groups.sort(key=lambda members: members[-1])
+    together = sum(len(members) for members in groups if len(members) > 1)
+    buckets = sum(len(members) > 1 for members in groups)
+    note = f"{together} updates are {buckets} buckets" if buckets else ""
+    return regrouped(graph, groups, note)
+
+
+def _room(graph: TaskGraph, task: Task) -> int:
+    return _bytes(graph, task.touches) + task.workspace
+
+
+def _bytes(graph: TaskGraph, buffers: Iterable[int]) -> int:
+    return sum(graph.buffers[b].nbytes for b in buffers)

@@ -1,0 +1,119 @@
+"""Several tasks as one, in the order in which they stood.
+
+    add: x -> y   gelu: y -> z   mul: z w -> z        one task: x w -> y z
+
+What a member reads and an earlier member made anew comes from within: it is no read of the whole.
+What members write stays planned, all of it: only the tasks are fewer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from offload.errors import GraphError
+from offload.kernels import Calls
+from offload.taskgraph import Task, TaskGraph
+
+Function = Callable[[Sequence[Any], Sequence[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """`fn(reads, writes)` kernels in a row, under the numbers that the buffers had when they were
+    put together. Views come by position, so a buffer may be renamed later."""
+
+    parts: tuple[tuple[Function, tuple[int, ...], tuple[int, ...]], ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+    def __call__(self, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        views = {**dict(zip(self.reads, reads, strict=True))}
+        views.update(zip(self.writes, writes, strict=True))
+        for function, read, written in self.parts:
+            function([views[b] for b in read], [views[b] for b in written])
+
+
+def kin(task: Task) -> tuple[object, ...]:
+    """Only tasks of one kin can be merged."""
+    return (task.engine, task.device, task.phase, _kind(task.kernel))
+
+
+def held_in_order(graph: TaskGraph) -> frozenset[int]:
+    """Tasks whose place no buffer tells: they draw random numbers, or `after` names them."""
+    return frozenset(
+        number
+        for at, task in enumerate(graph.tasks)
+        for number in ((at, *task.after) if task.after or _draws(task) else ())
+    )
+
+
+def merged(members: Sequence[Task], name: str = "") -> Task:
+    """One task that does what `members` do. Its `after` is still theirs, see `regrouped`."""
+    first = members[0]
+    if len({kin(task) for task in members}) > 1:
+        raise GraphError(f"{[task.name for task in members]} are too different to be one task")
+    reads, writes = _from_outside(members)
+    seconds = [task.seconds for task in members]
+    return replace(
+        first,
+        name=name or f"{first.name}+{len(members) - 1}",
+        reads=reads,
+        writes=writes,
+        after=tuple(sorted({a for task in members for a in task.after})),
+        workspace=max(task.workspace for task in members),
+        unplaced=max(task.unplaced for task in members),
+        flops=sum(task.flops for task in members),
+        traffic=sum(task.traffic for task in members),
+        seconds=sum(s for s in seconds if s is not None) if None not in seconds else None,
+        repeatable=all(task.repeatable for task in members) and not {*reads} & {*writes},
+        pointwise=all(task.pointwise for task in members),
+        recomputes="",
+        kernel=_one_kernel(members, reads, writes),
+    )
+
+
+def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "") -> TaskGraph:
+    """The graph by groups of its tasks, in the order in which they are to run."""
+    place = {old: new for new, group in enumerate(groups) for old in group}
+    tasks = []
+    for new, group in enumerate(groups):
+        members = [graph.tasks[old] for old in group]
+        task = members[0] if len(members) == 1 else merged(members)
+        after = sorted({place[a] for a in task.after} - {new})
+        tasks.append(replace(task, after=tuple(after)))
+    return graph.with_tasks(tasks, note=note)
+
+
+def _from_outside(members: Sequence[Task]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    reads: dict[int, None] = {}
+    writes: dict[int, None] = {}
+    for task in members:
+        reads.update((b, None) for b in task.reads if b not in writes)
+        writes.update((b, None) for b in task.writes)
+    return tuple(reads), tuple(writes)
+
+
+def _one_kernel(members: Sequence[Task], reads: tuple[int, ...], writes: tuple[int, ...]) -> Any:
+    kind = _kind(members[0].kernel)
+    if kind == "calls":
+        return Calls(tuple(chain.from_iterable(task.kernel.calls for task in members)))
+    if kind == "function":
+        parts = tuple((task.kernel, task.reads, task.writes) for task in members)
+        return Functions(parts, reads, writes)
+    return None
+
+
+def _kind(kernel: Any) -> str:
+    if kernel is None:
+        return "none"
+    return "calls" if hasattr(kernel, "calls") else "function"
+
+
+def _draws(task: Task) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ())
+        for call in getattr(task.kernel, "calls", ())
+    )

@@ -1,0 +1,187 @@
+"""Activations that are made once more, instead of being kept or moved. Pure.
+
+    f: x w -> a  ...  b: a g -> h     ->     f: x w -> a  ...  f again: x w -> a'  b: a' g -> h
+
+Between, `a` needs no room at all. It pays where f is quick and `a` is large: a norm, an activation
+function, a cast. What f reads must be there, unchanged, when it runs again: a parameter, or an
+activation that is kept until then anyway. So no other buffer lives longer. What f reads may be
+recomputed as well, just before: a short chain.
+
+The planner plans and simulates every graph of `variants`, and keeps the best.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from offload.costs import Costs
+from offload.errors import GraphError
+from offload.taskgraph import Buffer, Role, Task, TaskGraph
+
+LONGEST_CHAIN = 4
+SMALLEST = 64 << 10
+"""Bytes: smaller ones are never in the way."""
+RATIOS = (0.5, 1.0, 2.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An activation that can be recomputed."""
+
+    ratio: float
+    """Seconds to make it again, by seconds to move it out and in."""
+    buffer: int
+    chain: tuple[int, ...]
+    """What is recomputed with it, itself the last."""
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Who makes and who reads every buffer."""
+
+    graph: TaskGraph
+    writers: dict[int, list[int]]
+    needed: dict[int, int]
+    """The first backward task that reads it."""
+    last: Mapping[int, int]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> "_Uses":
+        writers: dict[int, list[int]] = {}
+        needed: dict[int, int] = {}
+        for number, task in enumerate(graph.tasks):
+            for b in task.writes:
+                writers.setdefault(b, []).append(number)
+            if task.phase != "forward":
+                for b in task.reads:
+                    needed.setdefault(b, number)
+        return cls(graph, writers, needed, graph.spans()[1])
+
+    def maker(self, b: int) -> int | None:
+        """The one task that makes it, if that may run again."""
+        makers = self.writers.get(b, ())
+        if len(makers) != 1 or b in self.graph.outputs:
+            return None
+        task = self.graph.tasks[makers[0]]
+        again = task.repeatable and task.engine == "compute" and task.phase == "forward"
+        kept = any(_kept(self.graph.buffers[w]) or w in task.reads for w in task.writes)
+        if not again or kept or task.after:
+            return None
+        return makers[0]
+
+    def unchanged(self, b: int, since: int, until: int) -> bool:
+        return not any(since < writer < until for writer in self.writers.get(b, ()))
+
+    def there(self, b: int, until: int) -> bool:
+        """It is kept until then anyway."""
+        return self.graph.buffers[b].persistent or self.last[b] >= until
+
+
+def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
+    """What can be recomputed without keeping anything else for longer; the cheapest first."""
+    uses = _Uses.of(graph)
+    found: list[Candidate] = []
+    for b, until in uses.needed.items():
+        nbytes = graph.buffers[b].nbytes
+        chain = _chain(uses, b, until) if nbytes >= smallest else ()
+        if not chain:
+            continue
+        again = sum(costs.of_task(graph.tasks[uses.writers[c][0]]) for c in chain)
+        move = costs.of_copy("offload", nbytes) + costs.of_copy("reload", nbytes)
+        found.append(Candidate(again / move, b, chain))
+    return sorted(found, key=lambda candidate: (candidate.ratio, candidate.buffer))
+
+
+def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
+    """The graph in which these activations are made again before the backward pass reads them."""
+    uses = _Uses.of(graph)
+    points = _points(uses, buffers)
+    known = list(graph.buffers)
+    before: dict[int, list[int]] = {}
+    for b in sorted(points, key=lambda b: uses.writers[b][0]):
+        before.setdefault(points[b], []).append(b)
+    names: dict[int, int] = {}
+    tasks: list[Task] = []
+    place: list[int] = []
+    for number, task in enumerate(graph.tasks):
+        for b in before.get(number, ()):
+            tasks.append(_again(graph.tasks[uses.writers[b][0]], b, names, known))
+        place.append(len(tasks))
+        renamed = task if names.keys().isdisjoint(task.touches) else task.renamed(names)
+        tasks.append(replace(renamed, after=tuple(place[a] for a in task.after)))
+    moved = sum(graph.buffers[b].nbytes for b in points)
+    note = f"{len(points)} activations ({moved >> 20} MiB) are recomputed" if points else ""
+    return graph.with_tasks(tasks, known, note)
+
+
+def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
+    """The graph itself, then with more and more recomputed; none twice."""
+    yield "none", graph
+    found = candidates(graph, costs)
+    before: frozenset[int] = frozenset()
+    for ratio in RATIOS:
+        chosen = frozenset(b for c in found if c.ratio <= ratio for b in c.chain)
+        if chosen != before:
+            yield ("all" if ratio == math.inf else f"ratio <= {ratio:g}"), recomputed(graph, chosen)
+        before = chosen
+
+
+def _kept(buffer: Buffer) -> bool:
+    return buffer.persistent or buffer.role is Role.INPUT
+
+
+def _chain(uses: _Uses, b: int, until: int, longest: int = LONGEST_CHAIN) -> tuple[int, ...]:
+    """What must be made again to have `b` at `until`, `b` the last; empty if it cannot be."""
+    number = uses.maker(b)
+    if number is None or number >= until or longest == 0:
+        return ()
+    task = uses.graph.tasks[number]
+    beside = sum(uses.graph.buffers[w].nbytes for w in task.writes if w != b)
+    if beside * 4 > uses.graph.buffers[b].nbytes:
+        return ()
+    chain: list[int] = []
+    for read in task.reads:
+        if uses.there(read, until) and uses.unchanged(read, number, until):
+            continue
+        more = _chain(uses, read, until, longest - 1 - len(chain))
+        if not more:
+            return ()
+        chain.extend(c for c in more if c not in chain)
+    return (*chain, b)
+
+
+def _points(uses: _Uses, buffers: Collection[int]) -> dict[int, int]:
+    """For every buffer the task before which it is made again: the first backward task that reads
+    it, or the one before which something is made again out of it."""
+    points: dict[int, int] = {}
+    makers = {b: uses.maker(b) for b in buffers}
+    for b, number in makers.items():
+        if number is None:
+            raise GraphError(f"{uses.graph.buffers[b].name} cannot be recomputed: see `candidates`")
+    demand = {b: uses.needed[b] for b in buffers if b in uses.needed}
+    for b in sorted(buffers, key=lambda b: makers[b] or 0, reverse=True):
+        number = makers[b]
+        if number is None or b not in demand:
+            raise GraphError(f"{uses.graph.buffers[b].name} is not needed again: see `candidates`")
+        points[b] = demand[b]
+        for read in uses.graph.tasks[number].reads:
+            if read in makers:
+                demand[read] = min(demand.get(read, points[b]), points[b])
+            elif not uses.unchanged(read, number, points[b]):
+                raise GraphError(
+                    f"{uses.graph.buffers[b].name} cannot be recomputed before "
+                    f"{uses.graph.tasks[points[b]].name}: {uses.graph.buffers[read].name} changes"
+                )
+    return points
+
+
+def _again(task: Task, b: int, names: dict[int, int], known: list[Buffer]) -> Task:
+    """The task once more, into new buffers. From now on `b` is the new one."""
+    fresh = dict(names)
+    for written in task.writes:
+        known.append(replace(known[written], name=f"{known[written].name} again"))
+        fresh[written] = len(known) - 1
+    names[b] = fresh[b]
+    return replace(
+        task.renamed(fresh), name=f"{task.name} again", recomputes=task.name, phase="backward"
+    )

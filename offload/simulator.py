@@ -1,0 +1,175 @@
+"""How long a MemGraph takes on a machine of given rates, and what no order could beat. Pure.
+
+    h2d      R w1 | R w2 |      | R w3 |         an engine that is free takes at once what is ready:
+    compute       |  F1  |  F2  |      |  F3     work-conserving, by number ("priority")
+
+Engines run one node at a time, the host as many as it has workers. A step lasts at least as long
+as its longest path of nodes, and as the work of its busiest engine (`Bound`).
+
+A step that offloads forwards and reloads backwards cannot fill both directions at once: its
+two phases, before and after the fullest moment, add up. `two_phase` is that estimate.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+from offload.costs import Costs
+from offload.memgraph import TASK, MemGraph
+
+CRITICAL_PATH = "critical path"
+
+
+class HasMemGraph(Protocol):
+    """A plan."""
+
+    @property
+    def memgraph(self) -> MemGraph: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No order is faster than `seconds`."""
+
+    seconds: float
+    engine: str
+    """What sets it: one of `parts`."""
+    parts: Mapping[str, float]
+    """Each engine's work (of the host, a worker's share), and the critical path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One run of a step."""
+
+    makespan: float
+    busy: Mapping[str, float]
+    """Seconds of work of each engine; of the host, of all its workers together."""
+    bound: Bound
+    two_phase: float
+    timeline: tuple[tuple[int, str, float, float], ...]
+    """Node, engine, start, end: in the order in which they started."""
+
+
+def simulate(
+    plan: MemGraph | HasMemGraph, costs: Costs, order: str = "priority", seed: int = 0
+) -> Simulation:
+    """Run it on paper. `order`: priority, an idle engine takes the ready node of lowest number;
+    random, any that is ready; in_order, only the next one of its own, as a queue would."""
+    if order not in ("priority", "random", "in_order"):
+        raise ValueError(f"order is {order!r}: priority, random or in_order")
+    memgraph = plan if isinstance(plan, MemGraph) else plan.memgraph
+    seconds = _seconds(memgraph, costs)
+    timeline = _run(memgraph, seconds, costs, order, seed)
+    busy: dict[str, float] = {}
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        busy[node.engine] = busy.get(node.engine, 0.0) + took
+    bound = _bound(memgraph, seconds, busy, costs)
+    return Simulation(
+        makespan=max((end for *_, end in timeline), default=0.0),
+        busy=busy,
+        bound=bound,
+        two_phase=max(bound.seconds, _two_phase(memgraph, seconds, costs)),
+        timeline=timeline,
+    )
+
+
+def _seconds(memgraph: MemGraph, costs: Costs) -> list[float]:
+    tasks = memgraph.graph.tasks
+    return [
+        costs.of_task(tasks[node.task])
+        if node.kind == TASK
+        else costs.of_copy(node.kind, node.nbytes)
+        for node in memgraph.nodes
+    ]
+
+
+def _workers(engine: str, costs: Costs) -> int:
+    return costs.host_workers if engine == "host" else 1
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """What is ready for it, by rank, and how many more nodes it takes now."""
+
+    name: str
+    free: int
+    ready: list[tuple[int, int]] = field(default_factory=list)
+    queue: deque[int] = field(default_factory=deque)
+    """In order: its nodes that have not started."""
+
+    def next(self, in_order: bool) -> int | None:
+        if not self.free or not self.ready or (in_order and self.ready[0][1] != self.queue[0]):
+            return None
+        self.free -= 1
+        if in_order:
+            self.queue.popleft()
+        return heappop(self.ready)[1]
+
+
+def _run(
+    memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int
+) -> tuple[tuple[int, str, float, float], ...]:
+    """(node, engine, start, end) of each."""
+    nodes = memgraph.nodes
+    rank = list(range(len(nodes)))
+    if order == "random":
+        # Whoever is ready may come first: as good as a draw at every turn, and cheaper.
+        rank = np.random.default_rng(seed).permutation(len(nodes)).tolist()
+    engines = {node.engine: _Engine(node.engine, _workers(node.engine, costs)) for node in nodes}
+    successors: list[list[int]] = [[] for _ in nodes]
+    waits = [len(node.deps) for node in nodes]
+    for number, node in enumerate(nodes):
+        engines[node.engine].queue.append(number)
+        if not node.deps:
+            heappush(engines[node.engine].ready, (rank[number], number))
+        for dep in node.deps:
+            successors[dep].append(number)
+
+    now = 0.0
+    running: list[tuple[float, int]] = []
+    timeline: list[tuple[int, str, float, float]] = []
+    while True:
+        for engine in engines.values():
+            while (number := engine.next(order == "in_order")) is not None:
+                end = now + seconds[number]
+                timeline.append((number, engine.name, now, end))
+                heappush(running, (end, number))
+        if not running:
+            return tuple(timeline)
+        now = running[0][0]
+        # All that end now, before anybody chooses.
+        while running and running[0][0] == now:
+            _, done = heappop(running)
+            engines[nodes[done].engine].free += 1
+            for later in successors[done]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heappush(engines[nodes[later].engine].ready, (rank[later], later))
+
+
+def _bound(
+    memgraph: MemGraph, seconds: list[float], busy: Mapping[str, float], costs: Costs
+) -> Bound:
+    parts = {engine: work / _workers(engine, costs) for engine, work in busy.items()}
+    ends: list[float] = []
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        ends.append(took + max((ends[dep] for dep in node.deps), default=0.0))
+    parts[CRITICAL_PATH] = max(ends, default=0.0)
+    engine = max(parts, key=lambda part: parts[part])
+    return Bound(parts[engine], engine, parts)
+
+
+def _two_phase(memgraph: MemGraph, seconds: list[float], costs: Costs) -> float:
+    """The busiest engine's work up to the fullest moment, and the busiest's after it."""
+    live = memgraph.graph.live_bytes()
+    fullest = max(range(len(live)), key=lambda task: live[task], default=-1)
+    phases: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        work = phases[node.task > fullest]
+        work[node.engine] = work.get(node.engine, 0.0) + took / _workers(node.engine, costs)
+    return sum(max(work.values(), default=0.0) for work in phases)

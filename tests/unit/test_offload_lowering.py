@@ -1,0 +1,262 @@
+"""What every pass does to a small graph. That it changes no bit: tests/property."""
+
+import pytest
+import torch
+
+from offload.errors import GraphError
+from offload.kernels import Call, Value
+from offload.lowering import (
+    add_in_place,
+    bucketed_updates,
+    early_updates,
+    fold_counters,
+    grouped,
+    lower,
+    without_views_and_dead,
+)
+from offload.taskgraph import Role, TaskGraph
+
+aten = torch.ops.aten
+MIB = 1 << 20
+
+
+def names(graph: TaskGraph) -> list[str]:
+    graph.check()
+    return [task.name for task in graph.tasks]
+
+
+def training(layers: int, nbytes: int = 100) -> TaskGraph:
+    """Forward, all gradients, then all updates, as an eager step does it."""
+    graph = TaskGraph()
+    weights = [graph.buffer(f"w{n}", nbytes, Role.PARAMETER) for n in range(layers)]
+    states = [graph.buffer(f"s{n}", nbytes, Role.STATE) for n in range(layers)]
+    x = [graph.buffer("x", nbytes, Role.INPUT)]
+    for n in range(layers):
+        x.append(graph.buffer(f"a{n}", nbytes, Role.ACTIVATION))
+        graph.task(f"f{n}", (x[n], weights[n]), (x[n + 1],))
+    back, gradients = x[-1], []
+    for n in reversed(range(layers)):
+        gradients.append(graph.buffer(f"g{n}", nbytes, Role.GRADIENT))
+        before, back = back, graph.buffer(f"d{n}", nbytes)
+        graph.task(f"b{n}", (before, x[n], weights[n]), (gradients[-1], back), phase="backward")
+    for n, g in zip(reversed(range(layers)), gradients, strict=True):
+        w, s = weights[n], states[n]
+        graph.task(f"u{n}", (w, g, s), (w, s), phase="update")
+    return graph
+
+
+def test_a_task_that_writes_nothing_or_nothing_that_is_read_is_left_out() -> None:
+    graph = TaskGraph()
+    x, w = graph.buffer("x", 8, Role.INPUT), graph.buffer("w", 8, Role.PARAMETER)
+    y, z = graph.buffer("y", 8), graph.buffer("z", 8)
+    graph.task("view", (x,))
+    graph.task("dead", (x,), (y,))
+    graph.task("made anew later", (x,), (z,))
+    graph.task("result", (x,), (z,))
+    graph.task("update", (x, w), (w,))
+    graph.output(z)
+    assert names(without_views_and_dead(graph)) == ["result", "update"]
+
+
+def test_a_draw_of_random_numbers_stays_though_nobody_reads_it() -> None:
+    graph = TaskGraph()
+    a, b, c = (graph.buffer(n, 4) for n in "abc")
+    mask = Call(aten.rand.default, ([1],), {}, (Value(a, torch.float32, (1,), (1,)),))
+    graph.task("lone draw", (), (a,), kernel=mask)
+    graph.task("dead", (a,), (b,))
+    first = graph.task("first of two", (), (b,))
+    graph.task("second", (), (c,), after=(first,))
+    graph.output(c)
+    lowered = without_views_and_dead(graph)
+    assert names(lowered) == ["lone draw", "first of two", "second"]
+    assert lowered.tasks[2].after == (1,)
+
+
+def test_counters_that_nobody_reads_are_one_task() -> None:
+    graph = TaskGraph()
+    count = [graph.buffer(f"n{n}", 8, Role.BUFFER) for n in range(4)]
+    y = graph.buffer("y", 8)
+    for n, b in enumerate(count):
+        up = Call(aten.add_.Tensor, (Value(b, torch.int64, (), ()), 1))
+        graph.task(f"count {n}", (b,), (b,), kernel=up)
+        if n == 1:
+            graph.task("reads a count", (count[0],), (y,))
+    graph.output(y)
+    lowered = fold_counters(graph)
+    assert names(lowered) == ["count 0", "reads a count", "count 1+2"]
+    assert len(lowered.tasks[2].kernel.calls) == 3
+    assert lowered.tasks[2].reads == lowered.tasks[2].writes == tuple(count[1:])
+
+
+def test_an_update_runs_as_soon_as_its_gradient_is_there() -> None:
+    graph = training(3)
+    lowered = early_updates(graph)
+    assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]
+    assert lowered.live_bytes()[-2:] < graph.live_bytes()[5:7]
+
+
+def test_an_update_waits_for_the_last_reader_of_its_parameter() -> None:
+    graph = TaskGraph()
+    w, g = graph.buffer("w", 8, Role.PARAMETER), graph.buffer("g", 8, Role.GRADIENT)
+    y, z = graph.buffer("y", 8), graph.buffer("z", 8)
+    graph.task("gradient", (w,), (g,), phase="backward")
+    graph.task("reads w", (w,), (y,), phase="backward")
+    graph.task("reads y", (y,), (z,), phase="backward")
+    graph.task("update", (w, g), (w,), phase="update")
+    graph.output(z)
+    assert names(early_updates(graph)) == ["gradient", "reads w", "update", "reads y"]
+
+
+def test_behind_a_norm_over_all_gradients_no_update_moves() -> None:
+    graph = training(2)
+    norm = graph.buffer("norm", 4)
+    gradients = [b for b, buffer in enumerate(graph.buffers) if buffer.role is Role.GRADIENT]
+    updates = [graph.tasks.pop() for _ in range(2)][::-1]
+    graph.task("norm", gradients, (norm,), phase="update")
+    for task in updates:
+        graph.task(task.name, (*task.reads, norm), task.writes, phase="update")
+    assert names(early_updates(graph)) == names(graph)
+
+
+def test_a_scaled_gradient_is_used_before_the_next_is_scaled() -> None:
+    graph = TaskGraph()
+    scale = graph.buffer("scale", 4, Role.INPUT)
+    pairs = [(graph.buffer(f"w{n}", 8, Role.PARAMETER), graph.buffer(f"g{n}", 8)) for n in "ab"]
+    scaled = [graph.buffer(f"h{n}", 8) for n in "ab"]
+    graph.task("backward", [w for w, _ in pairs], [g for _, g in pairs], phase="backward")
+    for (_, g), h in zip(pairs, scaled, strict=True):
+        graph.task(f"scale {h}", (g, scale), (h,), phase="update")
+    for (w, _), h in zip(pairs, scaled, strict=True):
+        graph.task(f"update {h}", (w, h), (w,), phase="update")
+    one, two = scaled
+    assert names(early_updates(graph)) == [
+        "backward", f"scale {one}", f"update {one}", f"scale {two}", f"update {two}",
+    ]  # fmt: skip
+
+
+def test_updates_are_put_together_up_to_so_many_bytes() -> None:
+    graph = early_updates(training(8))
+    big = graph.buffer("big", 2000, Role.PARAMETER)
+    graph.task("the largest task", (big,), (big,))
+    lowered = bucketed_updates(graph, nbytes=900)
+    updates = [task.name for task in lowered.tasks if task.phase == "update"]
+    assert names(lowered)
+    assert updates == ["u7+2", "u4+2", "u1+1"]
+    assert max(lowered.live_bytes()) <= max(graph.live_bytes())
+
+
+def test_a_bucket_is_no_larger_than_the_largest_task() -> None:
+    graph = early_updates(training(6))  # A gradient task touches five buffers, an update three.
+    assert names(bucketed_updates(graph)) == names(graph)
+
+
+def test_a_bucket_closes_before_a_task_that_reads_what_it_updates() -> None:
+    graph = TaskGraph()
+    w, v = graph.buffer("w", 8, Role.PARAMETER), graph.buffer("v", 8, Role.PARAMETER)
+    y, big = graph.buffer("y", 8), graph.buffer("big", 100, Role.PARAMETER)
+    graph.task("large", (big,), (big,))
+    graph.task("update w", (w,), (w,), phase="update")
+    graph.task("reads new w", (w,), (y,))
+    graph.task("update v", (v,), (v,), phase="update")
+    graph.output(y)
+    assert names(bucketed_updates(graph)) == names(graph)
+
+
+def summed(a_role: Role = Role.GRADIENT, **more: float) -> TaskGraph:
+    """c = a + b, then d = 2 c."""
+    graph = TaskGraph()
+    x = graph.buffer("x", 2 * MIB, Role.INPUT)
+    a, b = graph.buffer("a", 2 * MIB, a_role), graph.buffer("b", 2 * MIB)
+    c, d = graph.buffer("c", 2 * MIB), graph.buffer("d", 2 * MIB)
+    value = {n: Value(n, torch.float32, (512, 1024), (1024, 1)) for n in (x, a, b, c, d)}
+    for into in (a, b):
+        copied = Call(aten.mul.Scalar, (value[x], 3.0), {}, (value[into],))
+        graph.task(f"make {into}", (x,), (into,), kernel=copied)
+    add = Call(aten.add.Tensor, (value[a], value[b]), more, (value[c],))
+    graph.task("add", (a, b), (c,), kernel=add, pointwise=True, repeatable=True)
+    use = Call(aten.mul.Scalar, (value[c], 2.0), {}, (value[d],))
+    graph.task("use", (c,), (d,), kernel=use)
+    graph.output(d)
+    return graph
+
+
+def test_a_sum_goes_into_the_summand_that_dies_and_takes_over_its_name() -> None:
+    lowered = add_in_place(summed())
+    lowered.check()
+    add, use = lowered.tasks[2:]
+    assert (add.reads, add.writes, use.reads) == ((1, 2), (1,), (1,))
+    assert add.kernel.op is aten.add_.Tensor and add.kernel.outputs == ()
+    assert not add.repeatable
+    assert use.kernel.args[0].buffer == 1
+
+
+def test_a_sum_goes_into_the_second_summand_if_only_that_one_dies() -> None:
+    lowered = add_in_place(summed(Role.PARAMETER))
+    assert lowered.tasks[2].writes == (2,)
+    assert [value.buffer for value in lowered.tasks[2].kernel.args] == [2, 1]
+
+
+def test_a_sum_with_a_factor_for_the_second_goes_into_the_first_only() -> None:
+    assert add_in_place(summed(alpha=0.5)).tasks[2].writes == (1,)
+    assert add_in_place(summed(Role.PARAMETER, alpha=0.5)).tasks[2].writes == (3,)
+
+
+def test_a_small_sum_stays_as_it_is() -> None:
+    assert add_in_place(summed(), nbytes=4 * MIB).tasks[2].writes == (3,)
+
+
+def test_a_sum_into_half_of_a_buffer_stays_as_it_is() -> None:
+    graph = summed()
+    graph.buffers[1] = type(graph.buffers[1])("a", 4 * MIB)
+    graph.output(2)
+    assert add_in_place(graph).tasks[2].writes == (3,)
+
+
+def test_small_pointwise_neighbours_are_one_task_that_reads_only_from_outside() -> None:
+    graph = TaskGraph()
+    x, y, z, out = (graph.buffer(n, 64, Role.INPUT if n == "x" else Role.TEMPORARY) for n in "xyzo")
+    big = graph.buffer("big", MIB)
+    more = {"pointwise": True, "repeatable": True, "seconds": 1.0}
+    graph.task("to_copy", (x,), (y,), **more)
+    graph.task("mul", (y, x), (z,), **more)
+    graph.task("gelu", (z,), (out,), **more)
+    graph.task("large", (out,), (big,), **more)
+    graph.output(big)
+    lowered = grouped(graph)
+    assert names(lowered) == ["to_copy+2", "large"]
+    group = lowered.tasks[0]
+    assert (group.reads, group.writes) == ((x,), (y, z, out))
+    assert group.repeatable and group.seconds == 3.0
+
+
+def test_a_group_that_changes_what_it_reads_is_not_repeatable() -> None:
+    graph = TaskGraph()
+    x, y = graph.buffer("x", 64, Role.INPUT), graph.buffer("y", 64)
+    graph.task("one", (x,), (y,), pointwise=True, repeatable=True)
+    graph.task("two", (y,), (x,), pointwise=True, repeatable=True)
+    graph.output(x)
+    assert not grouped(graph).tasks[0].repeatable
+
+
+def test_groups_keep_devices_phases_and_draws_apart() -> None:
+    graph = TaskGraph()
+    a, b = graph.buffer("a", 8), graph.buffer("b", 8, device=1)
+    graph.task("one", (), (a,), pointwise=True)
+    graph.task("other device", (), (b,), pointwise=True, device=1)
+    graph.task("phase", (a,), (a,), pointwise=True, phase="backward")
+    draw = graph.task("draw", (), (a,), pointwise=True, phase="backward")
+    graph.task("next draw", (a,), (a,), pointwise=True, phase="backward", after=(draw,))
+    graph.output(a)
+    assert names(grouped(graph)) == names(graph)
+
+
+def test_an_unknown_pass_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(GraphError, match="chunked_los'"):
+        lower(training(2), also=("chunked_los",))
+
+
+def test_lowering_says_what_it_did() -> None:
+    lowered = lower(training(3))
+    lowered.check()
+    assert lowered.notes == []
+    assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]

@@ -1,0 +1,93 @@
+"""Which activations may be made once more, and what the graph is then."""
+
+import pytest
+
+from offload.costs import Costs
+from offload.errors import GraphError
+from offload.recompute import candidates, recomputed, variants
+from offload.taskgraph import Role, TaskGraph
+
+MIB = 1 << 20
+COSTS = Costs(launch=0, copy=0, memory=1e10, h2d=1e10, d2h=1e10)
+
+
+def network(**second: object) -> TaskGraph:
+    """x -norm-> a -cast-> c -mm-> y; the backward pass reads y, c and x, in that order."""
+    graph = TaskGraph()
+    x = graph.buffer("x", MIB, Role.INPUT)
+    w = graph.buffer("w", MIB, Role.PARAMETER)
+    a, c, y, g, h = (graph.buffer(n, MIB, Role.ACTIVATION) for n in "acygh")
+    graph.task("norm", (x, w), (a,), repeatable=True, traffic=3 * MIB)
+    graph.task("cast", (a,), (c,), **{"repeatable": True, "traffic": 2 * MIB, **second})
+    graph.task("mm", (c, w), (y,), repeatable=True, seconds=1.0)
+    graph.task("loss", (y,), (g,), phase="backward")
+    graph.task("mm backward", (g, c), (h,), phase="backward")
+    graph.task("norm backward", (h, x, w), (w,), phase="backward")
+    return graph
+
+
+def test_what_dies_in_the_forward_pass_is_recomputed_with_what_is_made_of_it() -> None:
+    found = {one.buffer: one for one in candidates(network(), COSTS)}
+    assert found[3].chain == (2, 3)
+    assert found[3].ratio == pytest.approx(5 / 2)
+
+
+def test_the_clones_run_right_before_the_first_backward_reader_into_new_buffers() -> None:
+    graph = recomputed(network(), {2, 3})
+    graph.check()
+    assert [task.name for task in graph.tasks] == [
+        "norm", "cast", "mm", "loss", "norm again", "cast again", "mm backward", "norm backward",
+    ]  # fmt: skip
+    norm, cast, backward = graph.tasks[4:7]
+    assert (norm.writes, cast.reads, cast.writes) == ((7,), (7,), (8,))
+    assert backward.reads == (5, 8)
+    assert (cast.recomputes, cast.phase) == ("cast", "backward")
+    assert graph.spans()[1][3] == 2, "the first one is dead after the forward pass"
+
+
+def test_what_may_not_run_again_is_no_candidate() -> None:
+    assert 3 not in {one.buffer for one in candidates(network(repeatable=False), COSTS)}
+    with pytest.raises(GraphError, match="c cannot be recomputed"):
+        recomputed(network(repeatable=False), {3})
+
+
+def test_what_reads_a_parameter_that_was_updated_since_is_no_candidate() -> None:
+    graph = network()
+    late = graph.tasks.pop(4)
+    graph.task("update", (1,), (1,), phase="update")
+    graph.tasks.append(late)
+    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    with pytest.raises(GraphError, match="w changes"):
+        recomputed(graph, {2, 3})
+
+
+def test_an_output_and_what_no_backward_task_reads_are_refused() -> None:
+    graph = network()
+    graph.output(3)
+    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+    with pytest.raises(GraphError, match="a is not needed again"):
+        recomputed(network(), {2})
+
+
+def test_small_results_beside_go_to_buffers_of_their_own_and_large_ones_forbid_it() -> None:
+    graph = network()
+    graph.tasks[0] = type(graph.tasks[0])(
+        "norm", (0, 1), (2, graph.buffer("mean", 64)), repeatable=True
+    )
+    assert recomputed(graph, {2, 3}).tasks[4].writes == (8, 9)
+    graph.buffers[7] = type(graph.buffers[7])("indices", MIB)
+    assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
+
+
+def test_the_variants_grow_and_none_is_there_twice() -> None:
+    found = list(variants(network(), COSTS))
+    assert [name for name, _ in found] == ["none", "all"]
+    assert [len(graph.tasks) for _, graph in found] == [6, 9]
+
+
+def test_a_step_without_a_backward_pass_has_one_variant() -> None:
+    graph = TaskGraph()
+    x, y = graph.buffer("x", MIB, Role.INPUT), graph.buffer("y", MIB)
+    graph.task("f", (x,), (y,), repeatable=True)
+    graph.output(y)
+    assert [name for name, _ in variants(graph, COSTS)] == ["none"]

@@ -1,0 +1,262 @@
+"""Makespans that were worked out by hand. A node's number is its priority."""
+
+from dataclasses import dataclass, replace
+from time import process_time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.costs import Costs
+from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, engine_name
+from offload.simulator import Simulation, simulate
+from offload.taskgraph import TaskGraph
+
+# A second a byte, each way.
+SLOW = Costs(h2d=1, d2h=1, copy=0)
+
+
+class Steps:
+    """Nodes of whole seconds."""
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self.nodes: list[Node] = []
+
+    def task(
+        self, seconds: float, *deps: int, engine: str = "compute", device: int = 0, live: int = 0
+    ) -> int:
+        made = self.graph.buffer(f"b{len(self.nodes)}", live)
+        task = self.graph.task("t", writes=[made], seconds=seconds, engine=engine, device=device)
+        lane = engine_name(engine, device)
+        return self._add(Node(TASK, lane, (), deps, task))
+
+    def copy(self, kind: str, seconds: int, *deps: int, device: int = 0, at: int = 0) -> int:
+        lane = engine_name("h2d" if kind == RELOAD else "d2h", device)
+        return self._add(Node(kind, lane, (), deps, at, 0, seconds))
+
+    def memgraph(self) -> MemGraph:
+        return MemGraph(self.graph, tuple(self.nodes), {}, {}, {}, (), {})
+
+    def simulate(self, costs: Costs = SLOW, order: str = "priority", seed: int = 0) -> Simulation:
+        return simulate(self.memgraph(), costs, order, seed)
+
+    def _add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+
+def layers(count: int, *, levelwise: bool) -> Steps:
+    """The paper's Figures 2 and 3: a layer's weights in two halves, one on each of two devices,
+    that go over one bus, one after the other; each device has room for one half at a time.
+    Level by level, a layer is loaded, then run; else whoever can go on does."""
+    steps = Steps()
+    ran: list[int] = []
+    for _ in range(count):
+        loaded: list[int] = []
+        for half in (0, 1):
+            # Memory: the place is free when the half of the layer before has run.
+            room = ran if levelwise else ran[half : half + 1]
+            loaded.append(steps.copy(RELOAD, 1, *room))  # all on `h2d`: the bus
+        ran = [
+            steps.task(1, *(loaded if levelwise else loaded[half : half + 1]), device=half)
+            for half in (0, 1)
+        ]
+    return steps
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 50])
+def test_layers_on_two_devices_take_what_the_paper_says(count: int) -> None:
+    assert layers(count, levelwise=True).simulate().makespan == 3 * count
+    assert layers(count, levelwise=False).simulate().makespan == 2 * count + 1
+
+
+def test_independent_engines_run_at_the_same_time() -> None:
+    steps = Steps()
+    steps.task(3)
+    steps.copy(RELOAD, 5)
+    steps.copy(OFFLOAD, 4)
+    found = steps.simulate()
+    assert found.makespan == 5
+    assert found.busy == {"compute": 3, "h2d": 5, "d2h": 4}
+    assert (found.bound.seconds, found.bound.engine) == (5, "h2d")
+    assert found.bound.parts == {"compute": 3, "h2d": 5, "d2h": 4, "critical path": 5}
+
+
+def test_a_node_starts_when_the_last_that_it_waits_for_ends() -> None:
+    steps = Steps()
+    a, b = steps.task(2), steps.copy(RELOAD, 5)
+    steps.task(1, a, b)
+    found = steps.simulate()
+    assert found.timeline == (
+        (0, "compute", 0, 2),
+        (1, "h2d", 0, 5),
+        (2, "compute", 5, 6),
+    )
+    assert (found.bound.seconds, found.bound.engine) == (6, "critical path")
+
+
+def test_an_idle_engine_takes_the_ready_node_of_lowest_number() -> None:
+    steps = Steps()
+    load = steps.copy(RELOAD, 2)
+    steps.task(10, load)
+    steps.task(3)
+    steps.task(1)
+    found = steps.simulate()
+    # Node 2 is ready at once and is not broken off when node 1 gets ready; then 1 goes first.
+    assert [(number, begin) for number, _, begin, _ in found.timeline] == [
+        (0, 0),
+        (2, 0),
+        (1, 3),
+        (3, 13),
+    ]
+
+
+def test_in_order_an_engine_waits_for_its_next_node() -> None:
+    steps = Steps()
+    load = steps.copy(RELOAD, 2)
+    steps.task(10, load)
+    steps.task(3)
+    found = steps.simulate(order="in_order")
+    assert [(number, begin) for number, _, begin, _ in found.timeline] == [(0, 0), (1, 2), (2, 12)]
+    assert found.makespan == 15
+    assert steps.simulate().makespan == 13
+
+
+def test_at_random_any_ready_node_may_come_first_and_a_seed_repeats_it() -> None:
+    steps = Steps()
+    for _ in range(3):
+        steps.task(1)
+
+    def first(seed: int) -> int:
+        return steps.simulate(order="random", seed=seed).timeline[0][0]
+
+    assert {first(seed) for seed in range(50)} == {0, 1, 2}
+    for seed in range(5):
+        runs = [steps.simulate(order="random", seed=seed).timeline for _ in range(2)]
+        assert runs[0] == runs[1]
+
+
+def test_the_host_runs_as_many_as_it_has_workers() -> None:
+    steps = Steps()
+    for _ in range(5):
+        steps.task(2, engine="host")
+    two = steps.simulate(Costs(host_workers=2))
+    assert two.makespan == 6
+    assert two.busy == {"host": 10}
+    assert (two.bound.seconds, two.bound.engine) == (5, "host")
+    assert steps.simulate(Costs(host_workers=5)).makespan == 2
+
+
+def test_nodes_that_take_no_time_run_in_turn() -> None:
+    steps = Steps()
+    a = steps.task(0)
+    b = steps.copy(RELOAD, 0, a)
+    steps.task(0, b)
+    found = steps.simulate()
+    assert [number for number, *_ in found.timeline] == [0, 1, 2]
+    assert found.makespan == 0
+
+
+def test_copies_and_tasks_cost_what_the_machine_says() -> None:
+    steps = Steps()
+    steps.graph.task("f", flops=40.0, traffic=10)
+    steps.nodes.append(Node(TASK, "compute", (), (), 0))
+    steps.copy(RELOAD, 30, 0)
+    steps.copy(OFFLOAD, 30, 1)
+    costs = Costs(flops=10, memory=100, launch=1, h2d=10, d2h=15, copy=0.5)
+    assert steps.simulate(costs).makespan == 5 + 3.5 + 2.5
+
+
+def test_phases_on_either_side_of_the_fullest_moment_add_up() -> None:
+    # Forward: 3 s of offloads under 2 s of tasks. Backward: 4 s of reloads under 3 s of tasks.
+    steps = Steps()
+    first = steps.task(1)
+    full = steps.task(1, first, live=100)
+    steps.copy(OFFLOAD, 3, first, at=0)
+    steps.copy(RELOAD, 4, full, at=2)
+    steps.task(3, full)
+    found = steps.simulate()
+    assert found.bound.parts == {"compute": 5, "d2h": 3, "h2d": 4, "critical path": 6}
+    assert found.bound.seconds == 6
+    assert found.two_phase == 7
+
+
+def test_the_two_phases_are_never_below_the_bound() -> None:
+    steps = Steps()
+    first = steps.task(1, live=100)
+    steps.task(1, steps.copy(RELOAD, 9, first, at=0))
+    found = steps.simulate()
+    assert found.two_phase == found.bound.seconds == 11
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    found = Steps().simulate()
+    assert (found.makespan, found.timeline, found.two_phase) == (0, (), 0)
+    assert (found.bound.seconds, found.bound.engine) == (0, "critical path")
+
+
+def test_a_plan_is_simulated_by_its_memgraph() -> None:
+    @dataclass(frozen=True)
+    class Plan:
+        memgraph: MemGraph
+
+    steps = layers(5, levelwise=False)
+    assert simulate(Plan(steps.memgraph()), SLOW) == steps.simulate()
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="'fifo': priority, random or in_order"):
+        layers(1, levelwise=True).simulate(order="fifo")
+
+
+@pytest.mark.parametrize("order", ["priority", "random", "in_order"])
+def test_every_node_runs_once_after_those_it_waits_for(order: str) -> None:
+    steps = layers(20, levelwise=False)
+    ends: dict[int, float] = {}
+    free: dict[str, float] = {}
+    for number, engine, begin, end in steps.simulate(order=order, seed=3).timeline:
+        assert number not in ends
+        assert all(ends[dep] <= begin for dep in steps.nodes[number].deps)
+        assert free.get(engine, 0) <= begin
+        ends[number] = free[engine] = end
+    assert len(ends) == len(steps.nodes)
+
+
+@st.composite
+def random_steps(draw: st.DrawFn) -> Steps:
+    steps = Steps()
+    for number in range(draw(st.integers(0, 25))):
+        before = st.sets(st.integers(0, number - 1), max_size=3) if number else st.just(set())
+        deps, seconds = sorted(draw(before)), draw(st.integers(0, 9))
+        kind = draw(st.sampled_from(["compute", "host", OFFLOAD, RELOAD]))
+        device = 0 if kind == "host" else draw(st.integers(0, 1))
+        if kind in (OFFLOAD, RELOAD):
+            at = draw(st.integers(0, max(0, len(steps.graph.tasks) - 1)))
+            steps.copy(kind, seconds, *deps, device=device, at=at)
+        else:
+            live = draw(st.integers(0, 100))
+            steps.task(seconds, *deps, engine=kind, device=device, live=live)
+    return steps
+
+
+@given(random_steps(), st.sampled_from(["priority", "random", "in_order"]), st.integers(1, 3))
+@settings(deadline=None)
+def test_no_order_beats_the_bound_or_wastes_all_engines_at_once(
+    steps: Steps, order: str, workers: int
+) -> None:
+    found = steps.simulate(replace(SLOW, host_workers=workers), order)
+    assert found.bound.seconds <= found.makespan * (1 + 1e-9)
+    assert found.bound.seconds == found.bound.parts[found.bound.engine]
+    assert found.bound.seconds == max(found.bound.parts.values())
+    assert found.two_phase >= found.bound.seconds
+    # Some engine works at every moment.
+    assert found.makespan <= sum(found.busy.values())
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_nodes_take_seconds() -> None:
+    steps = layers(25_000, levelwise=False)
+    begin = process_time()
+    assert steps.simulate().makespan == 50_001
+    assert process_time() - begin < 3
