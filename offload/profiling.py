@@ -1,0 +1,345 @@
+"""What every kernel allocates, and how long it takes, found by running it on made-up tensors.
+
+    allocate 64 ........ free              hidden: a place in the task's workspace, by its lifetime
+          allocate 128 ..................  an output: the LAST allocation at its address
+    ------------------------------> t      (an op may get an address that it freed before)
+
+Calls that differ in nothing but their buffers are run once for all. All of them use the same
+memory in turn, as much as the largest call needs. The random generator is put back afterwards.
+
+Worker threads of an op are not watched: what they allocate is counted, no more.
+
+Without the allocator shim nothing can be placed: PyTorch's own profiler tells the bytes.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile, record_function
+from torch.utils import _pytree as pytree
+
+from offload.kernels import Call, Calls, Value
+from offload.memgraph import ALIGNMENT, TASK, Access, Node, Place
+from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
+from offload.shim import Event, Log, Shim, available
+from offload.taskgraph import Task, TaskGraph
+
+MARK = "perfect-training: another call"
+SHORT = 0.005
+"""Seconds: what takes less is timed once more, for the first time may have been unlucky."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one call."""
+
+    allocations: tuple[Allocation, ...] | None
+    """None: unknown, its outputs are copied."""
+    workspace: int
+    unplaced: int
+    seconds: float | None
+    elsewhere: int = 0
+    """Bytes that it allocates on threads of its own, where nothing can be placed."""
+    failure: str = ""
+
+
+def measured(graph: TaskGraph) -> TaskGraph:
+    """The same graph, every task with its workspace, its seconds and its calls' allocations."""
+    calls: dict[Any, Call] = {}
+    keys = [_keys(task, calls) for task in graph.tasks]
+    bench = _Bench(max((sum(map(_rounded, _sizes(call))) for call in calls.values()), default=0))
+    random = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            costs = bench.costs(calls)
+    finally:
+        torch.set_rng_state(random)
+    new = graph.with_tasks(
+        [
+            _with(task, [costs[key] for key in found]) if found else task
+            for task, found in zip(graph.tasks, keys, strict=True)
+        ]
+    )
+    new.notes.extend(_notes(costs))
+    return new
+
+
+def _keys(task: Task, calls: dict[Any, Call]) -> list[Any]:
+    """What to look its calls up by; new ones are added."""
+    if not isinstance(task.kernel, Call | Calls):
+        return []
+    keys = []
+    for call in map(_at_zero, task.kernel.calls):
+        keys.append(_signature(call))
+        calls.setdefault(keys[-1], call)
+    return keys
+
+
+def _with(task: Task, costs: Sequence[Cost]) -> Task:
+    calls = tuple(
+        replace(call, allocations=cost.allocations)
+        for call, cost in zip(task.kernel.calls, costs, strict=True)
+    )
+    seconds = [cost.seconds for cost in costs if cost.seconds is not None]
+    return replace(
+        task,
+        kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
+        workspace=max(cost.workspace for cost in costs),
+        unplaced=max(cost.unplaced for cost in costs),
+        seconds=sum(seconds) if len(seconds) == len(costs) else task.seconds,
+    )
+
+
+def _notes(costs: Mapping[Any, Cost]) -> list[str]:
+    failed = {cost.failure for cost in costs.values() if cost.failure}
+    lines = [f"did not run on made-up tensors, outputs are copied: {f}" for f in failed]
+    most = max((cost.elsewhere for cost in costs.values()), default=0)
+    if most:
+        apart = {name(key[0]) for key, cost in costs.items() if cost.elsewhere}
+        lines.append(
+            f"up to {most} bytes that threads of {', '.join(sorted(apart))} allocate are not placed"
+        )
+    return sorted(lines)
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, Value)
+
+
+def _values(tree: Any) -> list[Value]:
+    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_value) if _is_value(leaf)]
+
+
+def _end(value: Value) -> int:
+    """Bytes from the buffer's begin to the end of the value."""
+    if 0 in value.size:
+        return 0
+    last = sum((n - 1) * step for n, step in zip(value.size, value.stride, strict=True))
+    return (value.offset + last + 1) * value.dtype.itemsize
+
+
+def _at_zero(call: Call) -> Call:
+    """The same call over buffers 0, 1, ... that begin where it first touches them."""
+    inputs = _values((call.args, dict(call.kwargs)))
+    names: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for value in (*inputs, *filter(None, call.outputs)):
+        names.setdefault(value.buffer, len(names))
+        begin = value.offset * value.dtype.itemsize // ALIGNMENT * ALIGNMENT
+        first[value.buffer] = min(first.get(value.buffer, begin), begin)
+    for value in filter(None, call.outputs):
+        first[value.buffer] = 0  # what the op allocates begins where the buffer does
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        offset = leaf.offset - first[leaf.buffer] // leaf.dtype.itemsize
+        return replace(leaf, buffer=names[leaf.buffer], offset=offset)
+
+    args, kwargs = pytree.tree_map(moved, (call.args, dict(call.kwargs)), is_leaf=_is_value)
+    outputs = tuple(None if v is None else moved(v) for v in call.outputs)
+    return replace(call, args=args, kwargs=kwargs, outputs=outputs, allocations=None)
+
+
+def _signature(call: Call) -> tuple[Any, ...]:
+    # Objects that do the same to other tensors (updates) may say so.
+    op = getattr(call.op, "alike", call.op)
+    return (op, _frozen(call.args), _frozen(dict(call.kwargs)), call.outputs)
+
+
+def _frozen(tree: Any) -> Any:
+    """Something to look it up by: 1, 1.0 and True are three things."""
+    if isinstance(tree, dict):
+        return tuple((name, _frozen(tree[name])) for name in sorted(tree))
+    if isinstance(tree, tuple | list):
+        return (type(tree), *map(_frozen, tree))
+    return (type(tree), tree)
+
+
+def _sizes(call: Call) -> tuple[int, ...]:
+    """Of its buffers, as much of each as it touches."""
+    ends: dict[int, int] = {}
+    for value in (*_values((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
+        ends[value.buffer] = max(ends.get(value.buffer, 0), _end(value))
+    return tuple(ends[b] for b in range(len(ends)))
+
+
+def _places(call: Call) -> list[Place]:
+    """One buffer after the other."""
+    places, end = [], 0
+    for nbytes in _sizes(call):
+        places.append(Place(0, end, nbytes))
+        end += _rounded(nbytes)
+    return places
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class _Bench:
+    """Runs calls in memory that it uses again and again."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = torch.empty(nbytes, dtype=torch.uint8)
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._bindings = Bindings()
+
+    def costs(self, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
+        shim = available()
+        if shim is not None:
+            one = functools.partial(self._placed, shim)
+            return {key: self._cost(one, call) for key, call in calls.items()}
+        watched: Any = profile(use_cpu=True, profile_memory=True)
+        with watched:
+            costs = [self._cost(self._copied, call) for call in calls.values()]
+        peaks = _peaks(watched.kineto_results.events())
+        return {
+            key: cost if cost.failure else replace(cost, unplaced=peak)
+            for key, cost, peak in zip(calls, costs, peaks, strict=True)
+        }
+
+    def _cost(self, one: Callable[[Call], Cost], call: Call) -> Cost:
+        with record_function(MARK):
+            self._fill(call)
+        try:
+            return one(call)
+        except Exception as error:
+            failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
+            outputs = _rounded(sum(_end(value) for value in call.outputs if value is not None))
+            return Cost(None, outputs, outputs, None, failure=failure)
+
+    def _placed(self, shim: Shim, call: Call) -> Cost:
+        run = self._bound(replace(call, outputs=()), 0, COPY)
+        begin = time.perf_counter()
+        homes, log = shim.record(run, _homes)
+        if time.perf_counter() - begin < SHORT:  # its first run may have filled caches of its own
+            homes, log = shim.record(run, _homes)
+        outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
+        allocations = _allocations(log, outputs)
+        ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
+        workspace = _rounded(max(ends, default=0))
+        run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
+        return Cost(allocations, workspace, _peak(log), self._seconds(run), log.elsewhere)
+
+    def _copied(self, call: Call) -> Cost:
+        return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
+
+    def _seconds(self, run: Run) -> float:
+        best = _timed(run)
+        return min(best, _timed(run)) if best < SHORT else best
+
+    def _bound(self, call: Call, workspace: int, mode: str) -> Run:
+        """The call on made-up tensors, whatever is in them."""
+        if workspace > self._workspace.numel():
+            self._workspace = torch.empty(workspace, dtype=torch.uint8)
+        graph = TaskGraph()
+        places = _places(call)
+        graph.task("call", range(len(places)), kernel=call, workspace=workspace)
+        accesses = [Access(place, b, True, True) for b, place in enumerate(places)]
+        if workspace:
+            accesses.append(Access(Place(1, 0, workspace), None, True, True))
+        node = Node(TASK, "compute", tuple(accesses), (), task=0)
+        arenas = {0: self._memory, 1: self._workspace}
+        return bind_task(graph, node, arenas, mode, None, self._bindings)
+
+    def _fill(self, call: Call) -> None:
+        """Floats are 1, everything else 0, as an index must be."""
+        places = _places(call)
+        for value in _values((call.args, dict(call.kwargs))):
+            place = places[value.buffer]
+            whole = place.nbytes // value.dtype.itemsize * value.dtype.itemsize
+            memory = self._memory[place.offset : place.offset + whole].view(value.dtype)
+            memory.fill_(1 if value.dtype.is_floating_point else 0)
+
+
+def _timed(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _homes(result: Any) -> list[int]:
+    """Where the storage of each result begins; 0 for what is no tensor."""
+    return [
+        found.untyped_storage().data_ptr() if isinstance(found, torch.Tensor) else 0
+        for found in flat(result)
+    ]
+
+
+def _allocations(log: Log, outputs: Mapping[int, int]) -> tuple[Allocation, ...]:
+    """`outputs`: by position, where they lie. What outlives the call and its results has no place:
+    the op keeps it for itself."""
+    sizes: list[int] = []
+    ends: list[int | None] = []
+    begins: list[int] = []
+    live: dict[int, int] = {}
+    owner: dict[int, int] = {}
+    for moment, event in enumerate((*log.events, Event(0, 0))):
+        if moment == log.returned:
+            owner = {live[a]: n for n, a in outputs.items() if a in live}
+        if event.nbytes:
+            live[event.address] = len(sizes)
+            sizes.append(event.nbytes)
+            begins.append(moment)
+            ends.append(None)
+        elif event.address in live:
+            ends[live.pop(event.address)] = moment
+    hidden = [
+        (sizes[n], begins[n], end, n)
+        for n, end in enumerate(ends)
+        if end is not None and n not in owner
+    ]
+    offsets = _packed(hidden)
+    return tuple(
+        Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
+        for n, nbytes in enumerate(sizes)
+    )
+
+
+def _packed(blocks: Sequence[tuple[int, int, int, int]]) -> dict[int, int]:
+    """Offsets for (bytes, begin, end, number): those that live at once lie apart. Large first."""
+    placed: list[tuple[int, int, int, int]] = []
+    offsets: dict[int, int] = {}
+    for nbytes, begin, end, number in sorted(blocks, key=lambda block: (-block[0], block[3])):
+        offset = 0
+        for low, high, first, last in sorted(placed):
+            if first < end and begin < last:
+                if offset + nbytes <= low:
+                    break
+                offset = max(offset, _rounded(high))
+        placed.append((offset, offset + nbytes, begin, end))
+        offsets[number] = offset
+    return offsets
+
+
+def _peak(log: Log) -> int:
+    """The most bytes that it had at once. Frees of what others allocated do not count."""
+    live: dict[int, int] = {}
+    now = peak = 0
+    for event in log.events:
+        if event.nbytes:
+            live[event.address] = event.nbytes
+            now += event.nbytes
+            peak = max(peak, now)
+        else:
+            now -= live.pop(event.address, 0)
+    return peak
+
+
+def _peaks(events: Sequence[Any]) -> list[int]:
+    """The same from PyTorch's profiler, for every call: from its mark to the next."""
+    peaks: list[int] = []
+    live = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == MARK:
+            peaks.append(0)
+            live = 0
+        elif event.name() == "[memory]" and peaks:
+            live += event.nbytes()
+            peaks[-1] = max(peaks[-1], live)
+    return peaks

@@ -1,0 +1,472 @@
+"""Ops at planned addresses: the bits of the plain op, nothing copied, nothing allocated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from offload import shim
+from offload.errors import GraphError
+from offload.kernels import Call, Calls, Value
+from offload.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
+from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, chosen, fast
+from offload.profiling import measured
+from offload.taskgraph import TaskGraph
+
+aten = torch.ops.aten
+PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
+MODES = [COPY, pytest.param(SHIM, marks=PLACED)]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def flat(result: Any) -> list[Any]:
+    return [result] if isinstance(result, torch.Tensor) else list(result or ())
+
+
+class Rig:
+    """A graph of calls on copies of given tensors; every buffer has a place of its own."""
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self.storages: dict[int, int] = {}
+        self.begin: dict[int, torch.Tensor] = {}
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            b = self.graph.buffer(f"b{len(self.storages)}", storage.nbytes(), "input")
+            self.storages[storage._cdata] = b
+            self.begin[b] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+        return Value(
+            self.storages[storage._cdata],
+            tensor.dtype,
+            tuple(tensor.size()),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+        )
+
+    def call(self, op: Any, args: Any, kwargs: Any) -> Call:
+        """`op` runs right now: what it returns and changes is what the bound one must."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.value, (args, kwargs))
+        mine = {v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)}
+        views = {v: self.fresh(v) for v in mine}
+        call = Call(op, args, kwargs)
+        given, named = call.arguments(views.__getitem__)
+        results = flat(op(*given, **named))
+        old = {v.untyped_storage().data_ptr() for v in views.values()}
+        outputs: list[Value | None] = []
+        for found in results:
+            new = isinstance(found, torch.Tensor) and (
+                found.untyped_storage().data_ptr() not in old and found.numel() > 0
+            )
+            outputs.append(self.output(found) if new else None)
+        self.changed = views
+        self.results = results
+        self.outputs = outputs
+        return replace(call, outputs=tuple(outputs))
+
+    def fresh(self, value: Value) -> torch.Tensor:
+        storage = self.shared.setdefault(value.buffer, self.begin[value.buffer].clone())
+        empty = torch.empty(0, dtype=value.dtype)
+        return empty.set_(storage.untyped_storage(), value.offset, value.size, value.stride)
+
+    @property
+    def shared(self) -> dict[int, torch.Tensor]:
+        return self.__dict__.setdefault("_shared", {})
+
+    def output(self, found: torch.Tensor) -> Value:
+        storage = found.untyped_storage()
+        b = self.graph.buffer(f"out{len(self.graph.buffers)}", storage.nbytes())
+        return Value(
+            b, found.dtype, tuple(found.size()), found.stride(), int(found.storage_offset())
+        )
+
+
+@dataclass
+class Bound:
+    """The graph's only task, on an arena of its own."""
+
+    run: Run
+    arena: torch.Tensor
+    places: list[Place]
+    bindings: Bindings
+
+    def view(self, value: Value) -> torch.Tensor:
+        first = self.places[value.buffer].offset // value.dtype.itemsize + value.offset
+        empty = torch.empty(0, dtype=value.dtype)
+        return empty.set_(self.arena.untyped_storage(), first, value.size, value.stride)
+
+    def fill(self, begin: dict[int, torch.Tensor]) -> None:
+        for b, content in begin.items():
+            place = self.places[b]
+            self.arena[place.offset : place.offset + place.nbytes] = content
+
+
+def bound(graph: TaskGraph, mode: str, *, workspace: bool = True) -> Bound:
+    places, end = [], ALIGNMENT
+    for buffer in graph.buffers:
+        places.append(Place(0, end, buffer.nbytes))
+        end += aligned(buffer.nbytes) + ALIGNMENT
+    [task] = graph.tasks
+    room = Place(0, end, task.workspace)
+    arena = torch.full((end + aligned(task.workspace),), 255, dtype=torch.uint8)
+    accesses = [Access(places[b], b, b in task.reads, b in task.writes) for b in task.touches]
+    large = task.workspace > SMALL_WORKSPACE
+    if large and workspace:
+        accesses.append(Access(room, None, True, True))
+    node = Node("task", "compute", tuple(accesses), (), task=0)
+    scratch = room if task.workspace and not large else None
+    bindings = Bindings()
+    run = bind_task(graph, node, {0: arena}, mode, scratch, bindings)
+    return Bound(run, arena, places, bindings)
+
+
+def rigged(op: Any, *args: Any, **kwargs: Any) -> tuple[Rig, TaskGraph]:
+    rig = Rig()
+    call = rig.call(op, args, kwargs)
+    everything = range(len(rig.graph.buffers))
+    rig.graph.task("it", everything, everything, kernel=call)
+    return rig, measured(rig.graph)
+
+
+def t(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(size).to(dtype)
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(memory_format=torch.channels_last)
+
+
+def sdpa_backward() -> tuple[Any, ...]:
+    q, k, v = t(2, 3, 16, 8), t(2, 3, 16, 8), t(2, 3, 16, 8)
+    out, logs = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return op, t(2, 3, 16, 8), q, k, v, out, logs, 0.0, True
+
+
+def convolution_backward(mask: list[bool]) -> tuple[Any, ...]:
+    op = aten.convolution_backward.default
+    rest = [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask
+    return op, t(2, 8, 12, 12), t(2, 4, 12, 12), t(8, 4, 3, 3), *rest
+
+
+def adamw() -> tuple[Any, ...]:
+    op = aten._fused_adamw_.default
+    return op, [t(7, 5)], [t(7, 5)], [t(7, 5)], [t(7, 5).abs()], [], [torch.tensor(3.0)]
+
+
+def labels(*size: int) -> torch.Tensor:
+    return torch.randint(0, 5, size)
+
+
+ADAMW = {
+    "lr": 0.1,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "weight_decay": 0.01,
+    "eps": 1e-8,
+    "amsgrad": False,
+    "maximize": False,
+}
+CONVOLUTION = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "mm": lambda: (aten.mm.default, t(9, 33), t(33, 17)),
+    "mm of a transposed view": lambda: (aten.mm.default, t(33, 9).t(), t(33, 17)),
+    "mm in bfloat16": lambda: (
+        aten.mm.default,
+        t(64, 64, dtype=torch.bfloat16),
+        t(64, 64, dtype=torch.bfloat16),
+    ),
+    "addmm": lambda: (aten.addmm.default, t(17), t(9, 33), t(33, 17)),
+    "attention": lambda: (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        *(t(2, 3, 16, 8), t(2, 3, 16, 8), t(2, 3, 16, 8), 0.0, True),
+    ),
+    "attention backward": sdpa_backward,
+    "convolution": lambda: (
+        aten.convolution.default,
+        *(t(2, 4, 12, 12), t(8, 4, 3, 3), t(8), *CONVOLUTION),
+    ),
+    "convolution, channels last": lambda: (
+        aten.convolution.default,
+        *(channels_last(t(2, 4, 12, 12)), channels_last(t(8, 4, 3, 3)), None, *CONVOLUTION),
+    ),
+    "convolution backward": lambda: convolution_backward([True, True, True]),
+    "convolution backward of the weight": lambda: convolution_backward([False, True, False]),
+    "embedding": lambda: (aten.embedding.default, t(11, 6), labels(2, 7)),
+    "embedding backward": lambda: (
+        aten.embedding_dense_backward.default,
+        *(t(2, 7, 6), labels(2, 7), 11, -1, False),
+    ),
+    "batch norm": lambda: (
+        aten.native_batch_norm.default,
+        *(t(4, 3, 5, 5), t(3), t(3), t(3), t(3).abs(), True, 0.1, 1e-5),
+    ),
+    "batch norm backward": lambda: (
+        aten.native_batch_norm_backward.default,
+        *(t(4, 3, 5, 5), t(4, 3, 5, 5), t(3), t(3), t(3).abs(), t(3), t(3).abs()),
+        *(True, 1e-5, [True, True, True]),
+    ),
+    "layer norm": lambda: (aten.native_layer_norm.default, t(4, 6), [6], t(6), t(6), 1e-5),
+    "layer norm backward": lambda: (
+        aten.native_layer_norm_backward.default,
+        *(t(4, 6), t(4, 6), [6], t(4, 1), t(4, 1), t(6), t(6), [True, True, True]),
+    ),
+    "max pool with indices": lambda: (
+        aten.max_pool2d_with_indices.default,
+        *(t(2, 3, 8, 8), [2, 2], [2, 2]),
+    ),
+    "cat": lambda: (aten.cat.default, [t(3, 4), t(5, 4)], 0),
+    "sum": lambda: (aten.sum.dim_IntList, t(6, 7), [0], True),
+    "sum of all": lambda: (aten.sum.default, t(600, 70)),
+    "log softmax": lambda: (aten._log_softmax.default, t(6, 11), 1, False),
+    "softmax": lambda: (aten._softmax.default, t(6, 11), 1, False),
+    "nll loss": lambda: (aten.nll_loss_forward.default, t(6, 5), labels(6), None, 1, -100),
+    "nll loss backward": lambda: (
+        aten.nll_loss_backward.default,
+        *(t(), t(6, 5), labels(6), None, 1, -100, torch.tensor(6.0)),
+    ),
+    "fused AdamW": lambda: (*adamw(), ADAMW),
+    "bernoulli_": lambda: (aten.bernoulli_.float, t(40, 3), 0.4),
+    "mul by a number": lambda: (aten.mul.Tensor, t(5, 5), 0.3),
+    "add_ with alpha": lambda: (aten.add_.Tensor, t(5, 5), t(5, 5), {"alpha": 0.3}),
+    "gelu": lambda: (aten.gelu.default, t(5, 5)),
+    "to bfloat16": lambda: (aten._to_copy.default, t(5, 5), {"dtype": torch.bfloat16}),
+    "clone": lambda: (aten.clone.default, t(5, 6).t()),
+    "topk": lambda: (aten.topk.default, t(5, 60), 3),
+    "full": lambda: (aten.full.default, [3, 4], 2.5),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_an_op_gives_the_plain_bits_at_its_planned_address(case: str, mode: str) -> None:
+    torch.manual_seed(3)
+    op, *args = CASES[case]()
+    kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
+    torch.manual_seed(4)
+    rig, graph = rigged(op, *args, **kwargs)
+    there = bound(graph, mode)
+    outputs = [value for value in rig.outputs if value is not None]
+    for _ in range(3):
+        there.fill(rig.begin)
+        torch.manual_seed(4)
+        there.run()
+        for value, found in zip(rig.outputs, rig.results, strict=True):
+            assert value is None or torch.equal(there.view(value), found)
+        for value, changed in rig.changed.items():
+            assert torch.equal(there.view(value), changed)
+    assert there.bindings.missed == 0
+    expected = (len(outputs), 0) if mode == SHIM else (0, len(outputs))
+    assert (there.bindings.placed, there.bindings.copied) == expected
+
+
+@PLACED
+@pytest.mark.parametrize("case", CASES)
+def test_an_op_at_its_planned_address_allocates_nothing(case: str, one_thread: None) -> None:
+    op, *args = CASES[case]()
+    kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
+    rig, graph = rigged(op, *args, **kwargs)
+    there = bound(graph, SHIM)
+    there.fill(rig.begin)
+    there.run()
+    with shim.load().counting() as passed:
+        there.run()
+        assert (passed.allocations, passed.peak) == (0, 0)
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    """Workers of an op allocate for themselves: attention backward, 64 bytes each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_lies_around_the_places_of_a_task_stays_as_it_was(mode: str) -> None:
+    rig, graph = rigged(*convolution_backward([True, True, True]))
+    there = bound(graph, mode)
+    there.fill(rig.begin)
+    there.run()
+    covered = torch.zeros_like(there.arena, dtype=torch.bool)
+    for place in there.places:
+        covered[place.offset : place.offset + place.nbytes] = True
+    end = max(place.offset + place.nbytes for place in there.places)
+    assert (there.arena[:end][~covered[:end]] == 255).all()
+
+
+@PLACED
+def test_a_large_workspace_without_a_place_stays_outside() -> None:
+    args = t(64, 64, 16, 16), t(64, 64, 3, 3), None, *CONVOLUTION
+    rig, graph = rigged(aten.convolution.default, *args)
+    assert graph.tasks[0].workspace > SMALL_WORKSPACE
+    there = bound(graph, SHIM, workspace=False)
+    there.fill(rig.begin)
+    there.run()
+    with shim.load().counting() as passed:
+        there.run()
+        assert 0 < passed.peak <= graph.tasks[0].workspace
+    [value] = [v for v in rig.outputs if v]
+    assert torch.equal(there.view(value), rig.results[0])
+    assert (there.bindings.placed, there.bindings.missed) == (1, 0)
+
+
+@PLACED
+def test_an_op_that_allocates_unlike_its_record_is_copied_to_its_place() -> None:
+    rig, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    [task] = graph.tasks
+    for wrong in ((Allocation(65, output=0),), (), (Allocation(64, output=0), Allocation(64))):
+        broken = replace(task, kernel=replace(task.kernel, allocations=wrong))
+        there = bound(graph.with_tasks([broken]), SHIM)
+        for _ in range(2):
+            there.fill(rig.begin)
+            there.run()
+            assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
+        placed = len(wrong) == 2
+        assert (there.bindings.placed, there.bindings.copied) == (placed, not placed)
+        assert there.bindings.missed == placed
+
+
+@PLACED
+def test_outputs_that_were_born_at_each_others_places_are_put_right() -> None:
+    rig, graph = rigged(aten.var_mean.correction, t(6, 7), [1], correction=1)
+    [task] = graph.tasks
+    first, second = (v for v in rig.outputs if v)
+    swapped = replace(task.kernel, allocations=None)
+    places = {0: 1, 1: 0}
+    crossed = tuple(
+        replace(a, output=places[a.output]) if a.output is not None else a
+        for a in task.kernel.allocations
+    )
+    swapped = replace(task.kernel, allocations=crossed)
+    there = bound(graph.with_tasks([replace(task, kernel=swapped)]), SHIM)
+    for _ in range(2):
+        there.fill(rig.begin)
+        there.run()
+        assert torch.equal(there.view(first), rig.results[0])
+        assert torch.equal(there.view(second), rig.results[1])
+    assert there.bindings.copied == 2
+
+
+@PLACED
+def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
+    rig, _ = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    there = bound(rig.graph, SHIM)
+    there.fill(rig.begin)
+    there.run()
+    assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
+    assert (there.bindings.placed, there.bindings.copied) == (0, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_output_of_another_shape_or_type_is_an_error(mode: str) -> None:
+    _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    [task] = graph.tasks
+    value = task.kernel.outputs[0]
+    for wrong in (replace(value, size=(4, 2)), replace(value, dtype=torch.int32)):
+        other = replace(task, kernel=replace(task.kernel, outputs=(wrong,)))
+        there = bound(graph.with_tasks([other]), mode)
+        with pytest.raises(GraphError, match=r"aten\.mm\.default: output 0 is torch\.float32"):
+            there.run()
+
+
+def test_a_tensor_that_does_not_fit_its_buffer_is_refused() -> None:
+    _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
+    [task] = graph.tasks
+    wrong = replace(task.kernel.outputs[0], offset=1)
+    other = replace(task, kernel=replace(task.kernel, outputs=(wrong,)))
+    with pytest.raises(GraphError, match="does not fit"):
+        bound(graph.with_tasks([other]), COPY)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_calls_of_a_task_share_its_workspace(mode: str) -> None:
+    graph = TaskGraph()
+    x, y, z = (graph.buffer(name, 4 * 64) for name in "xyz")
+    values = [Value(b, torch.float32, (64,), (1,)) for b in (x, y, z)]
+    calls = (
+        Call(aten.mul.Tensor, (values[0], 0.5), outputs=(values[1],)),
+        Call(aten.add.Tensor, (values[1], 3.0), outputs=(values[2],)),
+    )
+    graph.task("both", (x,), (y, z), kernel=Calls(calls))
+    graph = measured(graph)
+    there = bound(graph, mode)
+    there.fill({0: torch.ones(64).view(torch.uint8)})
+    there.run()
+    assert (there.view(values[2]) == 3.5).all()
+    assert graph.tasks[0].workspace == (2 * ALIGNMENT if shim.available() else 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_plain_function_gets_the_bytes_of_what_it_reads_and_writes(mode: str) -> None:
+    def double(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        writes[0].copy_(reads[0] * 2)
+
+    graph = TaskGraph()
+    a, b = graph.buffer("a", 10), graph.buffer("b", 10)
+    graph.task("double", [a], [b], kernel=double)
+    graph.task("nothing", [a])
+    graph = measured(graph)
+    there = bound(graph.with_tasks(graph.tasks[:1]), mode)
+    there.fill({0: torch.arange(10, dtype=torch.uint8)})
+    there.run()
+    begin = there.places[1].offset
+    assert there.arena[begin : begin + 10].tolist() == [*range(0, 20, 2)]
+    bound(graph.with_tasks(graph.tasks[1:]), mode).run()
+
+
+def test_a_task_from_device_to_device_copies_the_buffer() -> None:
+    graph = TaskGraph()
+    a, b = graph.buffer("a", 10, device=0), graph.buffer("b", 10, device=1)
+    graph.task("move", [a], [b], engine="d2d")
+    arenas = {n: torch.full((128,), n, dtype=torch.uint8) for n in (0, 1)}
+    accesses = (Access(Place(0, 0, 10), a, True, False), Access(Place(1, 64, 10), b, False, True))
+    bind_task(graph, Node("task", "d2d0-1", accesses, (), task=0), arenas, COPY)()
+    assert arenas[1].tolist() == [1] * 64 + [0] * 10 + [1] * 54
+
+
+@PLACED
+def test_the_shim_may_be_had_by_name_or_by_default() -> None:
+    assert [chosen(mode) for mode in ("auto", SHIM, COPY)] == [SHIM, SHIM, COPY]
+    with pytest.raises(ValueError, match="'out'"):
+        chosen("out")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fast_callable_of_an_op_is_the_same_overload(case: str) -> None:
+    op, *args = CASES[case]()
+    kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
+    known: dict[Any, Any] = {}
+    found = fast(op, args, kwargs, known)
+    assert fast(op, args, kwargs, known) is found
+    assert len(known) == 1
+    copies = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    torch.manual_seed(5)
+    expected = flat(op(*args, **kwargs))
+    torch.manual_seed(5)
+    result = flat(found(*copies[0], **copies[1]))
+    for a, b in zip(expected, result, strict=True):
+        assert a is b is None or (torch.equal(a, b) and a.stride() == b.stride())
+
+
+def test_common_ops_have_a_faster_twin() -> None:
+    x = t(4, 4)
+    assert fast(aten.mm.default, (x, x), {}, {}) is torch.mm
+    assert fast(aten.add_.Tensor, (x, x), {}, {}) is torch.Tensor.add_
+    # torch.add of a tensor and a number is another overload.
+    assert fast(aten.add.Scalar, (x, 1.0), {}, {}) is aten.add.Scalar

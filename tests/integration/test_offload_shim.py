@@ -1,0 +1,388 @@
+"""The allocator over PyTorch's own: what it serves, records, counts, and leaves alone."""
+
+import functools
+import multiprocessing
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offload import shim
+from offload.errors import OffloadError
+from offload.placement import COPY, SHIM, chosen
+from offload.shim import Shim
+
+Run = Callable[[], object]
+PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
+
+
+@pytest.fixture
+def placed() -> Shim:
+    return shim.load()
+
+
+@pytest.fixture
+def arena() -> torch.Tensor:
+    return torch.zeros(1 << 16, dtype=torch.uint8)
+
+
+def fill(value: float, numel: int = 16) -> Run:
+    return functools.partial(torch.full, (numel,), value)
+
+
+def content(arena: torch.Tensor, offset: int, numel: int = 16) -> list[float]:
+    return arena[offset : offset + 4 * numel].view(torch.float32).tolist()
+
+
+def content_is(arena: torch.Tensor, offset: int, value: float) -> bool:
+    return content(arena, offset) == [value] * 16
+
+
+def never(result: Any) -> bool:
+    return False
+
+
+@PLACED
+def test_each_allocation_of_a_call_gets_the_address_of_its_slot(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    def call() -> list[torch.Tensor]:
+        return [torch.full((16,), 1.0), torch.full((32,), 2.0), torch.full((16,), 3.0)]
+
+    base = arena.data_ptr()
+    run = placed.bind(call, [(64, base), (128, base + 512), (64, base + 128)], never)
+    run()
+    assert content_is(arena, 0, 1.0)
+    assert content(arena, 512, 32) == [2.0] * 32
+    assert content_is(arena, 128, 3.0)
+
+
+@PLACED
+def test_a_slot_without_an_address_is_allocated_as_ever(placed: Shim, arena: torch.Tensor) -> None:
+    results: list[torch.Tensor] = []
+
+    def call() -> None:
+        results.extend([torch.full((16,), 1.0), torch.full((16,), 2.0)])
+
+    placed.bind(call, [(64, 0), (64, arena.data_ptr())], never)()
+    assert results[1].data_ptr() == arena.data_ptr()
+    assert results[0].tolist() == [1.0] * 16
+
+
+@PLACED
+def test_empty_tensors_take_no_slot(placed: Shim, arena: torch.Tensor) -> None:
+    def call() -> list[torch.Tensor]:
+        return [torch.empty(0), torch.full((16,), 2.0), torch.empty(3, 0)]
+
+    settled: list[Any] = []
+    placed.bind(call, [(64, arena.data_ptr())], lambda result: bool(settled.append(result)))()
+    assert content_is(arena, 0, 2.0)
+    assert len(settled) == 1
+
+
+@PLACED
+@pytest.mark.parametrize("slots", [[(65, 0)], [(63, 0)], [], [(64, 0), (64, 64)]])
+def test_a_call_that_allocates_unlike_its_slots_is_told_every_time(
+    slots: list[tuple[int, int]], placed: Shim, arena: torch.Tensor
+) -> None:
+    told: list[list[float]] = []
+
+    def settle(result: torch.Tensor) -> bool:
+        told.append(result.tolist())
+        return False
+
+    base = arena.data_ptr()
+    run = placed.bind(fill(5.0), [(nbytes, base + at) for nbytes, at in slots], settle)
+    for _ in range(3):
+        run()
+    assert told == [[5.0] * 16] * 3
+    fitting = len(slots) == 2
+    assert content_is(arena, 0, 5.0 if fitting else 0.0)
+
+
+@PLACED
+def test_after_the_first_allocation_that_does_not_fit_nothing_is_served(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    def call() -> list[torch.Tensor]:
+        return [torch.full((16,), 1.0), torch.full((20,), 2.0), torch.full((16,), 3.0)]
+
+    base = arena.data_ptr()
+    placed.bind(call, [(64, base), (64, base + 64), (64, base + 128)], never)()
+    assert content_is(arena, 0, 1.0)
+    assert not arena[64:].any()
+
+
+@PLACED
+def test_a_result_is_looked_at_once_or_for_as_long_as_asked(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    answers = [True, True, False]
+    run = placed.bind(fill(1.0), [(64, arena.data_ptr())], lambda result: answers.pop(0))
+    for _ in range(5):
+        run()
+    assert answers == []
+
+
+@PLACED
+def test_an_exception_of_a_call_arrives_and_leaves_nothing_served(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    def call() -> None:
+        torch.full((16,), 1.0)
+        raise LookupError("of the kernel")
+
+    base = arena.data_ptr()
+    run = placed.bind(call, [(64, base), (64, base + 64)], never)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="of the kernel"):
+            run()
+        assert torch.full((16,), 9.0).data_ptr() != base + 64
+    wrong = placed.bind(functools.partial(torch.mm, arena, arena), [(64, base + 64)], never)
+    with pytest.raises(RuntimeError, match="matrix"):
+        wrong()
+    assert torch.full((16,), 9.0).data_ptr() != base + 64
+    refused = placed.bind(fill(1.0), [(64, base)], lambda result: 1 // 0 > 0)
+    with pytest.raises(ZeroDivisionError):
+        refused()
+    assert not arena[64:].any()
+
+
+@PLACED
+def test_a_bound_call_inside_another_has_slots_of_its_own(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    base = arena.data_ptr()
+    inner = placed.bind(fill(2.0), [(64, base + 64)], never)
+
+    def call() -> list[Any]:
+        return [torch.full((16,), 1.0), inner(), torch.full((16,), 3.0)]
+
+    placed.bind(call, [(64, base), (64, base + 128)], never)()
+    assert [content(arena, at)[0] for at in (0, 64, 128)] == [1.0, 2.0, 3.0]
+
+
+@PLACED
+def test_two_threads_are_served_at_once_each_its_own(placed: Shim) -> None:
+    arenas = [torch.zeros(1 << 16, dtype=torch.uint8) for _ in range(2)]
+    start = threading.Barrier(2, timeout=30)
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        base = arenas[number].data_ptr()
+        x = torch.full((64, 64), float(number + 1))
+        missed: list[Any] = []
+        slots = [(1 << 14, base + 64)]
+        run = placed.bind(
+            functools.partial(torch.mm, x, x), slots, lambda r: bool(missed.append(r))
+        )
+        start.wait()
+        for _ in range(500):
+            run()
+        y = arenas[number][64 : 64 + (1 << 14)].view(torch.float32)
+        if len(missed) != 1 or not (y == 64.0 * (number + 1) ** 2).all():
+            wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,), name=f"perfect-{n}") for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+@PLACED
+def test_memory_that_nobody_watched_lives_on_through_the_shim(
+    placed: Shim, arena: torch.Tensor
+) -> None:
+    kept = torch.full((16,), 7.0)
+    run = placed.bind(fill(1.0), [(64, arena.data_ptr())], never)
+    with placed.counting() as passed:
+        inside = torch.full((1000,), 8.0)
+        run()
+        assert (passed.allocations, passed.live) == (1, 4000)
+    del run
+    assert kept.tolist() == [7.0] * 16
+    assert (inside == 8.0).all()
+
+
+@PLACED
+def test_what_the_base_gives_out_is_counted_of_all_threads(placed: Shim) -> None:
+    kept: list[torch.Tensor] = []
+    with placed.counting() as passed:
+        first = torch.full((1000,), 1.0)
+        other = threading.Thread(target=lambda: kept.append(torch.full((500,), 1.0)))
+        other.start()
+        other.join(30)
+        del first
+        assert passed.live == 2000
+        assert passed.peak == 6000
+    later = torch.full((10,), 1.0)
+    with placed.counting() as passed:
+        kept.clear()
+        del later
+        assert (passed.live, passed.peak, passed.allocations) == (0, 0, 0)
+
+
+@PLACED
+def test_a_record_tells_allocations_and_frees_in_order(placed: Shim) -> None:
+    def call() -> torch.Tensor:
+        hidden = torch.full((16,), 1.0)
+        result = torch.full((32,), 2.0)
+        del hidden
+        return result
+
+    where, log = placed.record(call, torch.Tensor.data_ptr)
+    first, second, third, last = log.events
+    assert [event.nbytes for event in log.events] == [64, 128, 0, 0]
+    assert (third.address, last.address) == (first.address, second.address)
+    assert second.address == where
+    assert (log.returned, log.elsewhere) == (3, 0)
+
+
+@PLACED
+def test_a_record_ends_with_an_exception(placed: Shim) -> None:
+    def call() -> None:
+        raise LookupError("of the kernel")
+
+    with pytest.raises(LookupError):
+        placed.record(call, never)
+    _, log = placed.record(lambda: None, never)
+    assert log.events == ()
+
+
+@PLACED
+def test_a_convolution_may_free_what_it_was_served(placed: Shim, arena: torch.Tensor) -> None:
+    # oneDNN's scratch comes and goes by raw_allocate and raw_deallocate.
+    call = functools.partial(torch.conv2d, torch.ones(2, 8, 16, 16), torch.ones(16, 8, 3, 3))
+    _, log = placed.record(call, never)
+    sizes = [event.nbytes for event in log.events if event.nbytes]
+    slots, end = [], arena.data_ptr()
+    for nbytes in sizes:
+        slots.append((nbytes, end))
+        end += -(-nbytes // 64) * 64
+    assert end <= arena.data_ptr() + arena.numel()
+    told: list[bool] = []
+
+    def settle(result: torch.Tensor) -> bool:
+        told.append(bool((result == 72.0).all()))
+        return True
+
+    run = placed.bind(call, slots, settle)
+    for _ in range(20):
+        run()
+    assert told == [True] * 20
+
+
+@PLACED
+def test_a_process_that_was_forked_is_served_too(placed: Shim, arena: torch.Tensor) -> None:
+    script = """
+import os, torch, functools
+from offload import shim
+arena = torch.zeros(64, dtype=torch.uint8)
+call = functools.partial(torch.full, (16,), 1.0)
+run = shim.load().bind(call, [(64, arena.data_ptr())], lambda result: False)
+child = os.fork()
+if not child:
+    run()
+    os._exit(0 if (arena.view(torch.float32) == 1).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert not arena.any()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def compiler(folder: Path, script: str) -> str:
+    path = folder / "fake-compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_compiler_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    fake = compiler(tmp_path, "echo 'x.cpp:1: error: no such header' >&2; exit 3")
+    why = shim.built([fake], tmp_path / "cache")
+    assert isinstance(why, str)
+    assert "exit code 3: x.cpp:1: error: no such header" in why
+    assert fake in why
+    assert not [*(tmp_path / "cache").iterdir()]
+
+
+def test_a_compiler_that_makes_nothing_of_use_is_told(tmp_path: Path) -> None:
+    why = shim.built([compiler(tmp_path, "exit 0")], tmp_path)
+    assert isinstance(why, str)
+    assert "cannot be built or loaded" in why
+
+
+def test_no_compiler_is_told_with_the_names_that_were_sought(tmp_path: Path) -> None:
+    why = shim.built(["no-such-compiler-1", "no-such-compiler-2"], tmp_path)
+    assert why == (
+        "no C++ compiler was found (no-such-compiler-1, no-such-compiler-2); install one"
+    )
+
+
+def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shim, "_loaded", lambda: "no C++ compiler was found")
+    assert shim.available() is None
+    assert shim.why_not() == "no C++ compiler was found"
+    assert shim.describe() == "outputs are copied to their places: no C++ compiler was found"
+    assert chosen("auto") == COPY
+    with pytest.raises(OffloadError, match="no C\\+\\+ compiler was found"):
+        chosen(SHIM)
+
+
+@PLACED
+def test_what_was_built_is_found_by_the_next_process(tmp_path: Path) -> None:
+    first = shim.built(shim.COMPILERS, tmp_path)
+    assert isinstance(first, Shim)
+    built = first.path.stat()
+    again = shim.built(shim.COMPILERS, tmp_path)
+    assert isinstance(again, Shim)
+    assert again.path.stat() == built
+    assert [p.name for p in tmp_path.iterdir()] == [first.path.name]
+
+
+@PLACED
+def test_a_home_that_cannot_be_written_does_not_matter() -> None:
+    found = shim.built(shim.COMPILERS, None)
+    assert isinstance(found, Shim)
+    assert not found.path.exists()
+    arena = torch.zeros(64, dtype=torch.uint8)
+    found.bind(fill(4.0), [(64, arena.data_ptr())], never)()
+    assert content_is(arena, 0, 4.0)
+
+
+@PLACED
+def test_several_processes_may_build_at_once(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from offload import shim
+found = shim.built(shim.COMPILERS, Path({str(tmp_path)!r}))
+assert not isinstance(found, str), found
+"""
+    builds = [
+        subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for build in builds:
+        _, errors = build.communicate(timeout=100)
+        assert build.returncode == 0, errors
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+@PLACED
+def test_a_spawned_process_finds_it_built(placed: Shim) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(shim.describe) == "outputs are placed by the allocator"
