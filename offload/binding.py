@@ -1,0 +1,143 @@
+"""A plan bound to arenas: every node is a call without arguments, and so is what is around them.
+
+begin(batch)   inputs -> their places            runs   what an engine calls
+outputs()      places -> new tensors             notes  what to say when it fails
+"""
+
+from collections.abc import Sequence
+from ctypes import memmove
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from offload.engines import Record, Run, Work
+from offload.homes import Homes
+from offload.kernels import Program, Value
+from offload.memgraph import TASK, MemGraph, Node
+from offload.memory import Arenas
+from offload.placement import Bindings, bind_task
+from offload.poison import Poison
+from offload.taskgraph import Role, TaskGraph
+
+
+class Plan(Protocol):
+    """What a runner needs of one."""
+
+    @property
+    def graph(self) -> TaskGraph: ...
+
+    @property
+    def memgraph(self) -> MemGraph: ...
+
+    @property
+    def placement(self) -> str:
+        """shim or copy"""
+        ...
+
+    def replan(self, graph: TaskGraph) -> "Plan":
+        """For a batch of another shape: the same budget, the same homes."""
+        ...
+
+
+class Binding:
+    """Of one plan. The tensors are not yet at home: `homes.settle()`."""
+
+    def __init__(
+        self, plan: Plan, arenas: Arenas, placed: Bindings, *, poison: bool = False
+    ) -> None:
+        """`placed` counts what became of the kernels' outputs."""
+        self.memgraph = plan.memgraph
+        self.program = program_of(plan.graph)
+        self.homes = Homes(self.memgraph, arenas, self.program.tensors)
+        self._poison = Poison(self.memgraph, arenas) if poison else None
+        self._inputs = [self._input(value, arenas) for value in self.program.inputs]
+        outputs = pytree.tree_leaves(self.program.outputs)
+        self._outputs = [self._output(value, arenas) for value in outputs]
+        runs = [
+            _bind(self.memgraph, node, arenas, plan.placement, placed)
+            for node in self.memgraph.nodes
+        ]
+        if self._poison:
+            runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
+        self.work = Work.of(self.memgraph, runs)
+
+    def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
+        """Where it is copied to; nowhere if nothing reads it."""
+        place = self.memgraph.starts.get(value.buffer)
+        return None if place is None else arenas.view(place, value)
+
+    def _output(self, value: Any, arenas: Arenas) -> Any:
+        if not isinstance(value, Value):
+            return value
+        place = self.memgraph.ends.get(value.buffer) or self.memgraph.starts[value.buffer]
+        return arenas.view(place, value)
+
+    def begin(self, batch: Sequence[torch.Tensor]) -> None:
+        if self._poison:
+            self._poison.begin()
+        for target, given in zip(self._inputs, batch, strict=True):
+            if target is not None:
+                target.copy_(given)
+
+    def outputs(self) -> tuple[Any, ...]:
+        return tuple(
+            value.clone() if isinstance(value, torch.Tensor) else value for value in self._outputs
+        )
+
+
+def _bind(
+    memgraph: MemGraph, node: Node, arenas: Arenas, placement: str, placed: Bindings
+) -> Run:
+    if node.kind == TASK:
+        device = memgraph.graph.tasks[node.task].device
+        scratch = memgraph.scratch.get(device)
+        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed)
+    source, target = (access.place for access in node.accesses)
+    # It lets go of the interpreter, and leaves torch's threads to the compute engine.
+    return partial(memmove, arenas.address(target), arenas.address(source), node.nbytes)
+
+
+def program_of(graph: TaskGraph) -> Program:
+    """Its own; of a graph built by hand, if it has none: bytes in, bytes out, zeros at first."""
+    if graph.program is not None:
+        return graph.program
+
+    def value(number: int) -> Value:
+        return Value(number, torch.uint8, (graph.buffers[number].nbytes,), (1,))
+
+    return Program(
+        inputs=tuple(value(n) for n, b in enumerate(graph.buffers) if b.role is Role.INPUT),
+        outputs=tuple(value(number) for number in graph.outputs),
+        tensors={
+            b.tensor: torch.zeros(b.nbytes, dtype=torch.uint8)
+            for b in graph.buffers
+            if b.persistent
+        },
+    )
+
+
+def notes(memgraph: MemGraph, record: Record) -> list[str]:
+    """Where a step ended, and what that means for the user's tensors."""
+    found: list[str] = []
+    if record.failed is not None:
+        node = memgraph.nodes[record.failed]
+        task = memgraph.graph.tasks[node.task]
+        what = f"task {task.name}"
+        if node.kind != TASK:
+            what = f"{memgraph.name(record.failed)} for {what}"
+        where = f" ({task.where})" if task.where else ""
+        found.append(f"in {what}{where}, on engine {node.engine}")
+    updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
+    done = len(updates.intersection(record.finished))
+    if updates:
+        found.append(
+            f"{done} of {len(updates)} updates of this step had run: parameters and optimizer state"
+            + (" may be half way to the next step" if done else " are those of the step before")
+        )
+    return found
+
+
+def _updates(node: Node, graph: TaskGraph) -> bool:
+    return node.kind == TASK and graph.tasks[node.task].phase == "update"

@@ -1,0 +1,80 @@
+"""Where nodes run. An engine gets the work of a step and runs it in an order that keeps `deps`.
+
+    serial    one node after the other on the caller's thread: the reference
+    threads   compute on the caller's thread; copies, host tasks and further devices on their own
+
+Both write down what ran when. An exception of a node ends the step: nothing new begins, what runs
+comes to its end, and the exception leaves `run` as it is. The next `run` starts afresh.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from offload.memgraph import MemGraph
+
+Run = Callable[[], object]
+ORDERS = ("priority", "random")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """The nodes of a MemGraph, bound to addresses."""
+
+    runs: Sequence[Run]
+    engines: Sequence[str]
+    waits: Sequence[int]
+    """For how many others each of them waits."""
+    successors: Sequence[Sequence[int]]
+    """Who waits for it."""
+    first: Sequence[int]
+    """Those that wait for none."""
+    lanes: Sequence[str]
+    """The engines that have something to do."""
+
+    @classmethod
+    def of(cls, memgraph: MemGraph, runs: Sequence[Run]) -> "Work":
+        successors: list[list[int]] = [[] for _ in memgraph.nodes]
+        for number, node in enumerate(memgraph.nodes):
+            for needed in node.deps:
+                successors[needed].append(number)
+        return cls(
+            runs=tuple(runs),
+            engines=tuple(node.engine for node in memgraph.nodes),
+            waits=tuple(len(node.deps) for node in memgraph.nodes),
+            successors=tuple(tuple(after) for after in successors),
+            first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
+            lanes=tuple(dict.fromkeys(node.engine for node in memgraph.nodes)),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """What one thread ran, in its order. A node that began and did not end has no `ends`."""
+
+    name: str = ""
+    """An engine, and which worker of it; of a thread that is every engine: nothing."""
+    nodes: list[int] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One step."""
+
+    lanes: list[Lane] = field(default_factory=list)
+    failed: int | None = None
+    """The node whose exception ended it, or that was interrupted."""
+
+    @property
+    def finished(self) -> list[int]:
+        return [node for lane in self.lanes for node in lane.nodes[: len(lane.ends)]]
+
+
+class Engine(Protocol):
+    """`close` ends its threads, if it has any; safe to call again."""
+
+    def run(self, work: Work, record: Record) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,193 @@
+"""Runs a plan: the user's tensors live in its arenas, a batch goes in, the outputs come out.
+
+    runner(*batch)   settle the tensors -> batch to its places -> engine runs the nodes -> outputs
+
+    Arenas (memory.py)   Homes (homes.py)   Engine (engines/)   Trace (trace.py)
+
+A batch of another shape is captured and planned anew, once, with the same budget, and shares the
+arenas. Nothing is allocated between the first node and the last, but for what kernels do.
+
+A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps;
+the exception says so in a note, and the runner can be used again.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from offload.binding import Binding, Plan, notes, program_of
+from offload.engines import ORDERS, Engine, Record
+from offload.engines.serial import Serial
+from offload.engines.threads import Threads
+from offload.errors import StepError
+from offload.memory import Arenas
+from offload.placement import Bindings
+from offload.taskgraph import TaskGraph
+from offload.trace import Trace
+
+ENGINES = ("threads", "serial")
+Shape = tuple[tuple[int, ...], ...]
+
+
+class Runner:
+    """A context manager. `close()` gives every tensor memory of its own again."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: str = "threads",
+        order: str = "priority",
+        seed: int = 0,
+        *,
+        poison: bool = False,
+        host_workers: int = 1,
+    ) -> None:
+        """`poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
+        for tests."""
+        if engine not in ENGINES:
+            raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
+        if order not in ORDERS:
+            raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)} is needed")
+        self.trace = Trace()
+        """Of the last step."""
+        self.placed = Bindings()
+        """What became of the outputs of kernels: born at their address, or copied there."""
+        self._plan = plan
+        self._poison = poison
+        self._program = program_of(plan.graph)
+        self._plans: dict[Shape, Plan] = {self._shape: plan}
+        self._bindings: dict[Shape, Binding] = {}
+        self._current: Binding | None = None
+        self._arenas = Arenas(plan.memgraph.arenas)
+        self._step_lock = threading.Lock()
+        self._closed = False
+        self._engine: Engine = (
+            Serial(order, seed) if engine == "serial" else Threads(order, seed, host_workers)
+        )
+        self._enter(self._shape)
+
+    def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
+        """One step. The outputs are new tensors, in the order of the captured step."""
+        with self._step_lock:
+            if self._closed:
+                raise StepError("this runner is closed: make another one from its plan")
+            shape = self._check(batch)
+            if shape not in self._plans:
+                self._plans[shape] = self._plan.replan(self._capture(batch))
+            bound, outputs = self._step(shape, batch)
+            for call in bound.program.after_step:
+                call()
+            return outputs
+
+    def _step(self, shape: Shape, batch: Sequence[torch.Tensor]) -> tuple[Binding, tuple[Any, ...]]:
+        """Without autograd, and without autocast: the captured ops are of the right types already.
+
+        A Ctrl-C inside the `__exit__` of `torch.no_grad()` would leave the caller without autograd:
+        a plain call in a `finally` cannot be struck before it is done."""
+        autocast = torch.is_autocast_enabled("cpu")
+        try:
+            torch.set_autocast_enabled("cpu", False)
+            autograd = torch.is_grad_enabled()
+            try:
+                torch._C._set_grad_enabled(False)
+                bound = self._enter(shape)
+                bound.begin(batch)
+                self._run(bound)
+                torch.autograd.graph.increment_version(bound.homes.tensors())
+                return bound, bound.outputs()
+            finally:
+                torch._C._set_grad_enabled(autograd)
+        finally:
+            torch.set_autocast_enabled("cpu", autocast)
+
+    def _run(self, bound: Binding) -> None:
+        record = Record()
+        try:
+            self._engine.run(bound.work, record)
+        except BaseException as error:
+            for note in notes(bound.memgraph, record):
+                error.add_note(note)
+            raise
+        finally:
+            self.trace = Trace(bound.memgraph, record)
+
+    @property
+    def _shape(self) -> Shape:
+        return tuple(value.size for value in self._program.inputs)
+
+    def _check(self, batch: Sequence[Any]) -> Shape:
+        wanted = self._program.inputs
+        if len(batch) != len(wanted):
+            raise StepError(f"{len(batch)} tensors were given; the step takes {len(wanted)}")
+        for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
+            if not isinstance(given, torch.Tensor):
+                raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
+            if given.dtype != value.dtype or given.device.type != "cpu":
+                raise StepError(
+                    f"input {number} is {given.dtype} on {given.device}; {value.dtype} on cpu is"
+                    " expected"
+                )
+        return tuple(tuple(given.shape) for given in batch)
+
+    def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
+        if self._program.recapture is None:
+            raise StepError(
+                f"the step is for inputs of shape {self._shape} and cannot be captured anew;"
+                f" {tuple(tuple(given.shape) for given in batch)} were given"
+            )
+        return self._program.recapture(*batch)
+
+    def _enter(self, shape: Shape) -> Binding:
+        """What runs batches of this shape; no tensor is at home anywhere else afterwards."""
+        memgraph = self._plans[shape].memgraph
+        found = self._bindings.get(shape)
+        if found is None:
+            if not self._arenas.hold(memgraph.arenas):
+                self._grow(memgraph.arenas)
+            found = Binding(self._plans[shape], self._arenas, self.placed, poison=self._poison)
+            self._bindings[shape] = found
+        if found is not self._current:
+            if self._current and self._current.homes.places != found.homes.places:
+                self._leave()
+            self._current = found
+        found.homes.settle()
+        return found
+
+    def _grow(self, needed: Mapping[int, int]) -> None:
+        """The old arenas go before the new ones come."""
+        sizes = {
+            arena: max(needed.get(arena, 0), self._arenas.sizes.get(arena, 0))
+            for arena in {*needed, *self._arenas.sizes}
+        }
+        self._leave()
+        self._bindings.clear()
+        self._arenas = Arenas({})
+        self._arenas = Arenas(sizes)
+
+    def _leave(self) -> None:
+        if self._current:
+            self._current.homes.release()
+        self._current = None
+
+    def close(self) -> None:
+        """Safe to call again. Waits for a step that another thread runs."""
+        with self._step_lock:
+            self._closed = True
+            try:
+                self._engine.close()
+            finally:
+                self._leave()
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,186 @@
+"""Where the user's tensors live while a runner has them: views of its arenas, at their home.
+
+    module.conv.weight --.data--> [arena of device 0 ..|conv.weight|..]     resident
+    optimizer's exp_avg --------> [host arena ........|exp_avg|.......]     streamed
+
+So the module, `state_dict` and checkpoints see current values without a copy between two steps.
+The user may point a tensor elsewhere (`p.data = ...`, another runner over the same module, an
+optimizer that loads its state): `settle` compares addresses before every step, copies such values
+to their home and points the tensor there again. `release` gives every tensor memory of its own.
+
+Only `.data` changes: a tensor stays the object that it was.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload.errors import GraphError, StepError
+from offload.memgraph import MemGraph, Place
+from offload.memory import Arenas
+
+Tensors = Mapping[str, torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]]
+"""By `Buffer.tensor`: the user's tensor; several, that share the storage; or how to find it, where
+its owner makes another object of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its storage: the kernels are bound to that."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Layout":
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=self.dtype)
+        return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+
+
+class Home:
+    """One storage of the user's, in an arena, and the tensors over it."""
+
+    def __init__(self, key: str, memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        self.key = key
+        self.memory = memory
+        self.tensors = list(tensors)
+        """As they were last seen."""
+        self.layouts = [Layout.of(tensor) for tensor in tensors]
+        try:
+            self.views = [layout.over(memory) for layout in self.layouts]
+        except RuntimeError as error:
+            raise GraphError(
+                f"tensor {key}: {self.layouts} does not fit its {len(memory)} bytes in the plan"
+            ) from error
+        self.at = [view.data_ptr() for view in self.views]
+        """The addresses of their first elements."""
+
+    def bring(self, live: Sequence[torch.Tensor]) -> None:
+        """Values and all."""
+        for seen, now, at in zip(self.tensors, live, self.at, strict=True):
+            if seen is not now and seen.data_ptr() == at:
+                move_out([seen])  # whoever still has the old object must not see the new values
+        strays = [n for n, tensor in enumerate(live) if tensor.data_ptr() != self.at[n]]
+        storages = {live[n].untyped_storage().data_ptr() for n in strays}
+        alike = [Layout.of(tensor) for tensor in live] == self.layouts
+        whole = live[0].untyped_storage().nbytes() == len(self.memory)
+        if len(strays) == len(live) and len(storages) == 1 and alike and whole:
+            self.memory.copy_(_bytes(live[0]))
+        else:
+            for n in strays:
+                self.views[n].copy_(live[n].detach())
+        for n in strays:
+            live[n].data = self.views[n]
+        self.tensors = list(live)
+
+
+class Homes:
+    """The homes of one MemGraph in its arenas."""
+
+    def __init__(self, memgraph: MemGraph, arenas: Arenas, tensors: Tensors) -> None:
+        self._arenas = arenas
+        self._tensors = tensors
+        self.places = {k: p for k, p in places(memgraph).items() if k in tensors and p.nbytes}
+        self._homes = [
+            Home(key, arenas.bytes(place), self._live(key)) for key, place in self.places.items()
+        ]
+        self._sources = [source for home in self._homes for source in self._source(home.key)]
+        self._at = [at for home in self._homes for at in home.at]
+
+    def _source(self, key: str) -> Sequence[torch.Tensor | Callable[[], torch.Tensor]]:
+        found = self._tensors[key]
+        return (found,) if isinstance(found, torch.Tensor) or callable(found) else found
+
+    def _live(self, key: str) -> Sequence[torch.Tensor]:
+        return _asked(self._source(key))
+
+    def settle(self) -> None:
+        """Every tensor is at home afterwards, with the values that it has now."""
+        if list(map(torch.Tensor.data_ptr, _asked(self._sources))) == self._at:
+            return
+        strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
+        for home in self._homes:
+            live = self._live(home.key)
+            if [tensor.data_ptr() for tensor in live] != home.at:
+                _check(home, live)
+                strays.append((home, live))
+        # One that is in these arenas, and not at home, may lie where another has its home.
+        for home, live in strays:
+            for tensor, at in zip(live, home.at, strict=True):
+                if tensor.data_ptr() != at and self._arenas.contain(tensor.data_ptr()):
+                    move_out([tensor])
+        for home, live in strays:
+            home.bring(live)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for home in self._homes for tensor in home.tensors]
+
+    def release(self) -> None:
+        """Memory of its own, with the values of now, for every tensor that is still at home."""
+        for home in self._homes:
+            there: dict[int, torch.Tensor] = {}
+            for tensors in (home.tensors, self._live(home.key)):
+                for tensor, at in zip(tensors, home.at, strict=True):
+                    if tensor.data_ptr() == at:
+                        there[id(tensor)] = tensor
+            move_out(list(there.values()))
+
+
+def _asked(
+    sources: Sequence[torch.Tensor | Callable[[], torch.Tensor]],
+) -> list[torch.Tensor]:
+    return [found if isinstance(found, torch.Tensor) else found() for found in sources]
+
+
+def _check(home: Home, live: Sequence[torch.Tensor]) -> None:
+    for found, layout in zip(live, home.layouts, strict=True):
+        alike = (found.dtype, found.size()) == (layout.dtype, layout.size)
+        if not alike or found.device.type != "cpu":
+            raise StepError(
+                f"tensor {home.key} is {found.dtype} {tuple(found.size())} on {found.device} now;"
+                f" the step was captured with {layout.dtype} {tuple(layout.size)} on cpu:"
+                " capture it again"
+            )
+
+
+def places(memgraph: MemGraph) -> dict[str, Place]:
+    """The home of every tensor: its pieces lie side by side."""
+    pieces: dict[str, list[tuple[int, Place]]] = {}
+    for number, buffer in enumerate(memgraph.graph.buffers):
+        if buffer.persistent and number in memgraph.starts:
+            pieces.setdefault(buffer.tensor, []).append((buffer.start, memgraph.starts[number]))
+    return {key: _joined(key, sorted(found, key=_start)) for key, found in pieces.items()}
+
+
+def _start(piece: tuple[int, Any]) -> int:
+    return piece[0]
+
+
+def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
+    first, home = pieces[0]
+    end = first
+    for start, place in pieces:
+        apart = place.offset - start != home.offset - first or place.arena != home.arena
+        if first or start != end or apart:
+            raise GraphError(f"the pieces of tensor {key} do not lie side by side: {pieces}")
+        end = start + place.nbytes
+    return Place(home.arena, home.offset, end)
+
+
+def move_out(tensors: Sequence[torch.Tensor]) -> None:
+    """These, which share a storage, to ordinary memory of their own."""
+    if tensors:
+        memory = _bytes(tensors[0]).clone()
+        for tensor in tensors:
+            tensor.data = Layout.of(tensor).over(memory)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

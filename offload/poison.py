@@ -1,0 +1,72 @@
+"""Dead bytes become NaN, so that a use after free cannot hide.
+
+    block of a   [ written .. read .. last read ]0xFF 0xFF 0xFF[ block of b: written ...
+
+Whoever is the last to touch a block fills it, before anybody is told that it is done: the next
+owner of the bytes waits for that. 0xFF is a NaN in every floating type, and -1 in whole numbers.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from offload.engines import Run
+from offload.memgraph import MemGraph, Place
+from offload.memory import Arenas
+
+NAN = 0xFF
+
+
+class Poison:
+    """For one MemGraph in its arenas."""
+
+    def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
+        blocks = memgraph.blocks
+        self._uses = [len(set(block.nodes)) for block in blocks]
+        self._left = list(self._uses)
+        self._lock = threading.Lock()
+        self._fills = [_fill(arenas, block.place) for block in blocks]
+        self._touched: list[list[int]] = [[] for _ in memgraph.nodes]
+        for number, block in enumerate(blocks):
+            for node in set(block.nodes) if not block.to_end else ():
+                self._touched[node].append(number)
+        kept = [block.place for block in blocks if block.from_start]
+        kept += memgraph.starts.values()
+        self._first = [_fill(arenas, place) for place in _outside(kept, arenas)]
+
+    def wrap(self, node: int, run: Run) -> Run:
+        touched = self._touched[node]
+        return partial(self._run, run, touched) if touched else run
+
+    def _run(self, run: Run, touched: list[int]) -> None:
+        run()
+        with self._lock:
+            for block in touched:
+                self._left[block] -= 1
+            dead = [block for block in touched if not self._left[block]]
+        for block in dead:
+            self._fills[block]()
+
+    def begin(self) -> None:
+        """Before the inputs of a step are there."""
+        self._left = list(self._uses)
+        for fill in self._first:
+            fill()
+
+
+def _fill(arenas: Arenas, place: Place) -> Callable[[], object]:
+    return partial(ctypes.memset, arenas.address(place), NAN, place.nbytes)
+
+
+def _outside(kept: list[Place], arenas: Arenas) -> list[Place]:
+    gaps: list[Place] = []
+    for arena, size in arenas.sizes.items():
+        at = 0
+        for place in sorted((p for p in kept if p.arena == arena), key=lambda p: p.offset):
+            if place.offset > at:
+                gaps.append(Place(arena, at, place.offset - at))
+            at = max(at, place.offset + place.nbytes)
+        if size > at:
+            gaps.append(Place(arena, at, size - at))
+    return gaps

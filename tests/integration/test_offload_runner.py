@@ -1,0 +1,413 @@
+"""A runner over hand-made graphs: orders, engines, devices, batches, outputs."""
+
+import importlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offload.errors import GraphError, OffloadError, StepError
+from offload.executor import Runner
+from offload.taskgraph import HOST, TaskGraph
+
+HERE = Path(__file__).parent
+ENGINES = ("serial", "threads")
+Bytes = Sequence[torch.Tensor]
+WAIT = 20.0
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("offload_hand_made")
+
+
+def some(nbytes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.manual_seed(seed))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("order", ["priority", "random"])
+@pytest.mark.parametrize("share", [None, 0.7, 0.0])
+def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
+    engine: str, order: str, share: float | None, hand: Any
+) -> None:
+    graph = hand.layers()
+    tensors = hand.bind(graph, [0])
+    held = {key: tensor.clone() for key, tensor in tensors.items()}
+    least = 4 * 640 + 64  # a task's operands, and the scratch
+    whole = hand.planned(graph)
+    budget = None if share is None else max(least, int(whole.peak_bytes * share))
+    with Runner(hand.planned(graph, budget), engine, order, seed=3, poison=True) as runner:
+        for step in range(8):
+            x = some(640, step)
+            [loss] = runner(x)
+            [expected] = hand.plainly(graph, [x], held)
+            assert torch.equal(loss, expected)
+            assert all(torch.equal(tensors[key], held[key]) for key in held)
+    assert all(torch.equal(tensors[key], held[key]) for key in held)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str, hand: Any) -> None:
+    graph = hand.layers()
+    hand.bind(graph, [0])
+    made = hand.planned(graph, 4 * 640 + 64)
+    assert {node.kind for node in made.memgraph.nodes} == {"task", "reload", "offload"}
+    with Runner(made, engine) as runner:
+        runner(some(640))
+        assert {"compute", "h2d", "d2h"} <= runner.trace.busy().keys()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: Any) -> None:
+    """The host task is held back until the compute task has read, if nothing orders them."""
+    read = threading.Event()
+    graph = TaskGraph()
+    a, b = graph.buffer("a", 64, device=HOST), graph.buffer("b", 64)
+    c = graph.buffer("c", 64)
+
+    def write(reads: Bytes, writes: Bytes) -> None:
+        assert not missing or read.wait(WAIT)
+        writes[0].fill_(7)
+
+    def copy(reads: Bytes, writes: Bytes) -> None:
+        writes[0].copy_(reads[0])
+        read.set()
+
+    graph.task("write", [], [a], engine="host", device=HOST, kernel=write)
+    graph.task("unrelated", [], [b], kernel=lambda reads, writes: writes[0].fill_(1))
+    graph.task("read", [b], [c], kernel=copy)
+    graph.output(c)
+    hand.bind(graph)
+    made = hand.planned(graph).memgraph
+    # Let `read` read the host task's bytes, and order it after that task, or not.
+    node = made.nodes[2]
+    there = made.nodes[0].accesses[0]
+    seen = replace(node.accesses[0], place=there.place)
+    deps = node.deps if missing else (0, *node.deps)
+    nodes = (*made.nodes[:2], replace(node, accesses=(seen, node.accesses[1]), deps=deps))
+    # For poison, both touch the block.
+    blocks = tuple(
+        replace(block, nodes=(0, 2)) if block.buffer == a else block for block in made.blocks
+    )
+    with Runner(
+        hand.HandPlan(replace(made, nodes=nodes, blocks=blocks)), "threads", poison=True
+    ) as runner:
+        [out] = runner()
+    assert set(out.tolist()) == ({0xFF} if missing else {7})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("poison", [False, True])
+def test_poison_shows_a_use_after_free(engine: str, poison: bool, hand: Any) -> None:
+    graph = TaskGraph()
+    a, b, c = (graph.buffer(name, 64, "activation") for name in "abc")
+    graph.task("make", [], [a], kernel=lambda reads, writes: writes[0].fill_(5))
+    graph.task("use", [a], [b], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    graph.task("late", [a, b], [c], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    graph.output(c)
+    hand.bind(graph)
+    made = hand.planned(graph).memgraph
+    early = tuple(
+        replace(block, nodes=(0, 1)) if block.buffer == a else block for block in made.blocks
+    )
+    with Runner(hand.HandPlan(replace(made, blocks=early)), engine, poison=poison) as runner:
+        assert set(runner()[0].tolist()) == ({0xFF} if poison else {5})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str, hand: Any) -> None:
+    graph = TaskGraph()
+    x = graph.buffer("x", 64, "input")
+    a, b = graph.buffer("a", 256), graph.buffer("b", 64)
+    found: list[set[int]] = []
+
+    def look(reads: Bytes, writes: Bytes) -> None:
+        found.append({*writes[0].tolist()})
+        writes[0].fill_(1)
+
+    graph.task("make", [x], [a], kernel=look)
+    graph.task("use", [a], [b], kernel=look)
+    graph.output(b)
+    hand.bind(graph, [0])
+    with Runner(hand.planned(graph), engine, poison=True) as runner:
+        for _ in range(3):
+            runner(some(64))
+    assert found == [{0xFF}] * 6
+
+
+def two_devices(hand: Any) -> TaskGraph:
+    """Device 0 and 1 work on their own weights, and hand each other what they made."""
+    graph = TaskGraph()
+    x = graph.buffer("x", 320, "input")
+    here = graph.buffer("w0", 320, "parameter")
+    there = graph.buffer("w1", 320, "parameter", device=1)
+    state = graph.buffer("m1", 320, "state", device=HOST)
+    last = x
+    for n in range(3):
+        made = graph.buffer(f"a{n}", 320, "activation")
+        moved = graph.buffer(f"moved{n}", 320, "activation", device=1)
+        other = graph.buffer(f"b{n}", 320, "activation", device=1)
+        back = graph.buffer(f"back{n}", 320, "activation")
+        graph.task(f"first{n}", [last, here], [made], kernel=hand.mix(n))
+        graph.task(f"send{n}", [made], [moved], engine="d2d", device=0)
+        graph.task(f"second{n}", [moved, there], [other, there], device=1, kernel=hand.mix(n))
+        graph.task(f"return{n}", [other], [back], engine="d2d", device=1)
+        graph.task(f"host{n}", [state], [state], engine="host", device=HOST, kernel=hand.mix(n))
+        last = back
+    graph.output(last)
+    graph.output(state)
+    return graph
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("order", ["priority", "random"])
+def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str, hand: Any) -> None:
+    graph = two_devices(hand)
+    tensors = hand.bind(graph, [0])
+    held = {key: tensor.clone() for key, tensor in tensors.items()}
+    x = some(320)
+    moves = {n for n, task in enumerate(graph.tasks) if task.engine == "d2d"}
+
+    def move(reads: Bytes, writes: Bytes) -> None:
+        writes[0].copy_(reads[0])
+
+    spelled = [replace(t, kernel=move) if n in moves else t for n, t in enumerate(graph.tasks)]
+    plain = [hand.plainly(graph.with_tasks(spelled), [x], held) for _ in range(3)]
+    budget = {0: 1024, 1: 1024}
+    made = hand.planned(graph, budget)
+    assert {"compute", "compute1", "d2d0-1", "d2d1-0", "host"} <= {
+        node.engine for node in made.memgraph.nodes
+    }
+    with Runner(made, engine, order, poison=True) as runner:
+        for expected in plain:
+            assert all(map(torch.equal, runner(x), expected))
+    assert all(torch.equal(tensors[key], held[key]) for key in held)
+
+
+def test_the_caller_computes_and_every_other_engine_has_a_thread(hand: Any) -> None:
+    names: dict[str, str] = {}
+    graph = two_devices(hand)
+    for number, task in enumerate(graph.tasks):
+        if task.engine != "d2d":
+
+            def kernel(reads: Bytes, writes: Bytes, name: str = task.name) -> None:
+                names[name] = threading.current_thread().name
+                assert not torch.is_grad_enabled()
+
+            graph.tasks[number] = replace(task, kernel=kernel)
+    hand.bind(graph, [0])
+    with Runner(hand.planned(graph), "threads") as runner:
+        runner(some(320))
+        assert threading.current_thread().name == names["first1"]
+        assert names["second1"] == "perfect-offload-compute1"
+        assert names["host1"] == "perfect-offload-host"
+        assert torch.is_grad_enabled()
+
+
+def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None:
+    together = threading.Barrier(3)
+    graph = TaskGraph()
+
+    def meet(reads: Bytes, writes: Bytes) -> None:
+        together.wait(WAIT)
+
+    for name, engine, device in (("h0", "host", HOST), ("h1", "host", HOST), ("c", "compute", 0)):
+        made = graph.buffer(name, 64, device=device)
+        graph.task(name, [], [made], engine=engine, device=device, kernel=meet)
+        graph.output(made)
+    hand.bind(graph)
+    with Runner(hand.planned(graph), "threads", host_workers=2) as runner:
+        runner()
+        assert {span.row for span in runner.trace.spans} == {"compute", "host-0", "host-1"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
+    inside = 0
+    graph = TaskGraph()
+
+    def alone(reads: Bytes, writes: Bytes) -> None:
+        nonlocal inside
+        inside += 1
+        writes[0].copy_(torch.arange(1 << 16).to(torch.uint8))  # lets go of the interpreter
+        assert inside == 1
+        inside -= 1
+
+    for n in range(40):
+        made = graph.buffer(f"h{n}", 1 << 16, device=HOST)
+        graph.task(f"h{n}", [], [made], engine="host", device=HOST, kernel=alone)
+    hand.bind(graph)
+    with Runner(hand.planned(graph), engine, "random") as runner:
+        runner()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
+    graph = hand.layers(2)
+    hand.bind(graph, [0])
+    with Runner(hand.planned(graph), engine) as runner:
+        first = runner(some(640))
+        kept = first[0].clone()
+        second = runner(some(640))
+        assert isinstance(first, tuple)
+        assert torch.equal(first[0], kept) and not torch.equal(first[0], second[0])
+        assert first[0].untyped_storage().nbytes() == 64
+        first[0].zero_()
+        assert second[0].any()
+
+
+def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: Any) -> None:
+    graph = hand.layers(1)
+    hand.bind(graph, [0])
+    value = graph.program.outputs[0]
+    graph.program.outputs = (value, {"loss": value, "epoch": 3}, None)
+    with Runner(hand.planned(graph), "serial") as runner:
+        loss, again, epoch, nothing = runner(some(640))
+    assert torch.equal(loss, again) and epoch == 3 and nothing is None
+
+
+def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
+    graph = TaskGraph()
+    x = graph.buffer("x", 8, "input")
+    total = graph.buffer("total", 8, "state")
+    graph.task(
+        "add",
+        [x, total],
+        [total],
+        kernel=lambda reads, writes: writes[0].add_(reads[0]),
+    )
+    graph.output(total)
+    with Runner(hand.planned(graph), "serial") as runner:
+        runner(torch.full((8,), 3, dtype=torch.uint8))
+        assert runner(torch.full((8,), 4, dtype=torch.uint8))[0].tolist() == [7] * 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ((), "0 tensors were given; the step takes 1"),
+        ((torch.zeros(640), torch.zeros(1)), "2 tensors were given; the step takes 1"),
+        ((torch.zeros(640),), "input 0 is torch.float32 on cpu; torch.uint8 on cpu is expected"),
+        ((torch.zeros(640, device="meta"),), "on meta"),
+        (([1] * 640,), "input 0 is a list; a tensor is expected"),
+        ((torch.zeros(641, dtype=torch.uint8),), r"inputs of shape \(\(640,\),\)"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
+    batch: tuple[Any, ...], said: str, hand: Any
+) -> None:
+    graph = hand.layers(1)
+    tensors = hand.bind(graph, [0])
+    before = tensors["w0"].clone()
+    with Runner(hand.planned(graph), "serial") as runner:
+        with pytest.raises(StepError, match=said):
+            runner(*batch)
+        assert torch.equal(tensors["w0"], before)
+        runner(some(640))
+        assert not torch.equal(tensors["w0"], before)
+
+
+def test_a_batch_may_lie_in_memory_as_it_likes(hand: Any) -> None:
+    graph = TaskGraph()
+    x, y = graph.buffer("x", 64, "input"), graph.buffer("y", 64)
+    graph.task("copy", [x], [y], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    graph.output(y)
+    hand.bind(graph, [0])
+    with Runner(hand.planned(graph), "serial") as runner:
+        every_third = some(192)[::3]
+        assert torch.equal(runner(every_third)[0], every_third)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("other", [40, 400])
+def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors(
+    engine: str, other: int, hand: Any
+) -> None:
+    """A smaller one shares the arenas; a larger one makes them anew."""
+    captured: list[int] = []
+    tensors = {"w": hand.pattern("w", 128)}
+    held = {"w": tensors["w"].clone()}
+
+    def graph_for(nbytes: int) -> TaskGraph:
+        graph = TaskGraph()
+        x, w = graph.buffer("x", nbytes, "input"), graph.buffer("w", 128, "parameter")
+        y = graph.buffer("y", nbytes)
+        graph.task("forward", [x, w], [y], kernel=hand.mix(1))
+        graph.task("update", [y, w], [w], kernel=hand.mix(2))
+        graph.output(y)
+        hand.bind(graph, [0], recapture=recapture)
+        graph.program.tensors.update(tensors)
+        return graph
+
+    def recapture(*batch: torch.Tensor) -> TaskGraph:
+        assert torch.is_grad_enabled()
+        captured.append(batch[0].numel())
+        return graph_for(batch[0].numel())
+
+    with Runner(hand.planned(graph_for(160)), engine, poison=True) as runner:
+        for step, nbytes in enumerate((160, other, 160, other, other, 160)):
+            x = some(nbytes, step)
+            [expected] = hand.plainly(graph_for(nbytes), [x], held)
+            assert torch.equal(runner(x)[0], expected)
+            assert torch.equal(tensors["w"], held["w"])
+    assert captured == [other]
+
+
+def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what(hand: Any) -> None:
+    graph = hand.layers(1)
+    tensors = hand.bind(graph, [0])
+    made = hand.planned(graph).memgraph
+    at = tensors["w0"].data_ptr()
+    for arena, said in ((0, "device 0.*lower the budget"), (HOST, "the host.*give a host_budget")):
+        huge = replace(made, arenas={**made.arenas, arena: 1 << 60})
+        with pytest.raises(OffloadError, match=f"{1 << 60} bytes .*{said}"):
+            Runner(hand.HandPlan(huge))
+    assert tensors["w0"].data_ptr() == at
+
+
+@pytest.mark.parametrize("wrong", [{"engine": "gpu"}, {"order": "backwards"}])
+def test_an_unknown_engine_or_order_is_refused(wrong: dict[str, str], hand: Any) -> None:
+    graph = hand.layers(1)
+    hand.bind(graph, [0])
+    with pytest.raises(ValueError, match="one of"):
+        Runner(hand.planned(graph), **wrong)  # type: ignore[arg-type]
+
+
+def test_pieces_that_do_not_lie_side_by_side_are_refused(hand: Any) -> None:
+    graph = TaskGraph()
+    for start in (0, 128):
+        b = graph.buffer(f"w[{start}]", 64, "parameter")
+        graph.buffers[b] = replace(graph.buffers[b], tensor="w", start=start)
+        graph.task(f"use{start}", [b], [b], kernel=hand.mix(1))
+    hand.bind(graph)
+    with pytest.raises(GraphError, match="pieces of tensor w do not lie side by side"):
+        Runner(hand.HandPlan(hand.planned(graph).memgraph))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(
+    engine: str, hand: Any
+) -> None:
+    calls: list[str] = []
+    graph = hand.layers(1)
+    fit = [1]
+
+    def kernel(reads: Bytes, writes: Bytes) -> None:
+        writes[0].fill_(1 // len(fit))
+
+    hand.changed(graph, "loss", kernel=kernel)
+    hand.bind(graph, [0], after_step=(lambda: calls.append("over"),))
+    with Runner(hand.planned(graph), engine) as runner:
+        runner(some(640))
+        fit.clear()
+        with pytest.raises(ZeroDivisionError):
+            runner(some(640))
+        fit.append(1)
+        runner(some(640))
+    assert calls == ["over"] * 2

@@ -1,0 +1,315 @@
+"""The user's tensors while a runner has them: they are its arenas' bytes, and stay the user's."""
+
+import gc
+import importlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from offload.errors import StepError
+from offload.executor import Runner
+from offload.kernels import Call, Program, Value
+from offload.taskgraph import TaskGraph
+
+HERE = Path(__file__).parent
+ENGINES = ("serial", "threads")
+LR = 0.1
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("offload_hand_made")
+
+
+@dataclass
+class Case:
+    """y = x w, then w += LR y^T x and m += 1, over tensors that a test may replace."""
+
+    w: nn.Parameter
+    m: torch.Tensor
+    graph: TaskGraph
+    stride: tuple[int, ...]
+    """Of `w` when it was captured: a product in another layout may differ in its last bit."""
+
+    def eagerly(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The output and the values that the next step would leave, by plain torch."""
+        with torch.no_grad():
+            w = torch.empty_strided(self.w.shape, self.stride).copy_(self.w)
+            y = x @ w
+            return y, self.w + LR * (x.T @ y), self.m + 1
+
+
+def value(buffer: int, tensor: torch.Tensor) -> Value:
+    return Value(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def add(target: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    target.add_(LR * (x.T @ y))
+
+
+def case(
+    *, w: nn.Parameter | None = None, rows: int = 4, tensors: Callable[[], Any] | None = None
+) -> Case:
+    generator = torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(5, 5, generator=generator)) if w is None else w
+    made = Case(w, torch.zeros(7), TaskGraph(), w.stride())
+    graph, x = made.graph, torch.zeros(rows, 5)
+    bx = graph.buffer("x", x.nbytes, "input")
+    bw = graph.buffer("w", w.untyped_storage().nbytes(), "parameter")
+    bm = graph.buffer("m", made.m.nbytes, "state")
+    by = graph.buffer("y", x.nbytes)
+    vx, vw, vm, vy = value(bx, x), value(bw, w), value(bm, made.m), value(by, x)
+    vw = replace(vw, offset=w.storage_offset())
+    graph.task("mm", [bx, bw], [by], kernel=Call(torch.mm, (vx, vw), outputs=(vy,)))
+    graph.task("update", [bx, by, bw], [bw], kernel=Call(add, (vw, vx, vy)), phase="update")
+    graph.task("count", [bm], [bm], kernel=Call(torch.Tensor.add_, (vm, 1)), phase="update")
+    graph.output(by)
+    held = {"w": w, "m": made.m} if tensors is None else tensors()
+    graph.program = Program((vx,), (vy,), held)
+    return made
+
+
+def check_step(runner: Runner, made: Case, seed: int = 0) -> None:
+    x = torch.randn(4, 5, generator=torch.manual_seed(seed))
+    y, w, m = made.eagerly(x)
+    assert torch.equal(runner(x)[0], y)
+    assert torch.equal(made.w, w) and torch.equal(made.m, m)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("budget", [None, 400])
+def test_a_parameter_stays_the_object_that_it_was_and_shows_the_values_of_now(
+    engine: str, budget: int | None, hand: Any
+) -> None:
+    made = case()
+    before, seen = made.w.detach().clone(), made.w.data_ptr()
+    with Runner(hand.planned(made.graph, budget), engine) as runner:
+        assert torch.equal(made.w, before) and made.w.data_ptr() != seen
+        at = made.w.data_ptr()
+        for step in range(3):
+            check_step(runner, made, step)
+        assert made.w.data_ptr() == at  # read in place, no copy between two steps
+        assert type(made.w) is nn.Parameter and made.w.requires_grad and made.w.is_leaf
+    assert made.m.tolist() == [3.0] * 7
+
+
+def test_a_checkpoint_holds_the_tensors_and_not_the_arena(hand: Any) -> None:
+    made = case()
+    module = nn.Module()
+    module.register_parameter("w", made.w)
+    plan = hand.planned(made.graph)
+    large = replace(plan.memgraph, arenas={**plan.memgraph.arenas, 0: 1 << 20})
+    with Runner(hand.HandPlan(large), "serial") as runner:
+        runner(torch.ones(4, 5))
+        file = io.BytesIO()
+        torch.save(module.state_dict(), file)
+        assert len(file.getvalue()) < 10_000
+        file.seek(0)
+        assert torch.equal(torch.load(file)["w"], made.w)
+
+
+def test_values_loaded_in_place_are_what_the_next_step_starts_from(hand: Any) -> None:
+    made = case()
+    module = nn.Module()
+    module.register_parameter("w", made.w)
+    saved = {"w": torch.randn(5, 5)}
+    with Runner(hand.planned(made.graph, 400), "threads") as runner:
+        check_step(runner, made)
+        at = made.w.data_ptr()
+        module.load_state_dict(saved)
+        assert torch.equal(made.w, saved["w"]) and made.w.data_ptr() == at
+        check_step(runner, made)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: torch.randn(5, 5),
+        lambda: torch.randn(5, 5).T,
+        lambda: torch.randn(100)[10:35].view(5, 5),
+        lambda: torch.randn(1).expand(5, 5),
+    ],
+    ids=["plain", "transposed", "part of another", "expanded"],
+)
+def test_a_tensor_that_was_pointed_elsewhere_comes_home_with_its_new_values(
+    engine: str, other: Callable[[], torch.Tensor], hand: Any
+) -> None:
+    made = case()
+    with Runner(hand.planned(made.graph), engine) as runner:
+        check_step(runner, made)
+        home, new = made.w.data_ptr(), other()
+        kept = new.clone()
+        made.w.data = new
+        check_step(runner, made)
+        assert made.w.data_ptr() == home
+        assert torch.equal(new, kept)
+
+
+def test_two_tensors_that_changed_places_come_home_with_each_others_values(hand: Any) -> None:
+    graph = TaskGraph()
+    tensors = {name: torch.full((16,), float(n)) for n, name in enumerate("ab")}
+    for name, tensor in tensors.items():
+        b = graph.buffer(name, tensor.nbytes, "parameter")
+        call = Call(torch.Tensor.add_, (value(b, tensor), 10.0))
+        graph.task(f"add {name}", [b], [b], kernel=call)
+    graph.program = Program((), (), dict(tensors))
+    with Runner(hand.planned(graph), "serial") as runner:
+        runner()
+        a, b = tensors["a"], tensors["b"]
+        a.data, b.data = b.data, a.data
+        runner()
+    assert a.tolist() == [21.0] * 16 and b.tolist() == [20.0] * 16
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(5, 6), torch.zeros(5, 5, dtype=torch.float64)])
+def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(
+    wrong: torch.Tensor, hand: Any
+) -> None:
+    made = case()
+    with Runner(hand.planned(made.graph), "serial") as runner:
+        values = made.w.detach().clone()
+        made.w.data = wrong
+        with pytest.raises(StepError, match=r"tensor w is .* capture it again"):
+            runner(torch.ones(4, 5))
+        made.w.data = values
+        check_step(runner, made)
+
+
+def test_an_owner_that_makes_another_tensor_is_asked_which_one_it_is_now(hand: Any) -> None:
+    """As an optimizer does that loads its state."""
+    owner: dict[str, Any] = {}
+
+    def tensors() -> dict[str, Any]:
+        return {"w": owner["w"], "m": lambda: owner["m"]}
+
+    owner["m"] = torch.zeros(7)
+    owner["w"] = nn.Parameter(torch.randn(5, 5))
+    made = case(w=owner["w"], tensors=tensors)
+    old = owner["m"]
+    runner = Runner(hand.planned(made.graph), "serial")
+    made.m = owner["m"]
+    check_step(runner, made)
+    owner["m"] = made.m = torch.full((7,), 40.0)
+    check_step(runner, made)
+    assert made.m.tolist() == [41.0] * 7
+    assert old.tolist() == [1.0] * 7 and old.data_ptr() != made.m.data_ptr()
+    runner.close()
+    assert made.m.tolist() == [41.0] * 7 and made.m.untyped_storage().nbytes() == 28
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tensors_that_share_a_storage_still_share_it(engine: str, hand: Any) -> None:
+    flat = torch.randn(50)
+    w, rest = nn.Parameter(flat[:25].view(5, 5)), flat[25:]
+    made = case(w=w, tensors=lambda: {"w": (w, flat, rest), "m": torch.zeros(7)})
+    made.m = made.graph.program.tensors["m"]
+    with Runner(hand.planned(made.graph), engine) as runner:
+        check_step(runner, made)
+        assert torch.equal(flat[:25].view(5, 5), w)
+        rest.fill_(3.0)
+        assert flat[30] == 3.0
+        w.data = torch.randn(5, 5)
+        check_step(runner, made)
+        assert torch.equal(flat[:25].view(5, 5), w)
+    flat[0] = 77.0
+    assert w[0, 0] == 77.0 and w.untyped_storage().nbytes() == flat.nbytes
+
+
+def test_close_gives_every_tensor_memory_of_its_own_size(hand: Any) -> None:
+    made = case(w=nn.Parameter(torch.randn(5, 5).T))
+    stride = made.w.stride()
+    runner = Runner(hand.planned(made.graph, 400), "threads")
+    check_step(runner, made)
+    values, arenas = made.w.detach().clone(), runner._arenas
+    runner.close()
+    runner.close()
+    assert torch.equal(made.w, values) and made.w.stride() == stride
+    assert made.w.untyped_storage().nbytes() == 100 and made.w.untyped_storage().resizable()
+    assert not any(arenas.contain(t.data_ptr()) for t in (made.w, made.m))
+    assert made.w.requires_grad
+
+
+def test_a_runner_that_is_dropped_leaves_the_values(hand: Any) -> None:
+    made = case()
+    runner = Runner(hand.planned(made.graph), "serial")
+    check_step(runner, made)
+    values = made.w.detach().clone()
+    del runner
+    gc.collect()
+    assert torch.equal(made.w, values)
+    with Runner(hand.planned(made.graph), "serial") as runner:
+        check_step(runner, made)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_runners_over_the_same_tensors_can_take_turns(engine: str, hand: Any) -> None:
+    made = case()
+    first = Runner(hand.planned(made.graph), engine)
+    second = Runner(hand.planned(made.graph, 400), engine)
+    for step, runner in enumerate((first, second, second, first, second, first, first)):
+        check_step(runner, made, step)
+    second.close()
+    check_step(first, made)
+    at = made.w.data_ptr()
+    second.close()
+    assert made.w.data_ptr() == at
+    first.close()
+    assert made.m.tolist() == [8.0] * 7
+
+
+def test_a_gradient_from_before_a_step_is_refused_by_autograd(hand: Any) -> None:
+    """The step changed what the backward pass would read, as `optimizer.step()` would have."""
+    made = case()
+    with Runner(hand.planned(made.graph), "serial") as runner:
+        loss = (made.w * made.w).sum()
+        runner(torch.ones(4, 5))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        (made.w * made.w).sum().backward()
+        assert made.w.grad is not None and torch.equal(made.w.grad, 2 * made.w)
+
+
+def test_an_autocast_around_the_call_changes_nothing(hand: Any) -> None:
+    made = case()
+    with Runner(hand.planned(made.graph), "serial") as runner, torch.autocast("cpu"):
+        x = torch.randn(4, 5)
+        with torch.autocast("cpu", enabled=False):
+            y, w, _ = made.eagerly(x)
+        assert torch.equal(runner(x)[0], y)
+        assert torch.equal(made.w, w) and torch.is_autocast_enabled("cpu")
+
+
+def test_a_tensor_that_no_task_touches_is_left_where_it_is(hand: Any) -> None:
+    made = case()
+    unused = torch.ones(3)
+    made.graph.buffer("unused", unused.nbytes, "buffer")
+    made.graph.program.tensors |= {"unused": unused, "empty": torch.empty(0)}
+    made.graph.buffer("empty", 0, "parameter")
+    at = unused.data_ptr()
+    with Runner(hand.planned(made.graph), "serial") as runner:
+        check_step(runner, made)
+        assert unused.tolist() == [1.0] * 3
+        assert unused.data_ptr() == at or runner._arenas.contain(unused.data_ptr())
+
+
+def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor(hand: Any) -> None:
+    graph, tensor = TaskGraph(), torch.zeros(48)
+    for start in (0, 64, 128):
+        b = graph.buffer(f"m[{start}]", 64, "state")
+        graph.buffers[b] = replace(graph.buffers[b], tensor="m", start=start)
+        piece = Value(b, torch.float32, (16,), (1,))
+        call = Call(torch.Tensor.add_, (piece, start))
+        graph.task(f"add{start}", [b], [b], kernel=call, phase="update")
+    graph.program = Program((), (), {"m": tensor})
+    with Runner(hand.planned(graph, 320), "threads", poison=True) as runner:
+        runner()
+        runner()
+        assert tensor.tolist() == [0.0] * 16 + [128.0] * 16 + [256.0] * 16
