@@ -73,7 +73,8 @@ class Plan:
 
     @property
     def reserve(self) -> int:
-        return reserve_bytes(self.source) if self.placement == "copy" else 0
+        """What kernels allocate outside of the arena at the most."""
+        return reserve_bytes(self.source, self.placement)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -148,17 +149,25 @@ def plan(
     return _planned(asked, graph, {})
 
 
-def reserve_bytes(graph: TaskGraph) -> int:
-    """The most that a kernel allocates by itself where nobody places its outputs."""
-    most = max((task.unplaced for task in graph.tasks), default=0)
+def reserve_bytes(graph: TaskGraph, placement: str) -> int:
+    """The most that a kernel allocates by itself: any one where nobody places its outputs, else
+    one that could not be measured."""
+    most = max(
+        (
+            task.unplaced
+            for task in graph.tasks
+            if placement == "copy"
+            or any(call.allocations is None for call in getattr(task.kernel, "calls", ()))
+        ),
+        default=0,
+    )
     return aligned(most) if most else 0
 
 
 def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
     capacities: dict[int, int] = {}
-    planned, reserve = graph, 0
+    planned, reserve = graph, reserve_bytes(graph, asked.placement)
     if asked.placement == "copy":
-        reserve = reserve_bytes(graph)
         planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
     for device, nbytes in asked.budget.items():
         # Without a limit: room for the worst packing of everything.
