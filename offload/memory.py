@@ -7,6 +7,7 @@ A tensor that leaves the runner (a parameter, an optimizer's state) gets a stora
 over the arena's bytes: saving it to a file saves it alone, and not the arena.
 """
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,7 @@ class Arenas:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self.sizes = MappingProxyType({HOST: 0} | dict(sizes))
+        _check_machine(self.sizes)
         self._bytes = {arena: _aligned(arena, size) for arena, size in self.sizes.items()}
         self.tensors = MappingProxyType(
             {arena: _over(memory, 0, len(memory)) for arena, memory in self._bytes.items()}
@@ -52,6 +54,17 @@ class Arenas:
         empty = torch.empty(0, dtype=value.dtype)
         storage = self.bytes(place).untyped_storage()
         return empty.set_(storage, value.offset, value.size, value.stride)
+
+
+def _check_machine(sizes: Mapping[int, int]) -> None:
+    """A system that promises more memory than it has would end the process in mid-step."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (wanted := sum(sizes.values())) > there:
+        raise OffloadError(
+            f"the plan's arenas have {say_size(wanted)} ({say_size(sizes[HOST])} of them the"
+            f" host's), this machine has {say_size(there)} of memory: make the batch smaller, or"
+            " give a budget and a host_budget that fit together"
+        )
 
 
 def _aligned(arena: int, size: int) -> memoryview:

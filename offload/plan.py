@@ -178,6 +178,7 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
         capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
     wanted = Wanted(planned, capacities, asked.costs, homes, reserve, asked.recompute)
     found = best_plan(wanted)
+    verify(found.memgraph)  # a mistake of ours must not become wrong bits of yours
     return replace(asked, source=graph, found=found)
 
 
