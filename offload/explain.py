@@ -1,0 +1,297 @@
+"""A plan in words and numbers: one screen for whoever is about to run it.
+
+    device      40.0 MiB of a budget of 40.0 MiB: 60 % of ...             a fact a line
+    moves       ...
+                  buffers          resident         streamed   ...        a row a role
+    parameters    62   42.6 MiB    ...
+
+Nothing is printed that the plan has not: without copies no rows of copies, without a limit no
+limit. A long name is cut, so that a line is at most `WIDTH` columns.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from offload.account import (
+    NAMES,
+    ROLES,
+    Amount,
+    Usage,
+    at_home,
+    dropped,
+    lives,
+    moved,
+    recomputed,
+    say_seconds,
+    say_share,
+    total,
+    usage,
+    used,
+)
+from offload.memgraph import OFFLOAD, RELOAD, TASK
+from offload.plan import Plan
+from offload.refusal import smallest_budget
+from offload.search import peak_bytes
+from offload.sizes import say_size
+from offload.taskgraph import HOST, Role
+
+WIDTH, LABEL = 100, 12
+MOST_NOTES = 5
+MOST_NAMES = 4
+ENGINES = 6
+"""On a line."""
+BITS_DIFFER = "the last bits differ"
+"""In the note of every pass that changes any, after `name of the pass:`."""
+
+
+def explain(plan: Plan) -> str:
+    """About 30 lines of at most `WIDTH` columns."""
+    facts = [
+        ("plan", _counts(plan)),
+        *_devices(plan),
+        *_smallest(plan),
+        ("host", _host(plan)),
+        ("step", _step(plan)),
+        ("bound", _bound(plan)),
+        *_busy(plan),
+        *_moves(plan),
+        ("recomputed", _recomputed(plan)),
+        ("outputs", _outputs(plan)),
+        ("bits", _bits(plan)),
+    ]
+    lines = [*map(_line, facts), "", *_table(plan), *map(_line, _afterwards(plan))]
+    return "\n".join(lines)
+
+
+def _line(fact: tuple[str, str]) -> str:
+    label, text = fact
+    return f"{label:<{LABEL}}{_cut(text, WIDTH - LABEL)}".rstrip()
+
+
+def _cut(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+def _counts(plan: Plan) -> str:
+    phases: dict[str, int] = {}
+    for task in plan.graph.tasks:
+        phases[task.phase] = phases.get(task.phase, 0) + 1
+    nodes = plan.memgraph.nodes
+    copies = sum(node.kind != TASK for node in nodes)
+    edges = sum(len(node.deps) for node in nodes)
+    parts = ", ".join(f"{count:,} {phase}" for phase, count in phases.items())
+    return f"{len(plan.graph.tasks):,} tasks ({parts}), {copies:,} copies, {edges:,} edges"
+
+
+def _devices(plan: Plan) -> list[tuple[str, str]]:
+    devices = plan.graph.devices
+    return [(f"device {d}" if len(devices) > 1 else "device", _device(plan, d)) for d in devices]
+
+
+def _device(plan: Plan, device: int) -> str:
+    taken = plan.memgraph.arenas.get(device, 0) + plan.reserve
+    peak = peak_bytes(plan.source, device) + plan.reserve
+    return (
+        f"{_within(taken, plan.budget.get(device), 'budget')}:"
+        f" {say_share(taken, peak)} of the {say_size(peak)} of a step without offload"
+    )
+
+
+def _within(nbytes: int, limit: int | None, name: str) -> str:
+    return f"{say_size(nbytes)}, {f'{name} {say_size(limit)}' if limit else f'no {name}'}"
+
+
+def _smallest(plan: Plan) -> list[tuple[str, str]]:
+    """In copy mode tasks have no workspace of their own, but share the reserve: `plan.graph`."""
+    found = [(*smallest_budget(plan.graph, device), device) for device in plan.graph.devices]
+    if not found:
+        return [("at least", "nothing: no task uses a device")]
+    nbytes, name, device = max(found)
+    on = f" of device {device}" if len(found) > 1 else ""
+    where = next((task.where for task in plan.graph.tasks if task.name == name), "")
+    lines = [f"{say_size(nbytes + plan.reserve)}{on} for the largest task, {name}"]
+    if where and len(lines[0]) + len(where) + 3 <= WIDTH - LABEL:
+        lines = [f"{lines[0]} ({where})"]
+    elif where:
+        lines.append(f"({where})")
+    return [("" if n else "at least", line) for n, line in enumerate(lines)]
+
+
+def _host(plan: Plan) -> str:
+    return _within(plan.host_bytes, plan.host_budget, "host_budget")
+
+
+def _step(plan: Plan) -> str:
+    seconds, resident = plan.predicted_seconds, plan.resident_seconds
+    if not resident:
+        return f"{say_seconds(seconds)} predicted"
+    return (
+        f"{say_seconds(seconds)} predicted: {seconds / resident:.2f}x the {say_seconds(resident)}"
+        " of a step that waits for no copy"
+    )
+
+
+def _bound(plan: Plan) -> str:
+    bound, two = plan.bound, plan.simulation.two_phase
+    text = f"{say_seconds(bound.seconds)} for any order: {bound.engine} binds"
+    if say_seconds(two) != say_seconds(bound.seconds):
+        text += f"; {say_seconds(two)} before and after the fullest moment added up"
+    return text
+
+
+def _busy(plan: Plan) -> list[tuple[str, str]]:
+    makespan, workers = plan.simulation.makespan, plan.costs.host_workers
+    shares = [
+        f"{engine} {say_share(seconds / (workers if engine == 'host' else 1), makespan)}"
+        for engine, seconds in sorted(plan.simulation.busy.items())
+    ]
+    lines = [shares[at : at + ENGINES] for at in range(0, len(shares), ENGINES)]
+    return [("" if n else "busy", ", ".join(line)) for n, line in enumerate(lines)]
+
+
+def _moves(plan: Plan) -> list[tuple[str, str]]:
+    memgraph = plan.memgraph
+    out, back = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    if not out and not back:
+        return [("moves", "nothing: everything is resident")]
+    if not out and set(back) == {Role.INPUT}:
+        inputs = say_size(total(back).nbytes)
+        return [("moves", f"only the inputs, {inputs} to the device: everything else is resident")]
+    lines = [("moves", f"offloaded {_copies(total(out))}, reloaded {_copies(total(back))}")]
+    if (clean := dropped(memgraph)).count:
+        size = say_size(clean.nbytes)
+        lines.append(("", f"dropped without a copy {size}: the host has the same bytes"))
+    return lines
+
+
+def _copies(amount: Amount) -> str:
+    if not amount.count:
+        return "nothing"
+    return f"{say_size(amount.nbytes)} in {amount.count:,} copies"
+
+
+def _recomputed(plan: Plan) -> str:
+    again = recomputed(plan.graph, plan.costs)
+    if not again.tasks:
+        return "nothing" if plan.recompute else "nothing: plan(recompute=False)"
+    names = ", ".join(again.tasks[:MOST_NAMES])
+    return (
+        f"{len(again.tasks):,} tasks, {say_seconds(again.seconds)} more,"
+        f" {say_size(again.nbytes)} less to keep: {names}"
+        f"{', ...' if len(again.tasks) > MOST_NAMES else ''}"
+    )
+
+
+def _outputs(plan: Plan) -> str:
+    from offload.shim import why_not
+
+    if plan.placement == "shim":
+        return "written by the kernels at their planned addresses (placement: shim)"
+    reason = why_not() or "as asked for"
+    return f"copied to their planned addresses (placement: copy; {reason})"
+
+
+def _bits(plan: Plan) -> str:
+    changed = [note.split(":")[0] for note in plan.source.notes if BITS_DIFFER in note]
+    if changed:
+        return f"NOT bit-equal to eager: {', '.join(changed)}"
+    return "as eager: no pass was asked for that changes any"
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _table(plan: Plan) -> list[str]:
+    memgraph = plan.memgraph
+    counted = (
+        _with_workspaces(plan),
+        at_home(memgraph, plan.graph.devices),
+        at_home(memgraph, [HOST]),
+    )
+    copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    device, use = _fullest(plan)
+    peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
+    lines = [
+        f"{'':16}{'all':>16}{'resident':>16}{'streamed':>16}"
+        f"{'at the peak':>13}{'offloaded':>11}{'reloaded':>11}"
+    ]
+    for role in ROLES:
+        cells = [_cell(column.get(role)) for column in counted]
+        sizes = [_size(column.get(role)) for column in (peak, *copied)]
+        if any(cells) or any(sizes):
+            lines.append(_row(NAMES[role], cells, sizes))
+    sums = ["", *(_cell(total(column)) for column in counted[1:])]
+    lines.append(_row("together", sums, [_size(total(c)) for c in (peak, *copied)]))
+    return [*lines, "", *_legend(plan, device, use)]
+
+
+def _row(name: str, cells: Sequence[str], sizes: Sequence[str]) -> str:
+    line = f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells)
+    return (line + f"{sizes[0]:>13}{sizes[1]:>11}{sizes[2]:>11}").rstrip()
+
+
+def _legend(plan: Plan, device: int, use: Usage) -> list[str]:
+    moment = float(use.times[use.fullest])
+    running = next(
+        (
+            f", in {plan.memgraph.name(node)}"
+            for node, _, start, end in plan.simulation.timeline
+            if start <= moment < end and plan.memgraph.nodes[node].kind == TASK
+        ),
+        "",
+    )
+    largest = "; of the workspaces the largest" if Role.WORKSPACE in _with_workspaces(plan) else ""
+    facts = [
+        ("all", f"each buffer of the step once{largest}"),
+        ("the peak", f"device {device} when it is fullest: at {say_seconds(moment)}{running}"),
+    ]
+    return [_line(fact) for fact in facts]
+
+
+def _with_workspaces(plan: Plan) -> Mapping[Role, Amount]:
+    tasks = plan.source.tasks
+    sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
+    most = max(sizes, default=0)
+    found = used(plan.source)
+    return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
+
+
+def _fullest(plan: Plan) -> tuple[int, Usage]:
+    """The device that holds most at a time, and what."""
+    memgraph = plan.memgraph
+    lived = lives(memgraph, plan.simulation.timeline)
+    uses = [(d, usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
+    return max(uses, key=lambda use: int(use[1].total.max()))
+
+
+def _cell(amount: Amount | None) -> str:
+    return f"{amount.count:,} {say_size(amount.nbytes):>10}" if amount and amount.count else ""
+
+
+def _size(amount: Amount | None) -> str:
+    return say_size(amount.nbytes) if amount and amount.nbytes else ""
+
+
+# ---- afterwards ----------------------------------------------------------------------------------
+
+
+def _afterwards(plan: Plan) -> list[tuple[str, str]]:
+    notes = plan.source.notes
+    shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
+    if len(notes) > MOST_NOTES:
+        shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: graph.notes")
+    return [*shown, ("chosen", _chosen(plan))]
+
+
+def _chosen(plan: Plan) -> str:
+    tried, policy = plan.found.tried, plan.found.policy
+    if len(tried) < 2:
+        return f"{tried[0] if tried else 'the only plan'}: there was nothing to choose"
+    failed = sum(line.endswith("does not fit") for line in tried)
+    return (
+        f"the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
+        f" {policy.ahead} tasks placed ahead, {policy.evict_ahead} where others must go for them"
+    )
