@@ -20,7 +20,14 @@ from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
 from offload.recompute import variants
 from offload.reduction import reduced
-from offload.refusal import refuse, refuse_host, resident_bytes, scratch_bytes, smallest_budget
+from offload.refusal import (
+    refuse,
+    refuse_host,
+    resident_bytes,
+    scratch_bytes,
+    smallest_budget,
+    working_set,
+)
 from offload.residency import most_resident
 from offload.simulator import Simulation, simulate
 from offload.taskgraph import HOST, Role, TaskGraph
@@ -30,7 +37,7 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
-SHARES = (0.9, 0.6, 0.3, 0.0)
+SHARES = (0.95, 0.8, 0.6, 0.3, 0.0)
 HORIZONS = ((16, 0), (256, 0), (64, 4), (64, 16))
 
 
@@ -198,17 +205,37 @@ class _Search:
         return least
 
     def _policies(self) -> Iterator[tuple[float, Policy]]:
-        graph, wanted = self._wanted.graph, self._wanted
+        graph, most = self._wanted.graph, self._most_room()
         seen: set[frozenset[int]] = set()
         for share in SHARES:
-            room = {
-                device: int((wanted.capacities[device] - smallest_budget(graph, device)[0]) * share)
-                for device in graph.devices
-            }
+            room = {device: int(nbytes * share) for device, nbytes in most.items()}
             resident = most_resident(graph, room)
             if resident not in seen:
                 seen.add(resident)
                 yield share, Policy(resident)
+
+    def _most_room(self) -> dict[int, int]:
+        """So many resident bytes leave enough for every task: what it touches may be resident."""
+        graph, capacities = self._wanted.graph, self._wanted.capacities
+        room: dict[int, int] = {}
+        for device in graph.devices:
+            low, high = 0, capacities[device]
+            while high - low > capacities[device] // 64:
+                middle = (low + high) // 2
+                if self._leaves_enough(device, most_resident(graph, {device: middle})):
+                    low = middle
+                else:
+                    high = middle
+            room[device] = low
+        return room
+
+    def _leaves_enough(self, device: int, resident: frozenset[int]) -> bool:
+        graph = self._wanted.graph
+        largest = max(
+            (working_set(graph, task, device, resident) for task in graph.tasks), default=0
+        )
+        taken = resident_bytes(graph, device, resident, {})
+        return taken + largest <= self._wanted.capacities[device]
 
     def _try(self, name: str, policy: Policy, graph: TaskGraph | None = None) -> None:
         if self._left <= 0 and self._best is not None:
