@@ -1,5 +1,51 @@
-"""step -> TaskGraph -> Plan (MemGraph) -> Executor. Imports none of our other packages.
+"""A step, planned to a byte budget and run in any legal order. Imports none of our other packages.
 
-Empty so far: the engine comes with its own issue. The package exists from the first release,
-because an editable install fixes its list of top-level packages when it is made.
+    graph = offload.capture_training_step(module, loss_fn, optimizer, *batch)
+    plan = offload.plan(graph, budget="8GiB")
+    with offload.Runner(plan) as runner:
+        loss, *_ = runner(*batch)
+
+step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
+
+from offload.capture import capture, capture_training_step
+from offload.costs import Costs
+from offload.errors import (
+    BudgetTooSmall,
+    CaptureError,
+    GraphError,
+    OffloadError,
+    RaceFound,
+    StepError,
+)
+from offload.executor import Runner
+from offload.lowering import lower
+from offload.memgraph import MemGraph
+from offload.plan import Plan, plan
+from offload.simulator import Simulation, simulate
+from offload.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.verify import verify
+
+__all__ = [
+    "BudgetTooSmall",
+    "Buffer",
+    "CaptureError",
+    "Costs",
+    "GraphError",
+    "MemGraph",
+    "OffloadError",
+    "Plan",
+    "RaceFound",
+    "Role",
+    "Runner",
+    "Simulation",
+    "StepError",
+    "Task",
+    "TaskGraph",
+    "capture",
+    "capture_training_step",
+    "lower",
+    "plan",
+    "simulate",
+    "verify",
+]

@@ -87,9 +87,7 @@ class Binding:
         )
 
 
-def _bind(
-    memgraph: MemGraph, node: Node, arenas: Arenas, placement: str, placed: Bindings
-) -> Run:
+def _bind(memgraph: MemGraph, node: Node, arenas: Arenas, placement: str, placed: Bindings) -> Run:
     if node.kind == TASK:
         device = memgraph.graph.tasks[node.task].device
         scratch = memgraph.scratch.get(device)

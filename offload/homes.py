@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from offload.errors import GraphError, StepError
+from offload.kernels import Source
 from offload.memgraph import MemGraph, Place
 from offload.memory import Arenas
 
-Tensors = Mapping[str, torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]]
-"""By `Buffer.tensor`: the user's tensor; several, that share the storage; or how to find it, where
-its owner makes another object of it."""
+Tensors = Mapping[str, Source]
+"""By `Buffer.tensor`."""
 
 
 @dataclass(frozen=True, slots=True)

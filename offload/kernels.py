@@ -16,6 +16,11 @@ from torch.utils import _pytree as pytree
 View = Callable[["Value"], torch.Tensor]
 
 
+Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
+"""A tensor of the user's; several, over one storage; or how to find it, where its owner makes
+another object of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A tensor over a buffer. `offset` in elements from the buffer's begin."""
@@ -90,7 +95,7 @@ class Program:
     """What the batch is copied into."""
     outputs: tuple[Any, ...]
     """What the step returns: `Value`s, and whatever is no tensor as it is."""
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Source]
     """The user's own tensors, by `Buffer.tensor`: parameters, buffers, optimizer state, constants.
     A runner moves them into its arenas."""
     recapture: Callable[..., Any] | None = None

@@ -15,7 +15,7 @@ from typing import NoReturn
 from offload.arena import aligned
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall
-from offload.memgraph import ALIGNMENT, TASK, MemGraph, Place
+from offload.memgraph import ALIGNMENT, SMALL_WORKSPACE, TASK, MemGraph, Place
 from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
 from offload.recompute import variants
@@ -93,7 +93,8 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
     peak = live = 0
     for number, task in enumerate(graph.tasks):
         live += change[number]
-        peak = max(peak, live + (aligned(task.workspace) if task.device == device else 0))
+        hidden = task.device == device and task.workspace > SMALL_WORKSPACE
+        peak = max(peak, live + (aligned(task.workspace) if hidden else 0))
     return peak + scratch_bytes(graph, device)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from offload import memory
 from offload.errors import GraphError, OffloadError, StepError
 from offload.executor import Runner
 from offload.taskgraph import HOST, TaskGraph
@@ -359,7 +360,23 @@ def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors
     assert captured == [other]
 
 
-def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what(hand: Any) -> None:
+def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: Any) -> None:
+    graph = hand.layers(1)
+    tensors = hand.bind(graph, [0])
+    made = hand.planned(graph).memgraph
+    at = tensors["w0"].data_ptr()
+    for arena in (0, HOST):
+        huge = replace(made, arenas={**made.arenas, arena: 1 << 50})
+        with pytest.raises(OffloadError, match=r"arenas have 1024\.0 TiB .*this machine has"):
+            Runner(hand.HandPlan(huge))
+    assert tensors["w0"].data_ptr() == at
+
+
+def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what(
+    hand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine with as much memory, of which this process may not have so much.
+    monkeypatch.setattr(memory, "_check_machine", lambda sizes: None)
     graph = hand.layers(1)
     tensors = hand.bind(graph, [0])
     made = hand.planned(graph).memgraph

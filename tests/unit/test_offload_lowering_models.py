@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from offload.capture import capture_training_step
+from offload.capture import traced_training_step as capture_training_step
 from offload.costs import Costs
 from offload.errors import GraphError
 from offload.kernels import Value
@@ -64,7 +64,8 @@ def run(graph: TaskGraph, *batch: torch.Tensor) -> Any:
     homes: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     for number, buffer in enumerate(graph.buffers):
         if buffer.persistent:
-            tensor = program.tensors[buffer.tensor]
+            source = program.tensors[buffer.tensor]
+            tensor = source() if callable(source) else source
             home = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
             homes.append(
                 (memory[number], home[buffer.start : buffer.start + buffer.nbytes], number)

@@ -1,0 +1,479 @@
+"""What a step does, op by op: one run under fake tensors, nothing computed, nothing allocated.
+
+    user's step -> autograd -> Recorder -> FakeTensorMode        a Tape: ops over storages
+                                  |
+    real tensors that the step closes over (parameters, buffers, constants) become fakes here
+
+The recorder sits below autograd and autocast, so it sees the very kernels that eager runs, forward
+and backward. A fake tensor's storage says exactly what aliases what: a view is no op at all.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+from offload.errors import CaptureError
+from offload.kernels import Value
+
+FORWARD, BACKWARD = "forward", "backward"
+LIFT = torch.ops.aten.lift_fresh.default
+ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+WHOLE = frozenset(
+    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+    | {"geometric_", "cauchy_", "log_normal_"}
+)
+"""They keep nothing of what was in their first argument."""
+STATISTICS = frozenset(
+    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"}
+    | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
+)
+"""They write `running_mean` and `running_var`, and their schema does not say so."""
+RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = os.path.dirname(__file__) + os.sep
+
+
+@dataclass(slots=True)
+class Storage:
+    """One storage of the trace; its number is the buffer's."""
+
+    nbytes: int
+    keep: Any
+    """The storage itself: as long as it lives its address is its own."""
+    kind: str
+    """made, input, real (the user's), literal (written down in the step's code)."""
+    tensor: torch.Tensor | None = None
+    """Whose bytes these are, of a real and of a literal one."""
+    name: str = ""
+    filled: bool = False
+    """By the op that made it; otherwise the first that writes it gives it its name."""
+    written: bool = False
+    """In place, once it was there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One call of a kernel. Tensors are `Value`s over the tape's storages."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[Value | None, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    changes: tuple[int, ...]
+    """Those of `writes` that were there before: written in place."""
+    random: bool
+    phase: str
+    name: str
+    where: str
+    flops: float
+    traffic: int
+
+    @property
+    def code(self) -> str:
+        """For comparing two traces."""
+        return f"{self.func}{self.args!r}{dict(self.kwargs)!r} -> {self.outputs!r}"
+
+
+@dataclass(slots=True)
+class Tape:
+    """What was recorded."""
+
+    ops: list[Op] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+
+
+class Clock:
+    """Moves a generator at every draw of the trace, as the draw itself would: one that was seeded
+    or set back in between, as checkpointing does before it recomputes, does not go unseen."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Generator, torch.Tensor, torch.Tensor]] = {}
+        self.check(torch.default_generator, "")
+
+    def check(self, generator: torch.Generator, where: str) -> None:
+        """Raise `CaptureError` unless it stands where the last draw left it."""
+        with _disable_current_modes():
+            now = generator.get_state()
+            _, _, expected = self._known.setdefault(id(generator), (generator, now, now))
+            if not torch.equal(now, expected):
+                raise CaptureError(
+                    f"{where}: the state of the random numbers is set within the step (by a seed,"
+                    " or by checkpointing over a dropout), and a captured step only draws on."
+                    " Seed outside of it; let the plan recompute instead of checkpointing"
+                )
+
+    def draw(self, generator: torch.Generator, where: str) -> None:
+        self.check(generator, where)
+        with _disable_current_modes():
+            torch.empty(1, device=generator.device).uniform_(generator=generator)
+            _, start, _ = self._known[id(generator)]
+            self._known[id(generator)] = (generator, start, generator.get_state())
+
+    def restore(self) -> None:
+        with _disable_current_modes():
+            for generator, start, _ in self._known.values():
+                generator.set_state(start)
+
+
+class Recorder(TorchDispatchMode):
+    """Records every op onto a tape."""
+
+    def __init__(self, modules: Mapping[int, str], clock: Clock) -> None:
+        """`modules`: the path of every module, by its id."""
+        super().__init__()
+        self._clock = clock
+        self.tape = Tape()
+        self.inputs: list[Value] = []
+        self.met: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = []
+        """Tensors of the user's; whether they wanted a gradient, and which they had."""
+        self._fakes = FakeTensorMode()
+        self._modules = modules
+        self._numbers: dict[int, int] = {}
+        self._stand_ins: dict[int, FakeTensor] = {}
+        self._originals: dict[int, torch.Tensor] = {}
+        self._by_sequence: dict[int, tuple[str, str]] = {}
+        self._taken: dict[str, int] = {}
+        self._phase = FORWARD
+
+    def run(self, step: Callable[..., Any], batch: Sequence[torch.Tensor]) -> Any:
+        """Run a step without computing anything. Returns what it returns, in fakes."""
+        inputs = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
+        with self._fakes, self:
+            result = step(*inputs)
+        self._clock.check(torch.default_generator, "in the step")
+        return result
+
+    def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """A fake of its own for a tensor of the batch, laid out alike."""
+        with self._fakes:
+            if _is_dense(tensor):
+                fake = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                )
+            else:
+                fake = torch.empty(tensor.size(), dtype=tensor.dtype, device=tensor.device)
+        fake.requires_grad_(tensor.requires_grad)
+        self._add(fake, "input", name=name)
+        self.inputs.append(self.value(fake))
+        return fake
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """Where a tensor of the step lies, be it the user's own."""
+        fake = self._fake(tensor)
+        return _value(fake, self._numbers[fake.untyped_storage()._cdata])
+
+    def described(self, result: Any) -> str:
+        """What a step returns, for comparing two traces."""
+
+        def describe(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self.value(leaf)
+            plain = isinstance(leaf, int | float | complex | str | bytes | None)
+            return leaf if plain else type(leaf).__name__
+
+        return repr(pytree.tree_map(describe, result))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is LIFT and not isinstance(args[0], FakeTensor):
+            return self._literal(args[0])
+        name = func._schema.name.split("::")[1]
+        if name in RESIZING:
+            raise CaptureError(
+                f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
+                " planned tensor cannot grow. Make a new tensor instead"
+            )
+        fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        result = func(*fake_args, **fake_kwargs)
+        if any(_is_ambiguous(out) for out in pytree.tree_leaves(result)):
+            result = _laid_out(func, fake_args, fake_kwargs, result)
+        self._record(func, name, fake_args, fake_kwargs, result)
+        return pytree.tree_map_only(
+            torch.Tensor, lambda out: self._originals.get(id(out), out), result
+        )
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        path, where = self._place(name)
+        random = _draws(func, args, kwargs)
+        if random:
+            self._clock.draw(_generator(args, kwargs), where)
+        outs = pytree.tree_leaves(result)
+        for argument, mask in _arguments(func, args, kwargs):
+            if argument.name == "output_mask":  # what the kernel does not make
+                outs = [out if wanted else None for out, wanted in zip(outs, mask, strict=True)]
+        made = [out for out in outs if isinstance(out, torch.Tensor)]
+        fresh: list[int] = []
+        outputs: list[Value | None] = []
+        for out in outs:
+            if isinstance(out, torch.Tensor):
+                _check_plain(out, where)
+                key = out.untyped_storage()._cdata
+                if key not in self._numbers:
+                    fresh.append(self._add(out, "made", name=path))
+                if (number := self._numbers[key]) in fresh:
+                    outputs.append(_value(out, number))
+                    continue
+            outputs.append(None)
+        if name in ALLOCATIONS:
+            return
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
+        if not fresh and not changed:
+            return  # a view, or a question about a shape
+        reads = [self._number(t) for t in _read_arguments(func, name, args, kwargs)]
+        path = self._unique(path)
+        for number in changed:
+            storage = self.tape.storages[number]
+            if storage.kind == "made" and not storage.written:
+                storage.name = storage.name if storage.filled else path
+            storage.written = True
+        for number in fresh:
+            self.tape.storages[number].filled = True
+        for rank, number in enumerate(fresh):
+            self.tape.storages[number].name = f"{path}.{rank}" if rank else path
+        named_args, named_kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: _value(t, self._number(t)), (tuple(args), dict(kwargs))
+        )
+        self.tape.ops.append(
+            Op(
+                func,
+                named_args,
+                named_kwargs,
+                tuple(outputs) if fresh else (),
+                tuple(dict.fromkeys(reads)),
+                tuple(dict.fromkeys((*changed, *fresh))),
+                tuple(dict.fromkeys(changed)),
+                random,
+                self._phase,
+                path,
+                where,
+                _flops(func, args, kwargs, result),
+                sum(t.numel() * t.element_size() for t in (*given, *made)),
+            )
+        )
+
+    def _fake(self, tensor: torch.Tensor) -> FakeTensor:
+        """The fake that stands in for a tensor of the user's."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if (known := self._stand_ins.get(id(tensor))) is not None:
+            return known
+        self.met.append((tensor, tensor.requires_grad, tensor.grad if tensor.is_leaf else None))
+        fake = self._fakes.from_tensor(tensor, static_shapes=True)
+        self._stand_ins[id(tensor)] = fake
+        self._originals[id(fake)] = tensor
+        if fake.untyped_storage()._cdata not in self._numbers:
+            self._add(fake, "real", tensor)
+        return fake
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the code of the step writes down, `torch.tensor(2.0)`: made every step."""
+        fake = LIFT(tensor)
+        with _disable_current_modes():
+            copy = tensor.clone()
+        self._add(fake, "literal", copy, name="literal")
+        return fake
+
+    def _add(
+        self, fake: torch.Tensor, kind: str, tensor: torch.Tensor | None = None, name: str = ""
+    ) -> int:
+        storage = fake.untyped_storage()
+        number = len(self.tape.storages)
+        self._numbers[storage._cdata] = number
+        self.tape.storages.append(Storage(storage.nbytes(), storage, kind, tensor, name))
+        return number
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        key = tensor.untyped_storage()._cdata
+        if key not in self._numbers:  # the fake mode's own, such as a wrapped number
+            self._add(tensor, "made", name="unknown")
+        return self._numbers[key]
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """A name for people, and the user's line. A backward op has those of its forward op."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            frame = user_frame()
+            path = f"{self._module()}{name}"
+            where = say_frame(frame, short=True)
+            # An op's node was made right before it got here.
+            own = self._taken.get(path, 0) + 1
+            place = (path if own == 1 else f"{path}.{own}", where)
+            newest = torch.autograd._get_sequence_nr() - 1  # pyright: ignore[reportPrivateImportUsage]
+            self._by_sequence.setdefault(newest, place)
+            return path, where
+        self._phase = BACKWARD
+        forward, where = self._by_sequence.get(_sequence(node), ("", ""))
+        own = "backward" if "backward" in name else f"backward.{name}"
+        return f"{forward}.{own}" if forward else own, where
+
+    def _module(self) -> str:
+        """`layer1.0.conv1.`: the innermost module whose method is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if "self" in frame.f_code.co_varnames[:1]:
+                path = self._modules.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return f"{path}." if path else ""
+            frame = frame.f_back
+        return ""
+
+    def _unique(self, name: str) -> str:
+        self._taken[name] = self._taken.get(name, 0) + 1
+        return name if self._taken[name] == 1 else f"{name}.{self._taken[name]}"
+
+
+def written_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that an op writes in place."""
+    written: list[torch.Tensor] = []
+    hidden = name in STATISTICS
+    for argument, given in _arguments(func, args, kwargs):
+        if hidden and argument.name == "training" and not given:
+            return []
+        statistics = hidden and argument.name in ("running_mean", "running_var")
+        if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
+            written += [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    return written
+
+
+def _read_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """All but those that are overwritten, and their storages with them."""
+    read: list[torch.Tensor] = []
+    for position, (argument, given) in enumerate(_arguments(func, args, kwargs)):
+        anew = argument.is_out or (position == 0 and name in WHOLE)
+        leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+        read += [t for t in leaves if not (anew and _covers(t))]
+    return read
+
+
+def _arguments(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _is_ambiguous(out: Any) -> bool:
+    """A picture of one pixel: its channels lie the same way first and last, and a kernel that
+    looks at strides takes another path for each."""
+    if not isinstance(out, torch.Tensor) or out.device.type != "cpu":
+        return False
+    return out.dim() > 3 and out.size(1) > 1 and all(n == 1 for n in out.size()[2:])
+
+
+def _laid_out(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """The result with the strides that the real kernel gives, which fakes do not always know."""
+    if func.is_view or func._schema.is_mutable:
+        return result
+
+    def real(t: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype).zero_()
+
+    with _disable_current_modes(), torch.random.fork_rng(devices=()):
+        given = pytree.tree_map_only(torch.Tensor, real, (tuple(args), dict(kwargs)))
+        found = func(*given[0], **given[1])
+
+    def like(fake: Any, true: Any) -> Any:
+        if true is None or not _is_ambiguous(fake) or fake.stride() == true.stride():
+            return fake
+        return torch.empty_strided(true.size(), true.stride(), dtype=true.dtype)
+
+    return pytree.tree_map(like, result, found)
+
+
+def _value(tensor: torch.Tensor, number: int) -> Value:
+    return Value(
+        number,
+        tensor.dtype,
+        tuple(tensor.size()),
+        tuple(tensor.stride()),
+        int(tensor.storage_offset()),
+    )
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op draws random numbers: attention without dropout has the tag, and does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    chance = next((a for a in func._schema.arguments if a.name == "dropout_p"), None)
+    if chance is None:
+        return True
+    given = {a.name: value for a, value in _arguments(func, args, kwargs)}
+    return given.get("dropout_p", chance.default_value) != 0
+
+
+def _generator(args: Any, kwargs: Any) -> torch.Generator:
+    given = [g for g in pytree.tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)]
+    return given[0] if given else torch.default_generator
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def _covers(tensor: torch.Tensor) -> bool:
+    """Every byte of its storage."""
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return whole and _is_dense(tensor)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    formula = flop_registry.get(func._overloadpacket)
+    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+
+
+def _sequence(node: Any) -> int:
+    number: Any = getattr(node, "_sequence_nr", None)
+    return number() if number else -1
+
+
+def _check_plain(tensor: torch.Tensor, where: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        what = f"a tensor of layout {tensor.layout}"
+    elif tensor.is_conj() or tensor.is_neg():
+        what = "a lazy conjugate (call .resolve_conj() on it)"
+    else:
+        return
+    raise CaptureError(f"{where}: {what} cannot be planned: only dense tensors can")
+
+
+def user_frame(frame: FrameType | None = None) -> FrameType | None:
+    """The innermost line that is neither torch's nor ours."""
+    frame = frame or sys._getframe(1)
+    while frame is not None and is_foreign(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def is_foreign(file: str) -> bool:
+    return file.startswith((TORCH, OURS, "<"))
+
+
+def say_frame(frame: FrameType | None, short: bool = False) -> str:
+    if frame is None:
+        return ""
+    file = frame.f_code.co_filename
+    file = os.path.basename(file) if short else file
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
