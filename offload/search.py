@@ -162,7 +162,7 @@ class _Search:
         self._wanted = wanted
         self._left = next(
             tries
-            for tasks, tries in ((3_000, 16), (20_000, 6), (10**9, 4))
+            for tasks, tries in ((3_000, 16), (20_000, 5), (10**9, 4))
             if len(wanted.graph.tasks) <= tasks
         )
         self._best: Found | None = None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from offload.capture import capture_training_step
+from offload.capture import traced_training_step as capture_training_step
 from offload.costs import Costs
 from offload.errors import GraphError
 from offload.lowering import lower

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from offload import shim
-from offload.capture import capture_training_step
+from offload.capture import traced_training_step as capture_training_step
 from offload.kernels import Value
 from offload.memgraph import ALIGNMENT, Access, Node, Place
 from offload.placement import COPY, SHIM, Bindings, Run, bind_task

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from offload.sizes import parse_size, say_size
 from perfect.assembly import build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.errors import ConfigError
 from perfect.reader import read_config
-from offload.sizes import parse_size, say_size
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
