@@ -22,6 +22,7 @@ from offload.executor import Runner
 from offload.lowering import lower
 from offload.memgraph import MemGraph
 from offload.plan import Plan, plan
+from offload.prefill import prefill
 from offload.simulator import Simulation, simulate
 from offload.taskgraph import Buffer, Role, Task, TaskGraph
 from offload.verify import verify
@@ -46,6 +47,7 @@ __all__ = [
     "capture_training_step",
     "lower",
     "plan",
+    "prefill",
     "simulate",
     "verify",
 ]

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from offload.arena import aligned
 from offload.costs import Costs
-from offload.memgraph import OFFLOAD, RELOAD, TASK, Block, MemGraph
+from offload.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph
 from offload.refusal import scratch_bytes
-from offload.taskgraph import HOST, Buffer, Role, TaskGraph
+from offload.taskgraph import HOST, Buffer, Role, Task, TaskGraph
 
 Timeline = Sequence[tuple[int, str, float, float]]
 """Node, engine, start, end."""
@@ -82,6 +82,60 @@ class Recomputed:
     tasks: tuple[str, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Gradients that no update may take before one task has seen them all: a norm over them."""
+
+    task: str
+    buffers: frozenset[int]
+    nbytes: int
+    copied: int
+    """Bytes of theirs that are copied out meanwhile."""
+
+
+def waiting(memgraph: MemGraph) -> Waiting | None:
+    """None where gradients wait for nobody.
+
+    That is the last task on which every update depends, if it depends on all that updates take,
+    and gradients are only scaled after it."""
+    graph, needed = memgraph.graph, memgraph.graph.dependencies()
+    updates = [n for n, task in enumerate(graph.tasks) if _takes_a_gradient(graph, task)]
+    below = _below(needed, updates)
+    everything = (1 << len(updates)) - 1
+    common = [n for n, mask in enumerate(below) if mask == everything and n not in updates]
+    if not updates or not common:
+        return None
+    last = max(common)
+    after = [n for n in range(last + 1, len(graph.tasks)) if below[n]]
+    if any(graph.tasks[n].phase != "update" and not graph.tasks[n].pointwise for n in after):
+        return None  # gradients are still being made
+    writer = {b: n for n in range(last + 1) for b in graph.tasks[n].writes}
+    read = {b for n in after for b in graph.tasks[n].reads if b in writer}
+    found = frozenset(b for b in read if not graph.buffers[b].persistent)
+    seen = _below(needed, [last])
+    if len(found) < 2 or not all(seen[writer[b]] for b in found):
+        return None
+    copied = sum(n.nbytes for n in memgraph.nodes if n.kind == OFFLOAD and n.buffer in found)
+    nbytes = sum(graph.buffers[b].nbytes for b in found)
+    return Waiting(graph.tasks[last].name, found, nbytes, copied)
+
+
+def _takes_a_gradient(graph: TaskGraph, task: Task) -> bool:
+    made = any(not graph.buffers[b].persistent for b in task.reads)
+    return task.phase == "update" and made
+
+
+def _below(needed: Sequence[Sequence[int]], tasks: Sequence[int]) -> list[int]:
+    """For every task which of `tasks` depend on it, itself too, as the bits of a number."""
+    below = [0] * len(needed)
+    for bit, number in enumerate(tasks):
+        below[number] = 1 << bit
+    for number in reversed(range(len(needed))):
+        for before in needed[number]:
+            below[before] |= below[number]
+    return below
 
 
 def used(graph: TaskGraph) -> dict[Role, Amount]:
@@ -191,7 +245,8 @@ def unmoved(
     live = 0
     for task, more in zip(source.tasks, change, strict=False):
         live += more
-        levels.append(live + (aligned(task.workspace) if task.device == device else 0))
+        own = task.device == device and task.workspace > SMALL_WORKSPACE  # else in the scratch
+        levels.append(live + (aligned(task.workspace) if own else 0))
     # As the program goes: a task that starts before its turn does not turn the curve back.
     return np.maximum.accumulate(times).tolist() if times else [], levels
 

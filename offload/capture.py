@@ -7,25 +7,21 @@ graph holds the step's own kernels in the order in which eager calls them: run s
 that keeps the dependencies, it gives eager's bits.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from offload.building import Build
 from offload.errors import CaptureError
 from offload.guards import Surroundings, check_batch, guarded_trace, surroundings
-from offload.kernels import Call, Program, Source, Value
 from offload.lowering import lower
 from offload.profiling import measured
-from offload.taskgraph import Role, TaskGraph
-from offload.tracing import FORWARD, Op, Recorder, Tape
-from offload.updates import advance, check_optimizer, update_of
-
-UPDATE = "update"
+from offload.taskgraph import TaskGraph
+from offload.training import Gradients, TrainingStep, parameters_of
+from offload.updates import check_optimizer
 
 
 def capture(
@@ -48,6 +44,11 @@ def capture_training_step(
     return _ready(traced_training_step(module, loss_fn, optimizer, *batch), also)
 
 
+def capture_step(step: TrainingStep, *batch: torch.Tensor, also: Sequence[str] = ()) -> TaskGraph:
+    """The graph of a training step in all its parts (training.py)."""
+    return _ready(traced_step(step, *batch), also)
+
+
 def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
     """Lowered and measured; and so will be the one for another batch."""
     ready, program = measured(lower(graph, also)), graph.program
@@ -62,9 +63,8 @@ def traced(step: Callable[..., Any], *example_inputs: torch.Tensor) -> TaskGraph
     check_batch(example_inputs)
     around = surroundings({"": step})
     recorder, result = guarded_trace(step, example_inputs, around)
-    build = _Build(recorder, around)
     outputs = result if isinstance(result, tuple) else (result,)
-    return build.finish(outputs, lambda *batch: traced(step, *batch))
+    return Build(recorder, around, outputs).finish(lambda *batch: traced(step, *batch))
 
 
 def traced_training_step(
@@ -74,40 +74,36 @@ def traced_training_step(
     *batch: torch.Tensor,
 ) -> TaskGraph:
     """As it is, kernel by kernel, with one update a parameter."""
-    check_batch(batch)
-    check_optimizer(optimizer)
-    around = surroundings({"": module, "loss": loss_fn})
-    updated = _updated(optimizer)
-    wanted = list(updated.values())
-    _check_parameters([p for _, p in wanted], around)
 
-    def step(*inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
-        loss = loss_fn(module(*inputs[:-1]), inputs[-1])
+    def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
+        return loss_fn(module(*inputs[:-1]), inputs[-1]), ()
+
+    return traced_step(TrainingStep(forward, optimizer, {"": module, "loss": loss_fn}), *batch)
+
+
+def traced_step(step: TrainingStep, *batch: torch.Tensor) -> TaskGraph:
+    """As it is, kernel by kernel. Returns the loss, and what else `forward` returns after it."""
+    check_batch(batch)
+    check_optimizer(step.optimizer)
+    around = surroundings(step.reaches)
+    parameters = parameters_of(step.optimizer)
+    _check_parameters([p for _, p in parameters], around)
+
+    def gradients_too(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
+        loss, more = step.forward(*inputs)
         _check_loss(loss)
         with _no_autocast():
-            gradients = torch.autograd.grad(loss, [p for _, p in wanted], allow_unused=True)
-        return loss.detach(), gradients
+            gradients = torch.autograd.grad(loss, [p for _, p in parameters], allow_unused=True)
+        return loss.detach(), more, gradients
 
-    recorder, (loss, gradients) = guarded_trace(step, batch, around)
-    if all(g is None for g in gradients):
+    recorder, (loss, more, gradients) = guarded_trace(gradients_too, batch, around)
+    if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
-    build = _Build(recorder, around)
-    build.updates(optimizer, wanted, gradients)
-    return build.finish(
-        (loss,), lambda *other: traced_training_step(module, loss_fn, optimizer, *other)
-    )
-
-
-def _updated(
-    optimizer: torch.optim.Optimizer,
-) -> dict[int, tuple[int, torch.nn.Parameter]]:
-    """Every parameter that the optimizer changes, once, with the number of its group."""
-    return {
-        id(p): (number, p)
-        for number, group in enumerate(optimizer.param_groups)
-        for p in group["params"]
-        if p.requires_grad
-    }
+    for p in step.held:
+        recorder.value(p)  # though this micro-batch does without it
+    build = Build(recorder, around, (loss, *([more] if more != () else [])))
+    Gradients(build, step, parameters, gradients)
+    return build.finish(lambda *other: traced_step(step, *other))
 
 
 def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:
@@ -152,220 +148,3 @@ def _check_loss(loss: Any) -> None:
             raise CaptureError(
                 "the module uses reentrant checkpointing: give checkpoint() use_reentrant=False"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """What a persistent buffer is called and whose bytes it holds."""
-
-    name: str
-    role: Role
-    nbytes: int
-    source: Source
-
-
-class _Build:
-    """Reads a tape once, op by op, into a graph."""
-
-    def __init__(self, recorder: Recorder, around: Surroundings) -> None:
-        self._recorder = recorder
-        self._tape: Tape = recorder.tape
-        self._around = around
-        self._graph = TaskGraph()
-        self._tensors: dict[str, Source] = {}
-        self._written: set[int] = set()
-        self._random: tuple[int, ...] = ()
-        self._after_step: list[Callable[[], None]] = []
-        self._buffers()
-        for op in self._tape.ops:
-            self._op(op)
-
-    def _buffers(self) -> None:
-        """One for each storage, by the same number."""
-        homes: dict[int, _Home] = {}
-        copied: list[int] = []
-        for number, storage in enumerate(self._tape.storages):
-            if storage.kind == "real":
-                homes[number] = self._home(number)
-            elif storage.kind == "literal":
-                if storage.written:
-                    copied.append(number)
-                else:
-                    homes[number] = _literal(number, storage)
-        activations = _activations(self._tape)
-        for number, storage in enumerate(self._tape.storages):
-            if (home := homes.get(number)) is not None:
-                self._persistent(home)
-                continue
-            role = Role.ACTIVATION if number in activations else Role.TEMPORARY
-            role = Role.INPUT if storage.kind == "input" else role
-            if role is Role.INPUT:
-                self._written.add(number)
-            self._graph.buffer(storage.name, storage.nbytes, role)
-        for number in copied:
-            self._copy_literal(number)
-
-    def _home(self, number: int) -> _Home:
-        storage = self._tape.storages[number]
-        tensor = _given(storage)
-        unknown = (f"constant.{number}", tensor, False)
-        key = tensor.untyped_storage()._cdata
-        name, tensor, in_module = self._around.tensors.get(key, unknown)
-        if isinstance(tensor, torch.nn.Parameter):
-            role = Role.PARAMETER
-        else:
-            role = Role.BUFFER if storage.written or in_module else Role.CONSTANT
-        # A view that stayed behind would not see what the step writes.
-        sharing = {id(t): t for t in (*self._around.sharing.get(key, ()), _given(storage))}
-        source = tuple(sharing.values()) if len(sharing) > 1 else tensor
-        return _Home(name, role, storage.nbytes, source)
-
-    def _persistent(self, home: _Home) -> int:
-        self._tensors[home.name] = home.source
-        number = self._graph.buffer(home.name, home.nbytes, home.role)
-        self._written.add(number)
-        return number
-
-    def _copy_literal(self, number: int) -> None:
-        """The step changes it, so that it is made anew every step."""
-        tensor = _given(self._tape.storages[number])
-        source = self._persistent(_literal(number, self._tape.storages[number]))
-        value = Value(source, tensor.dtype, tuple(tensor.size()), tensor.stride())
-        copy = replace(value, buffer=number)
-        self._task(f"literal.{number}.copy", (source,), (number,), _copy(copy, value))
-
-    def _op(self, op: Op) -> None:
-        # Bytes that nobody has written yet are no contents that one could read.
-        unborn = [b for b in op.reads if b not in self._written]
-        reads = [b for b in op.reads if b in self._written]
-        writes = dict.fromkeys((*op.writes, *unborn))
-        number = self._task(
-            op.name,
-            reads,
-            writes,
-            Call(op.func, op.args, op.kwargs, op.outputs),
-            phase=self._phase(op),
-            after=self._random if op.random else (),
-            flops=op.flops,
-            traffic=op.traffic,
-            repeatable=not op.changes and not op.random,
-            pointwise=torch.Tag.pointwise in op.func.tags,
-            where=op.where,
-        )
-        if op.random:
-            self._random = (number,)
-
-    def _phase(self, op: Op) -> str:
-        parameters = any(self._graph.buffers[b].role is Role.PARAMETER for b in op.changes)
-        return UPDATE if parameters else op.phase
-
-    def _task(
-        self, name: str, reads: Iterable[int], writes: Iterable[int], kernel: Call, **more: Any
-    ) -> int:
-        writes = tuple(writes)
-        self._written.update(writes)
-        return self._graph.task(name, reads, writes, kernel=kernel, **more)
-
-    def updates(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[tuple[int, torch.nn.Parameter]],
-        gradients: Sequence[torch.Tensor | None],
-    ) -> None:
-        """One task for every parameter that got a gradient."""
-        found = [
-            (group, p, self._recorder.value(p), self._recorder.value(g))
-            for (group, p), g in zip(parameters, gradients, strict=True)
-            if g is not None
-        ]
-        # All of them before the first parameter changes: a gradient may lie in a parameter.
-        ready = [(group, p, own, self._gradient(own, g)) for group, p, own, g in found]
-        for group, p, own, g in ready:
-            name = self._graph.buffers[own.buffer].name
-            if not _is_whole(p):
-                raise CaptureError(
-                    f"{name} is a piece of a larger tensor, which an update of its own would tear."
-                    " Give it memory of its own: nn.Parameter(p.detach().clone())"
-                )
-            update = update_of(optimizer, group, p)
-            states = []
-            for key in update.states:
-                tensor = optimizer.state[p][key]
-                # `load_state_dict` makes another tensor of it.
-                live = partial(_state, optimizer, p, key)
-                nbytes = tensor.untyped_storage().nbytes()
-                home = _Home(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
-                buffer = self._persistent(home)
-                states.append(
-                    Value(buffer, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()))
-                )
-            buffers = [v.buffer for v in states]
-            self._task(
-                f"{name}.update",
-                (own.buffer, g.buffer, *buffers),
-                (own.buffer, *buffers),
-                Call(update, (own, g, *states)),
-                phase=UPDATE,
-                traffic=p.numel() * p.element_size() * (3 + 2 * len(states)),
-            )
-        self._after_step.append(advance(optimizer, [p for _, p, _, _ in ready]))
-
-    def _gradient(self, own: Value, g: Value) -> Value:
-        """Laid out as the parameter is, and not in a persistent buffer: eager's `.grad`."""
-        buffer = self._graph.buffers[g.buffer]
-        steps = [(a, b) for a, b, n in zip(own.stride, g.stride, g.size, strict=True) if n > 1]
-        alike = all(a == b for a, b in steps) and g.dtype == own.dtype
-        if alike and not buffer.persistent and buffer.role is not Role.INPUT:
-            if buffer.role is Role.TEMPORARY:
-                self._graph.buffers[g.buffer] = replace(buffer, role=Role.GRADIENT)
-            return replace(g, stride=own.stride)
-        name = f"{self._graph.buffers[own.buffer].name}.gradient"
-        nbytes = self._graph.buffers[own.buffer].nbytes
-        number = self._graph.buffer(name, nbytes, Role.GRADIENT)
-        copy = replace(own, buffer=number)
-        self._task(name, (g.buffer,), (number,), _copy(copy, g), phase="backward")
-        return copy
-
-    def finish(self, outputs: tuple[Any, ...], recapture: Callable[..., Any]) -> TaskGraph:
-        """Name what goes in and what comes out."""
-        values = pytree.tree_map_only(torch.Tensor, self._recorder.value, outputs)
-        for leaf in pytree.tree_leaves(values, is_leaf=lambda leaf: isinstance(leaf, Value)):
-            if isinstance(leaf, Value) and leaf.buffer not in self._graph.outputs:
-                self._graph.output(leaf.buffer)
-        self._graph.program = Program(
-            tuple(self._recorder.inputs),
-            values,
-            self._tensors,
-            recapture,
-            tuple(self._after_step),
-        )
-        self._graph.check()
-        return self._graph
-
-
-def _copy(to: Value, source: Value) -> Call:
-    return Call(torch.ops.aten.copy_.default, (to, source))
-
-
-def _given(storage: Any) -> torch.Tensor:
-    assert storage.tensor is not None
-    return storage.tensor
-
-
-def _literal(number: int, storage: Any) -> _Home:
-    return _Home(f"literal.{number}", Role.CONSTANT, storage.nbytes, _given(storage))
-
-
-def _state(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter, key: str) -> torch.Tensor:
-    return optimizer.state[p][key]
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether nothing else lies in its storage."""
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return span * tensor.element_size() == tensor.untyped_storage().nbytes()
-
-
-def _activations(tape: Tape) -> set[int]:
-    made = {b for op in tape.ops if op.phase == FORWARD for b in op.writes}
-    return made & {b for op in tape.ops if op.phase != FORWARD for b in op.reads}

@@ -5,14 +5,16 @@
     Arenas (memory.py)   Homes (homes.py)   Engine (engines/)   Trace (trace.py)
 
 A batch of another shape is captured and planned anew, once, with the same budget, and shares the
-arenas. Nothing is allocated between the first node and the last, but for what kernels do.
+arenas. So do other steps over the same tensors (`add`, `run`): of several micro-batches the first
+ones update nothing. Nothing is allocated between the first node and the last, but for what kernels
+do.
 
 A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps;
 the exception says so in a note, and the runner can be used again.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +25,7 @@ from offload.engines import ORDERS, Engine, Record
 from offload.engines.serial import Serial
 from offload.engines.threads import Threads
 from offload.errors import StepError
+from offload.kernels import Program
 from offload.memory import Arenas
 from offload.placement import Bindings
 from offload.taskgraph import TaskGraph
@@ -44,9 +47,10 @@ class Runner:
         *,
         poison: bool = False,
         host_workers: int = 1,
+        key: Hashable = None,
     ) -> None:
         """`poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
-        for tests."""
+        for tests. `key`: what `run` calls the plan's step, as if it were added."""
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
         if order not in ORDERS:
@@ -58,8 +62,9 @@ class Runner:
         self._plan = plan
         self._poison = poison
         self._program = program_of(plan.graph)
-        self._plans: dict[Shape, Plan] = {self._shape: plan}
-        self._bindings: dict[Shape, Binding] = {}
+        self._first: Hashable = self._shape if key is None else key
+        self._plans: dict[Hashable, Plan] = {self._first: plan}
+        self._bindings: dict[Hashable, Binding] = {}
         self._current: Binding | None = None
         self._arenas = Arenas(plan.memgraph.arenas)
         self._step_lock = threading.Lock()
@@ -67,22 +72,53 @@ class Runner:
         self._engine: Engine = (
             Serial(order, seed) if engine == "serial" else Threads(order, seed, host_workers)
         )
-        self._enter(self._shape)
+        self._enter(self._first)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step. The outputs are new tensors, in the order of the captured step."""
         with self._step_lock:
-            if self._closed:
-                raise StepError("this runner is closed: make another one from its plan")
-            shape = self._check(batch)
+            self._check_open()
+            shape = _checked(batch, self._program)
             if shape not in self._plans:
                 self._plans[shape] = self._plan.replan(self._capture(batch))
-            bound, outputs = self._step(shape, batch)
-            for call in bound.program.after_step:
-                call()
-            return outputs
+            return self._step(shape, batch)
 
-    def _step(self, shape: Shape, batch: Sequence[torch.Tensor]) -> tuple[Binding, tuple[Any, ...]]:
+    def add(self, key: Hashable, graph: TaskGraph) -> Plan:
+        """Another step over the same tensors, planned with the same budget."""
+        with self._step_lock:
+            self._check_open()
+            self._plans[key] = self._plan.replan(graph)
+            return self._plans[key]
+
+    def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
+        """One step that was added."""
+        with self._step_lock:
+            self._check_open()
+            program = program_of(self._plans[key].graph)
+            shape = tuple(value.size for value in program.inputs)
+            if _checked(batch, program) != shape:
+                raise StepError(f"the step is for inputs of shape {shape}")
+            return self._step(key, batch)
+
+    def forget(self, key: Hashable) -> None:
+        """A step that was added. It must be added again to be run."""
+        with self._step_lock:
+            self._plans.pop(key, None)
+            self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StepError("this runner is closed: make another one from its plan")
+
+    def _step(self, key: Hashable, batch: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        bound, outputs = self._run_nodes(key, batch)
+        for call in bound.program.after_step:
+            call()
+        return outputs
+
+    def _run_nodes(
+        self, key: Hashable, batch: Sequence[torch.Tensor]
+    ) -> tuple[Binding, tuple[Any, ...]]:
         """Without autograd, and without autocast: the captured ops are of the right types already.
 
         A Ctrl-C inside the `__exit__` of `torch.no_grad()` would leave the caller without autograd:
@@ -93,7 +129,7 @@ class Runner:
             autograd = torch.is_grad_enabled()
             try:
                 torch._C._set_grad_enabled(False)
-                bound = self._enter(shape)
+                bound = self._enter(key)
                 bound.begin(batch)
                 self._run(bound)
                 torch.autograd.graph.increment_version(bound.homes.tensors())
@@ -118,20 +154,6 @@ class Runner:
     def _shape(self) -> Shape:
         return tuple(value.size for value in self._program.inputs)
 
-    def _check(self, batch: Sequence[Any]) -> Shape:
-        wanted = self._program.inputs
-        if len(batch) != len(wanted):
-            raise StepError(f"{len(batch)} tensors were given; the step takes {len(wanted)}")
-        for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
-            if not isinstance(given, torch.Tensor):
-                raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
-            if given.dtype != value.dtype or given.device.type != "cpu":
-                raise StepError(
-                    f"input {number} is {given.dtype} on {given.device}; {value.dtype} on cpu is"
-                    " expected"
-                )
-        return tuple(tuple(given.shape) for given in batch)
-
     def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
         if self._program.recapture is None:
             raise StepError(
@@ -140,18 +162,18 @@ class Runner:
             )
         return self._program.recapture(*batch)
 
-    def _enter(self, shape: Shape) -> Binding:
-        """What runs batches of this shape; no tensor is at home anywhere else afterwards."""
-        memgraph = self._plans[shape].memgraph
-        found = self._bindings.get(shape)
+    def _enter(self, key: Hashable) -> Binding:
+        """What runs this step; no tensor is at home anywhere else afterwards."""
+        memgraph = self._plans[key].memgraph
+        found = self._bindings.get(key)
         if found is None:
             if not self._arenas.hold(memgraph.arenas):
                 self._grow(memgraph.arenas)
-            found = Binding(self._plans[shape], self._arenas, self.placed, poison=self._poison)
-            self._bindings[shape] = found
+            found = Binding(self._plans[key], self._arenas, self.placed, poison=self._poison)
+            self._bindings[key] = found
         if found is not self._current:
-            if self._current and self._current.homes.places != found.homes.places:
-                self._leave()
+            if self._current:
+                self._current.homes.release(stays=found.homes)
             self._current = found
         found.homes.settle()
         return found
@@ -191,3 +213,19 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _checked(batch: Sequence[Any], program: Program) -> Shape:
+    """The shape of a batch; raise `StepError` where it is none for this step."""
+    wanted = program.inputs
+    if len(batch) != len(wanted):
+        raise StepError(f"{len(batch)} tensors were given; the step takes {len(wanted)}")
+    for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
+        if not isinstance(given, torch.Tensor):
+            raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
+        if given.dtype != value.dtype or given.device.type != "cpu":
+            raise StepError(
+                f"input {number} is {given.dtype} on {given.device}; {value.dtype} on cpu is"
+                " expected"
+            )
+    return tuple(tuple(given.shape) for given in batch)

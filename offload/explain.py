@@ -26,13 +26,15 @@ from offload.account import (
     total,
     usage,
     used,
+    waiting,
 )
+from offload.lowering.host_updates import host_updates, moves
 from offload.memgraph import OFFLOAD, RELOAD, TASK
 from offload.plan import Plan
 from offload.refusal import smallest_budget
 from offload.search import peak_bytes
 from offload.sizes import say_size
-from offload.taskgraph import HOST, Role
+from offload.taskgraph import HOST, Role, Task
 
 WIDTH, LABEL = 100, 12
 MOST_NOTES = 5
@@ -55,6 +57,8 @@ def explain(plan: Plan) -> str:
         *_busy(plan),
         *_moves(plan),
         ("recomputed", _recomputed(plan)),
+        *_updates(plan),
+        *_waiting(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
     ]
@@ -106,7 +110,10 @@ def _within(nbytes: int, limit: int | None, name: str) -> str:
 
 def _smallest(plan: Plan) -> list[tuple[str, str]]:
     """In copy mode tasks have no workspace of their own, but share the reserve: `plan.graph`."""
-    found = [(*smallest_budget(plan.graph, device), device) for device in plan.graph.devices]
+    graph = plan.graph
+    if plan.optimizer == "auto":  # a smaller budget would be met that way
+        graph = host_updates(graph, plan.costs, "host")
+    found = [(*smallest_budget(graph, device), device) for device in graph.devices]
     if not found:
         return [("at least", "nothing: no task uses a device")]
     nbytes, name, device = max(found)
@@ -121,7 +128,11 @@ def _smallest(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _host(plan: Plan) -> str:
-    return _within(plan.host_bytes, plan.host_budget, "host_budget")
+    text = _within(plan.host_bytes, plan.host_budget, "host_budget")
+    beside = max((task.unplaced for task in _on_host(plan)), default=0)
+    if plan.placement == "copy" and beside:
+        text += f"; kernels on the host allocate up to {say_size(beside)} more"
+    return text
 
 
 def _step(plan: Plan) -> str:
@@ -185,6 +196,47 @@ def _recomputed(plan: Plan) -> str:
     )
 
 
+def _on_host(plan: Plan) -> list[Task]:
+    return [task for task in plan.graph.tasks if task.engine == "host"]
+
+
+def _updates(plan: Plan) -> list[tuple[str, str]]:
+    """Which run on the host, and why."""
+    count = sum(task.phase == "update" for task in plan.source.tasks)
+    if plan.optimizer == "device" or not count:
+        return []
+    names = {task.name for task in _on_host(plan) if task.phase == "update"}
+    why = "as asked for" if plan.optimizer == "host" else "the fastest of the plans tried"
+    if not names:
+        if plan.optimizer == "host":
+            why = "none can run on the host (half precision, or not the optimizer's own)"
+        return [("updates", f"on the device: {why}")]
+    tasks = plan.source.tasks
+    found = {n: m for n, m in moves(plan.source, plan.costs).items() if tasks[n].name in names}
+    state = {
+        b for n in found for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
+    }
+    size = say_size(sum(plan.source.buffers[b].nbytes for b in state))
+    saved = say_seconds(sum(move.saved for move in found.values()))
+    took = say_seconds(sum(move.seconds for move in found.values()))
+    return [
+        ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
+        ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
+    ]
+
+
+def _waiting(plan: Plan) -> list[tuple[str, str]]:
+    """What a norm over all gradients costs."""
+    found = waiting(plan.memgraph)
+    if found is None or not found.nbytes:
+        return []
+    copied = f"{say_size(found.copied)} copied out" if found.copied else "nothing copied out"
+    return [
+        ("clipping", f"no update before {found.task}, which waits for every gradient:"),
+        ("", f"{say_size(found.nbytes)} of gradients are kept until then, {copied}"),
+    ]
+
+
 def _outputs(plan: Plan) -> str:
     from offload.shim import why_not
 
@@ -195,7 +247,7 @@ def _outputs(plan: Plan) -> str:
 
 
 def _bits(plan: Plan) -> str:
-    changed = [note.split(":")[0] for note in plan.source.notes if BITS_DIFFER in note]
+    changed = [note.split(":")[0] for note in plan.graph.notes if BITS_DIFFER in note]
     if changed:
         return f"NOT bit-equal to eager: {', '.join(changed)}"
     return "as eager: no pass was asked for that changes any"

@@ -11,6 +11,7 @@ to their home and points the tensor there again. `release` gives every tensor me
 Only `.data` changes: a tensor stays the object that it was.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,12 +120,22 @@ class Homes:
         for home, live in strays:
             home.bring(live)
 
+    def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these tensors, no other objects, are at home at this place."""
+        if self.places.get(key) != place:
+            return False
+        live = self._live(key)
+        return len(live) == len(tensors) and all(map(operator.is_, live, tensors))
+
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for home in self._homes for tensor in home.tensors]
 
-    def release(self) -> None:
-        """Memory of its own, with the values of now, for every tensor that is still at home."""
+    def release(self, stays: "Homes | None" = None) -> None:
+        """Memory of its own, with the values of now, for every tensor that is still at home; but
+        for those that `stays` has there too."""
         for home in self._homes:
+            if stays is not None and stays.has(home.key, self.places[home.key], home.tensors):
+                continue
             there: dict[int, torch.Tensor] = {}
             for tensors in (home.tensors, self._live(home.key)):
                 for tensor, at in zip(tensors, home.at, strict=True):

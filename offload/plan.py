@@ -13,11 +13,13 @@ from pathlib import Path
 from offload.arena import aligned
 from offload.costs import Costs
 from offload.errors import GraphError
+from offload.lowering.host_updates import CHOICES
+from offload.lowering.host_updates import variants as host_variants
 from offload.memgraph import ALIGNMENT, MemGraph, Place
 from offload.search import Found, Wanted, best_plan, peak_bytes
 from offload.simulator import Bound, Simulation
 from offload.sizes import parse_size
-from offload.taskgraph import HOST, TaskGraph
+from offload.taskgraph import HOST, Role, Task, TaskGraph
 from offload.verify import verify
 
 PLACEMENTS = ("auto", "shim", "copy")
@@ -38,6 +40,8 @@ class Plan:
     placement: str
     """shim: kernels write at their planned addresses; copy: they allocate, and it is copied."""
     recompute: bool
+    optimizer: str = "device"
+    """Where updates may run: device, host, auto."""
 
     @property
     def memgraph(self) -> MemGraph:
@@ -107,7 +111,9 @@ class Plan:
         draw(self, path)
 
     def replan(self, graph: TaskGraph) -> "Plan":
-        """The same step for another batch: same budget, persistent tensors where they are."""
+        """The same step for another batch, or another over the same tensors: same budget, and
+        persistent tensors stay where they are, those too that it does not touch."""
+        graph = _with_idle(graph, self.graph)
         places = {
             (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
             for b, buffer in enumerate(self.graph.buffers)
@@ -129,13 +135,17 @@ def plan(
     *,
     placement: str = "auto",
     recompute: bool = True,
+    optimizer: str = "device",
 ) -> Plan:
     """Fit a step into `budget` bytes of every device, and `host_budget` of the host.
 
     `placement`: auto takes the allocator shim where it can be built. `recompute`: activations may
-    be computed once more instead of being kept or copied, where that is faster."""
+    be computed once more instead of being kept or copied, where that is faster. `optimizer`: where
+    updates run, device or host; auto plans both and takes the faster."""
     if placement not in PLACEMENTS:
         raise GraphError(f"placement={placement!r} is none of {', '.join(PLACEMENTS)}")
+    if optimizer not in CHOICES:
+        raise GraphError(f"optimizer={optimizer!r} is none of {', '.join(CHOICES)}")
     graph.check()
     asked = Plan(
         graph,
@@ -145,23 +155,22 @@ def plan(
         costs or Costs(),
         _placement(placement),
         recompute,
+        optimizer,
     )
     return _planned(asked, graph, {})
 
 
 def reserve_bytes(graph: TaskGraph, placement: str) -> int:
-    """The most that a kernel allocates by itself: any one where nobody places its outputs, else
-    one that could not be measured."""
-    most = max(
-        (
-            task.unplaced
-            for task in graph.tasks
-            if placement == "copy"
-            or any(call.allocations is None for call in getattr(task.kernel, "calls", ()))
-        ),
-        default=0,
-    )
+    """The most that a kernel allocates outside of the arena."""
+    most = max((_outside(task, placement) for task in graph.tasks), default=0)
     return aligned(most) if most else 0
+
+
+def _outside(task: Task, placement: str) -> int:
+    calls = getattr(task.kernel, "calls", ())
+    if placement == "copy" or any(call.allocations is None for call in calls):
+        return task.unplaced
+    return task.stray
 
 
 def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
@@ -171,15 +180,38 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
         planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
     for device, nbytes in asked.budget.items():
         # Without a limit: room for the worst packing of everything.
-        most = 2 * peak_bytes(planned, device) + ALIGNMENT
+        ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
+        most = 2 * peak_bytes(planned, device) + max(ends, default=0) + ALIGNMENT
         capacity = most if nbytes is None else max(0, nbytes - reserve)
         capacities[device] = min(capacity, most) // ALIGNMENT * ALIGNMENT
     if asked.host_budget is not None:
         capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
-    wanted = Wanted(planned, capacities, asked.costs, homes, reserve, asked.recompute)
+    fixed = [b for b, place in homes.items() if place.arena != HOST]
+    (_, first), *others = host_variants(planned, asked.costs, asked.optimizer, fixed)
+    wanted = Wanted(first, capacities, asked.costs, homes, reserve, asked.recompute, others)
     found = best_plan(wanted)
     verify(found.memgraph)  # a mistake of ours must not become wrong bits of yours
     return replace(asked, source=graph, found=found)
+
+
+def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
+    """With the persistent buffers of another step over the same tensors: nothing else may be put
+    where they are. (Constants may: they are of one step only.)"""
+    if graph.program is None or other.program is None:
+        return graph
+    known = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
+    idle = [
+        buffer
+        for buffer in other.buffers
+        if buffer.persistent
+        and buffer.role is not Role.CONSTANT
+        and buffer.tensor not in known
+        and buffer.tensor in other.program.tensors
+    ]
+    tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
+    found = graph.with_tasks(graph.tasks, [*graph.buffers, *idle])
+    found.program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
+    return found
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

@@ -377,14 +377,14 @@ class _Walk:
         return len(self.nodes) - 1
 
     def _host_copy(self, b: int) -> None:
-        size = aligned(self.buffers[b].nbytes)
-        space = self.spaces[HOST]
+        self.on_host[b] = self._on_host(self.buffers[b].nbytes, self.buffers[b].name, b)
+
+    def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
+        size, space = aligned(nbytes), self.spaces[HOST]
         offset = space.best_fit(size)
         if offset is None:
-            refuse_arena(HOST, space.used + size, space.capacity, self.buffers[b].name)
-        pieces = space.take(offset, size, b)
-        place = Place(HOST, offset, self.buffers[b].nbytes)
-        self.on_host[b] = Copy(place, size, b, pieces)
+            refuse_arena(HOST, space.used + size, space.capacity, name)
+        return Copy(Place(HOST, offset, nbytes), size, b, space.take(offset, size, b))
 
     def _execute(self, number: int) -> None:
         task = self.tasks[number]
@@ -400,6 +400,8 @@ class _Walk:
                 deps.update(copy.before_writing())
             accesses.append(Access(copy.place, b, reads, writes))
         workspace = self.workspaces.pop(number, None)
+        if host and task.workspace:
+            workspace = self._on_host(task.workspace, task.name, None)
         if workspace is not None:
             deps.update(workspace.before_writing())
             accesses.append(Access(workspace.place, None, False, True))

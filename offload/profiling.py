@@ -89,7 +89,8 @@ def _with(task: Task, costs: Sequence[Cost]) -> Task:
         task,
         kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
         workspace=max(cost.workspace for cost in costs),
-        unplaced=max(cost.unplaced for cost in costs),
+        unplaced=max(cost.unplaced + cost.elsewhere for cost in costs),
+        stray=max(cost.elsewhere for cost in costs),
         seconds=sum(seconds) if len(seconds) == len(costs) else task.seconds,
     )
 
@@ -101,7 +102,8 @@ def _notes(costs: Mapping[Any, Cost]) -> list[str]:
     if most:
         apart = {name(key[0]) for key, cost in costs.items() if cost.elsewhere}
         lines.append(
-            f"up to {most} bytes that threads of {', '.join(sorted(apart))} allocate are not placed"
+            f"up to {most} bytes that threads of {', '.join(sorted(apart))} allocate lie outside of"
+            " the arena, and are counted"
         )
     return sorted(lines)
 

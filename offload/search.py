@@ -2,12 +2,13 @@
 Pure.
 
     everything stays, nothing moves          if the budget allows that, there is nothing to choose
-    how much of the weights stays resident   then how far ahead   then what is computed once more
+    how much of the weights stays resident   then where updates run   then how far ahead
+    then what is computed once more
 
 A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -18,7 +19,7 @@ from offload.errors import BudgetTooSmall
 from offload.memgraph import ALIGNMENT, SMALL_WORKSPACE, TASK, MemGraph, Place
 from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
-from offload.recompute import variants
+from offload.recompute import variants as recompute_variants
 from offload.reduction import reduced
 from offload.refusal import (
     refuse,
@@ -37,8 +38,25 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
-SHARES = (0.95, 0.8, 0.6, 0.3, 0.0)
-HORIZONS = ((16, 0), (256, 0), (64, 4), (64, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What is tried."""
+
+    shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
+    """Of the room for resident weights."""
+    horizons: tuple[tuple[int, int], ...] = ((64, 4), (16, 0), (256, 0), (64, 16))
+    """Tasks placed ahead, and ahead with eviction."""
+    recomputations: int = 4
+
+
+EFFORTS = (
+    (5_000, Effort()),
+    (20_000, Effort((0.95, 0.6, 0.0), ((64, 4),), 1)),
+    (1 << 60, Effort((0.95, 0.3), ((64, 4),), 1)),
+)
+"""For graphs of so many tasks at the most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,21 +83,36 @@ class Wanted:
     reserve: int = 0
     """Bytes of the budget that are in no arena: told where one is refused."""
     recompute: bool = True
+    others: Sequence[tuple[str, TaskGraph]] = ()
+    """The same step by other tasks, which may be planned instead: their names are told."""
 
 
 def best_plan(wanted: Wanted) -> Found:
     """The plan that the simulator likes best, its edges reduced."""
-    graph = wanted.graph
-    lack = {d: smallest_budget(graph, d)[0] - wanted.capacities[d] for d in graph.devices}
-    if max(lack.values(), default=0) > 0:
-        worst = max(lack, key=lambda device: lack[device])
-        refuse(graph, wanted.capacities, worst, wanted.reserve)
+    wanted = _fitting(wanted)
     found = _without_copies(wanted) or _Search(wanted).best()
     deps = reduced([node.deps for node in found.memgraph.nodes])
     nodes = tuple(
         replace(node, deps=before) for node, before in zip(found.memgraph.nodes, deps, strict=True)
     )
     return replace(found, memgraph=replace(found.memgraph, nodes=nodes))
+
+
+def _fitting(wanted: Wanted) -> Wanted:
+    """With only those graphs whose largest task has its place in the budget."""
+    graphs = [("", wanted.graph), *wanted.others]
+    lacks = [_lack(graph, wanted.capacities) for _, graph in graphs]
+    fitting = [pair for pair, (lack, _) in zip(graphs, lacks, strict=True) if lack <= 0]
+    if not fitting:
+        least = min(range(len(graphs)), key=lambda n: lacks[n][0])
+        refuse(graphs[least][1], wanted.capacities, lacks[least][1], wanted.reserve)
+    return replace(wanted, graph=fitting[0][1], others=tuple(fitting[1:]))
+
+
+def _lack(graph: TaskGraph, capacities: Mapping[int, int]) -> tuple[int, int]:
+    """Of the largest task's bytes those that no arena has, and on which device."""
+    lacks = [(smallest_budget(graph, d)[0] - capacities[d], d) for d in graph.devices]
+    return max(lacks, key=lambda lack: lack[0], default=(0, 0))
 
 
 def peak_bytes(graph: TaskGraph, device: int) -> int:
@@ -160,29 +193,34 @@ class _Search:
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self._left = next(
-            tries
-            for tasks, tries in ((3_000, 16), (20_000, 5), (10**9, 4))
-            if len(wanted.graph.tasks) <= tasks
-        )
+        self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
         self._best: Found | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
 
     def best(self) -> Found:
-        graph = self._wanted.graph
         for share, policy in self._policies():
             self._try(f"{share:.0%} of the room resident", policy)
+        self._other_graphs()
         if self._best is None:
             self._refuse()
-        for ahead, evict in HORIZONS:
+        graph = self._best.memgraph.graph
+        for ahead, evict in self._effort.horizons:
             policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict)
-            self._try(f"{ahead} tasks ahead, {evict} with eviction", policy)
+            self._try(f"{ahead} tasks ahead, {evict} with eviction", policy, graph)
         if self._wanted.recompute:
-            for name, other in variants(graph, self._wanted.costs):
-                if other is not graph:
-                    self._try(f"recompute {name}", self._best.policy, other)
+            found = recompute_variants(graph, self._wanted.costs)
+            others = [(name, other) for name, other in found if other is not graph]
+            for name, other in others[: self._effort.recomputations]:
+                self._try(f"recompute {name}", self._best.policy, other)
         return replace(self._best, tried=tuple(self._tried))
+
+    def _other_graphs(self) -> None:
+        """A plan or two of each: what its host tasks touch is resident nowhere."""
+        for name, graph in self._wanted.others:
+            policies = list(self._policies(graph))
+            for share, policy in policies[:: max(1, len(policies) - 1)]:
+                self._try(f"{name}, {share:.0%} of the room resident", policy, graph)
 
     def _refuse(self) -> NoReturn:
         """No plan fits. Any budget that holds the largest task does: it is the host's memory that
@@ -205,33 +243,33 @@ class _Search:
                 least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
-    def _policies(self) -> Iterator[tuple[float, Policy]]:
-        graph, most = self._wanted.graph, self._most_room()
+    def _policies(self, graph: TaskGraph | None = None) -> Iterator[tuple[float, Policy]]:
+        graph = graph or self._wanted.graph
+        most = self._most_room(graph)
         seen: set[frozenset[int]] = set()
-        for share in SHARES:
+        for share in self._effort.shares:
             room = {device: int(nbytes * share) for device, nbytes in most.items()}
             resident = most_resident(graph, room)
             if resident not in seen:
                 seen.add(resident)
                 yield share, Policy(resident)
 
-    def _most_room(self) -> dict[int, int]:
+    def _most_room(self, graph: TaskGraph) -> dict[int, int]:
         """So many resident bytes leave enough for every task: what it touches may be resident."""
-        graph, capacities = self._wanted.graph, self._wanted.capacities
+        capacities = self._wanted.capacities
         room: dict[int, int] = {}
         for device in graph.devices:
             low, high = 0, capacities[device]
             while high - low > capacities[device] // 64:
                 middle = (low + high) // 2
-                if self._leaves_enough(device, most_resident(graph, {device: middle})):
+                if self._leaves_enough(graph, device, most_resident(graph, {device: middle})):
                     low = middle
                 else:
                     high = middle
             room[device] = low
         return room
 
-    def _leaves_enough(self, device: int, resident: frozenset[int]) -> bool:
-        graph = self._wanted.graph
+    def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
         largest = max(
             (working_set(graph, task, device, resident) for task in graph.tasks), default=0
         )
@@ -239,9 +277,6 @@ class _Search:
         return taken + largest <= self._wanted.capacities[device]
 
     def _try(self, name: str, policy: Policy, graph: TaskGraph | None = None) -> None:
-        if self._left <= 0 and self._best is not None:
-            return
-        self._left -= 1
         try:
             memgraph = _walked(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:

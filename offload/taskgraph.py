@@ -79,6 +79,8 @@ class Task:
     """Bytes that it allocates and frees within itself, where its outputs are placed for it."""
     unplaced: int = 0
     """The same where nobody places its outputs: what it allocates outside of the arena."""
+    stray: int = 0
+    """Bytes that its own threads allocate: nobody can place them."""
     flops: float = 0.0
     traffic: int = 0
     """Bytes that it reads and writes."""

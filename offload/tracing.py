@@ -39,6 +39,8 @@ STATISTICS = frozenset(
     | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
 )
 """They write `running_mean` and `running_var`, and their schema does not say so."""
+MIXING = frozenset({"native_batch_norm", "native_batch_norm_backward"})
+"""Of half precision with weights of full precision: fakes do not know the types of the results."""
 RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(__file__) + os.sep
@@ -200,8 +202,10 @@ class Recorder(TorchDispatchMode):
             )
         fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
         result = func(*fake_args, **fake_kwargs)
-        if any(_is_ambiguous(out) for out in pytree.tree_leaves(result)):
-            result = _laid_out(func, fake_args, fake_kwargs, result)
+        if any(_is_ambiguous(out) for out in pytree.tree_leaves(result)) or (
+            name in MIXING and _is_mixed(fake_args)
+        ):
+            result = _as_it_is(func, fake_args, fake_kwargs, result)
         self._record(func, name, fake_args, fake_kwargs, result)
         return pytree.tree_map_only(
             torch.Tensor, lambda out: self._originals.get(id(out), out), result
@@ -383,8 +387,15 @@ def _is_ambiguous(out: Any) -> bool:
     return out.dim() > 3 and out.size(1) > 1 and all(n == 1 for n in out.size()[2:])
 
 
-def _laid_out(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """The result with the strides that the real kernel gives, which fakes do not always know."""
+def _is_mixed(args: Sequence[Any]) -> bool:
+    given = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+    on_cpu = all(t.device.type == "cpu" for t in given)
+    return on_cpu and len({t.dtype for t in given if t.is_floating_point()}) > 1
+
+
+def _as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """The result with the strides and types that the real kernel gives, which fakes do not always
+    know."""
     if func.is_view or func._schema.is_mutable:
         return result
 
@@ -396,7 +407,9 @@ def _laid_out(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         found = func(*given[0], **given[1])
 
     def like(fake: Any, true: Any) -> Any:
-        if true is None or not _is_ambiguous(fake) or fake.stride() == true.stride():
+        if true is None or fake is None:
+            return fake
+        if fake.dtype == true.dtype and (not _is_ambiguous(fake) or fake.stride() == true.stride()):
             return fake
         return torch.empty_strided(true.size(), true.stride(), dtype=true.dtype)
 

@@ -3,7 +3,8 @@
     captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> planner
 
 A pass keeps every bit of what the step leaves behind. One that does not is done only for those who
-ask for it by name (`also`), and `explain()` says so.
+ask for it by name (`also`), and `explain()` says so. Where updates run is chosen by the plan
+(`host_updates`).
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead import without_views_and_dead
 from offload.lowering.early import early_updates
+from offload.lowering.host_updates import host_updates
 from offload.lowering.loss import chunked_loss
 from offload.lowering.pointwise import grouped
 from offload.lowering.split import split_updates
@@ -26,6 +28,7 @@ __all__ = [
     "early_updates",
     "fold_counters",
     "grouped",
+    "host_updates",
     "lower",
     "split_updates",
     "without_views_and_dead",

@@ -80,3 +80,32 @@ def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
         assert {row["row"]["group"] for row in measured} == {"peer", "ours", "ceiling"}
         assert all(p["cpu"] > 0 for row in measured for p in row["passes"])
         assert report.with_suffix(".png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", ["planner", "overhead", "orders"])
+def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> None:
+    said = run_script("benchmarks/offload_cpu.py", part, "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob(f"*_offload_cpu_{part}.json")
+    assert json.loads(report.read_text())["rows"]
+    assert report.with_suffix(".md").read_text().strip() in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -> None:
+    run_script(
+        "benchmarks/offload_cpu.py", "models", "--smoke", "--only", "gpt2-small", "resnet18",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    [report] = tmp_path.glob("*_offload_cpu_models_*.json")
+    found = json.loads(report.read_text())["rows"]
+    assert {(one["case"], one["placement"]) for one in found} == {
+        (case, placement) for case in ("gpt2-small", "resnet18") for placement in ("shim", "copy")
+    }
+    for eager, *plans in (one["rows"] for one in found):
+        assert eager["name"] == "eager"
+        assert eager["cpu"][0] > 0
+        assert [plan["name"] for plan in plans] == ["resident", "60 %", "40 %", "smallest"]
+        assert all(plan["wrong_losses"] + plan["wrong_tensors"] == 0 for plan in plans)

@@ -100,7 +100,8 @@ def test_a_captured_step_has_the_bits_of_the_plain_one(kind: Any, mode: str) -> 
     step = Step(measured(capture_training_step(model, loss_of, optimizer, x, y)), mode)
     persistent = [b for b, buffer in enumerate(step.graph.buffers) if buffer.persistent]
     for b in persistent:
-        tensor = step.graph.program.tensors[step.graph.buffers[b].tensor]
+        source = step.graph.program.tensors[step.graph.buffers[b].tensor]
+        tensor = source() if callable(source) else source
         step.bytes(b).copy_(step.home(b, tensor))
 
     for number in range(3):

@@ -6,6 +6,7 @@ that no other path implies must be missed when it is taken away.
 """
 
 import hashlib
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import process_time
@@ -369,7 +370,7 @@ def test_what_passes_gives_the_right_bytes_in_every_order(
 
 
 def test_questions_are_answered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offload.verify.SOURCES", 3)
+    monkeypatch.setattr(importlib.import_module("offload.verify"), "SOURCES", 3)
     size = 2 * ALIGNMENT
     sound = Pager(steps(60, 7, size), 5, size).run()
     slim = reduced(sound.nodes)

@@ -1,0 +1,4 @@
+"""The parts of benchmarks/offload_cpu.py, a file each: planner, overhead, models, orders.
+
+A part measures and returns a `Report` (report.py); the script prints it and writes it down.
+"""

@@ -1,0 +1,211 @@
+"""One model in one process: eager and every plan of it, a step of each in turn.
+
+    round   eager  resident  60 %  40 %  smallest  memcpy of as many bytes      in another order
+            each with the same seed and the same batch          each with a model of its own
+
+Nothing is shared between the rows; their losses, and at the end all that they trained, must be
+eager's to the bit. The copies of a plan are done once more by themselves (`memcpy`), between the
+same addresses of two regions laid out like its arenas, twice, and the quicker time counts: what
+they cost at least, on this machine, at this moment.
+"""
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from ctypes import memmove
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from offload import BudgetTooSmall, Plan, Runner, TaskGraph, capture_training_step, plan
+from offload.memgraph import OFFLOAD, RELOAD, TASK, Place
+from offload.search import peak_bytes
+from offload.shim import available
+from offload.taskgraph import HOST
+from offloading.nets import Batch, Case, cases
+from offloading.process import timed
+
+MIB = 1 << 20
+BUDGETS = (("resident", None), ("60 %", 0.6), ("40 %", 0.4), ("smallest", 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a child is asked to measure."""
+
+    case: str
+    threads: int
+    """0: torch's own choice."""
+    placement: str
+    engine: str
+    rounds: int
+    smoke: bool
+
+
+@dataclass(slots=True)
+class Row:
+    """Eager, or a plan."""
+
+    name: str
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    runner: Runner | None = None
+    copies: Sequence[tuple[Place, Place]] = ()
+    """Of one step: from, to."""
+    arenas: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of each."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, list[float]] = field(
+        default_factory=lambda: {"cpu": [], "wall": [], "memcpy": []}
+    )
+    wrong_losses: int = 0
+    wrong_tensors: int = 0
+
+
+def run(job: Job) -> dict[str, Any]:
+    """In a process of its own."""
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    available()
+    case = cases(job.smoke)[job.case]
+    torch.manual_seed(0)
+    model = case.model()
+    batch = case.batch()
+    rows = [Row("eager", model, case.optimizer(model))]
+    try:
+        for name, share in BUDGETS:
+            rows.append(_planned(case, copy.deepcopy(model), batch, name, share, job))
+        _rounds(case, rows, job.rounds)
+        for row in rows[1:]:
+            row.wrong_tensors = _different(rows[0], row)
+    finally:
+        for row in rows:
+            if row.runner is not None:
+                row.runner.close()
+                row.runner = None  # its arenas go before the next one's tensors get their own
+    return {
+        "case": job.case, "setting": case.setting, "threads": torch.get_num_threads(),
+        "placement": job.placement, "engine": job.engine,
+        "rows": [{"name": row.name, "wrong_losses": row.wrong_losses,
+                  "wrong_tensors": row.wrong_tensors, **row.facts, **row.seen} for row in rows],
+    }  # fmt: skip
+
+
+def _step(case: Case, row: Row, batch: Batch) -> torch.Tensor:
+    """The loss."""
+    if row.runner is not None:
+        return row.runner(*batch)[0]
+    row.optimizer.zero_grad()
+    loss = case.loss(row.module(*batch[:-1]), batch[-1])
+    loss.backward()
+    row.optimizer.step()
+    return loss.detach()
+
+
+def _planned(
+    case: Case, module: nn.Module, batch: Batch, name: str, share: float | None, job: Job
+) -> Row:  # fmt: skip
+    optimizer = case.optimizer(module)
+    facts: dict[str, Any] = {}
+    facts["capture_s"], _, graph = timed(
+        lambda: capture_training_step(module, case.loss, optimizer, *batch)
+    )
+    facts["plan_s"], _, made = timed(lambda: planned(graph, share, placement=job.placement))
+    facts["verify_s"], _, _ = timed(made.verify)
+    return Row(
+        name, module, optimizer, Runner(made, job.engine),
+        [
+            (node.accesses[0].place, node.accesses[1].place)
+            for node in made.memgraph.nodes
+            if node.kind != TASK and share is not None  # else only the batch comes in
+        ],
+        made.memgraph.arenas if share is not None else {},
+        facts | _facts(made),
+    )  # fmt: skip
+
+
+def planned(graph: TaskGraph, share: float | None, **more: Any) -> Plan:
+    """Within so much of the peak; None: no limit; 0: the smallest budget that holds it."""
+    if share is None:
+        return plan(graph, **more)
+    budget = max(1, int(peak_bytes(graph, 0) * share))
+    while True:
+        try:
+            return plan(graph, budget, **more)
+        except BudgetTooSmall as refused:
+            if refused.needed <= budget:
+                raise
+            budget = refused.needed
+
+
+def _facts(made: Plan) -> dict[str, Any]:
+    nodes, tasks = made.memgraph.nodes, made.graph.tasks
+    return {
+        "placement": made.placement,
+        "peak_mib": made.peak_bytes / MIB,
+        "live_mib": max(made.source.live_bytes()) / MIB,
+        "device_mib": made.device_bytes / MIB,
+        "host_mib": made.host_bytes / MIB,
+        "tasks": len(tasks),
+        "recomputed": sum(bool(task.recomputes) for task in tasks),
+        "offloads": sum(node.kind == OFFLOAD for node in nodes),
+        "reloads": sum(node.kind == RELOAD for node in nodes),
+        "edges": sum(len(node.deps) for node in nodes),
+        "out_mib": sum(node.nbytes for node in nodes if node.kind == OFFLOAD) / MIB,
+        "in_mib": sum(node.nbytes for node in nodes if node.kind == RELOAD) / MIB,
+        "predicted_s": made.predicted_seconds,
+        "bound_s": made.bound.seconds,
+        "binds": made.bound.engine,
+        "tried": list(made.found.tried),
+    }
+
+
+def _rounds(case: Case, rows: Sequence[Row], rounds: int) -> None:
+    memcpy = _Memcpy([row.arenas for row in rows])
+    for number in range(rounds + 1):
+        torch.manual_seed(1000 + number)
+        batch = case.batch()
+        losses: dict[str, torch.Tensor] = {}
+        for row in random.Random(number).sample(rows, len(rows)):
+            torch.manual_seed(number)
+            cpu, wall, losses[row.name] = timed(partial(_step, case, row, batch))
+            copies = min(timed(partial(memcpy.run, row.copies))[0] for _ in range(2))
+            if number:  # the first round warms up
+                for key, took in (("cpu", cpu), ("wall", wall), ("memcpy", copies)):
+                    row.seen[key].append(took)
+        for row in rows:
+            row.wrong_losses += not torch.equal(losses["eager"], losses[row.name])
+
+
+class _Memcpy:
+    """The copies of any of the plans, in memory that nobody else uses."""
+
+    def __init__(self, arenas: Sequence[Mapping[int, int]]) -> None:
+        sizes = {a: max(one.get(a, 0) for one in arenas) for a in (0, HOST)}
+        # Filled: memory that was never touched has no pages.
+        self._regions = {
+            a: torch.empty(nbytes, dtype=torch.uint8).fill_(1) for a, nbytes in sizes.items()
+        }
+
+    def run(self, copies: Sequence[tuple[Place, Place]]) -> None:
+        begins = {a: region.data_ptr() for a, region in self._regions.items()}
+        for source, target in copies:
+            memmove(
+                begins[target.arena] + target.offset,
+                begins[source.arena] + source.offset,
+                source.nbytes,
+            )
+
+
+def _different(eager: Row, row: Row) -> int:
+    """Parameters, buffers and tensors of the optimizer that are not eager's to the bit."""
+    pairs = list(
+        zip(eager.module.state_dict().values(), row.module.state_dict().values(), strict=True)
+    )
+    for mine, theirs in zip(eager.module.parameters(), row.module.parameters(), strict=True):
+        own, other = eager.optimizer.state[mine], row.optimizer.state[theirs]
+        pairs += [(value, other[key]) for key, value in own.items()]
+    return sum(not torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,190 @@
+"""Updates on the host: the optimizer's state stays at home, and only gradients go out.
+
+    device   ... b3 ......... b2 ......... b1          state in, update, state and parameter out
+    d2h            g3 ->        g2 ->        g1 ->     becomes      gradient out
+    host               u3           u2           u1    (the parameter comes in when next needed)
+
+The update is the same function over the host copies of its buffers, so it gives the same bits. One
+of half precision stays: which of a CPU's loops takes an element depends on the number of threads,
+and there the loops round differently.
+
+A gradient that was cast to the parameter's type goes out as it was before, where that is smaller:
+the cast is a host task as well (bfloat16 to float32 is exact anywhere).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from offload.costs import Costs
+from offload.errors import GraphError
+from offload.taskgraph import HOST, Task, TaskGraph
+from offload.updates import EXACT, Update
+
+CHOICES = ("auto", "host", "device")
+CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What an update on the host comes to."""
+
+    saved: float
+    """Seconds of the busier direction of the link that it is spared."""
+    seconds: float
+    """Of the host workers together."""
+    casts: frozenset[int] = frozenset()
+    """Tasks that go with it."""
+
+    @property
+    def pays(self) -> bool:
+        return self.saved > self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """Which tasks write and read every buffer."""
+
+    writers: dict[int, list[int]]
+    readers: dict[int, list[int]]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> "_Users":
+        users = cls({}, {})
+        for number, task in enumerate(graph.tasks):
+            for b in task.writes:
+                users.writers.setdefault(b, []).append(number)
+            for b in task.reads:
+                users.readers.setdefault(b, []).append(number)
+        return users
+
+
+def host_updates(
+    graph: TaskGraph, costs: Costs, choose: str = "auto", fixed: Collection[int] = ()
+) -> TaskGraph:
+    """The graph with updates on the host: those for which the link is the slower way ("auto"),
+    all that can be ("host"), or none ("device"). `fixed`: buffers that are at home on a device."""
+    if choose not in CHOICES:
+        raise GraphError(f"choose={choose!r} is none of {', '.join(CHOICES)}")
+    if choose == "device":
+        return graph
+    found = moves(graph, costs, fixed)
+    if choose == "auto":
+        found = {number: move for number, move in found.items() if move.pays}
+    if not found:
+        return graph
+    foreign = any(_foreign(graph.tasks[number]) for number in found)
+    going = {*found, *_casts(graph, found)}
+    tasks = [
+        _at_home(task, foreign) if number in going else task
+        for number, task in enumerate(graph.tasks)
+    ]
+    made = graph.with_tasks(tasks, note=f"{len(found)} updates run on the host")
+    if foreign:
+        made.notes.append("host_updates: the last bits differ from those of the device's kernels")
+    return made
+
+
+def variants(
+    graph: TaskGraph, costs: Costs, choose: str, fixed: Collection[int] = ()
+) -> Iterator[tuple[str, TaskGraph]]:
+    """What to plan and simulate: "auto" is the device's way, then with more and more on the host;
+    none twice."""
+    if choose == "host":
+        yield "updates on the host", host_updates(graph, costs, "host", fixed)
+        return
+    yield "", graph
+    found = moves(graph, costs, fixed) if choose == "auto" else {}
+    pay = sum(move.pays for move in found.values())
+    if 0 < pay < len(found):
+        name = f"{pay} of {len(found)} updates on the host"
+        yield name, host_updates(graph, costs, "auto", fixed)
+    if found:
+        yield "updates on the host", host_updates(graph, costs, "host", fixed)
+
+
+def moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[int, Move]:
+    """Every update that could run on the host."""
+    users = _Users.of(graph)
+    fixed = frozenset(fixed)
+    able = {n for n, task in enumerate(graph.tasks) if _able(graph, task, fixed)}
+    return {n: _move(graph, costs, n, able, users) for n in sorted(able)}
+
+
+def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
+    if task.phase != "update" or task.engine != "compute" or not fixed.isdisjoint(task.touches):
+        return False
+    if any(graph.buffers[b].device == HOST for b in task.touches):
+        return False
+    # A kernel without calls was made by hand, for bytes wherever they are.
+    return all(
+        isinstance(call.op, Update) and all(value.dtype in EXACT for value in call.args)
+        for call in _calls(task)
+    )
+
+
+def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
+    """Of their casts those of which no other task reads what they make."""
+    casts = {cast for move in found.values() for cast in move.casts}
+    made = {graph.tasks[cast].writes[0]: cast for cast in casts}
+    others = {b for n, task in enumerate(graph.tasks) if n not in found for b in task.reads}
+    return {cast for b, cast in made.items() if b not in others}
+
+
+def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
+    """What several pieces of an update have in common counts in parts."""
+    task, buffers = graph.tasks[number], graph.buffers
+    foreign = _foreign(task)
+    into = out = 0.0
+    casts = set[int]()
+    seconds = costs.of_task(_at_home(task, foreign))
+    for b in task.touches:
+        nbytes, readers = buffers[b].nbytes, users.readers.get(b, ())
+        pieces = sum(n in able for n in readers) or 1
+        if buffers[b].persistent:
+            # The parameter is on the device anyway; the state comes for the update alone.
+            into += nbytes if able.issuperset(readers) else 0
+            out += nbytes / pieces if b in task.writes else 0
+            continue
+        cast = _cast(graph, b, able, users)
+        if cast is not None:
+            casts.add(cast)
+            nbytes = buffers[graph.tasks[cast].reads[0]].nbytes
+            seconds += costs.of_task(_at_home(graph.tasks[cast], foreign)) / pieces
+        out -= nbytes / pieces
+    # The two directions work side by side: what is spared of the busier one counts.
+    saved = max(into / costs.h2d, out / costs.d2h)
+    return Move(saved, seconds / costs.host_workers, frozenset(casts))
+
+
+def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None:
+    """The task that only makes a gradient out of a smaller one, for updates alone."""
+    writers = users.writers.get(b, ())
+    if len(writers) != 1 or b in graph.outputs or not able.issuperset(users.readers.get(b, ())):
+        return None
+    [number] = writers
+    task = graph.tasks[number]
+    calls = _calls(task)
+    if len(calls) != 1 or calls[0].op not in CASTS or task.engine != "compute" or task.after:
+        return None
+    if task.writes != (b,) or len(task.reads) != 1:
+        return None
+    source = graph.buffers[task.reads[0]]
+    return number if source.nbytes < graph.buffers[b].nbytes and not source.persistent else None
+
+
+def _at_home(task: Task, foreign: bool) -> Task:
+    """The same on the host. What was measured on another device says nothing about it."""
+    return replace(task, engine="host", seconds=None if foreign else task.seconds)
+
+
+def _foreign(task: Task) -> bool:
+    """Its parameters are not a CPU's."""
+    found = [call.op.parameter for call in _calls(task) if isinstance(call.op, Update)]
+    return any(parameter.device.type != "cpu" for parameter in found)
+
+
+def _calls(task: Task) -> Sequence[Any]:
+    return getattr(task.kernel, "calls", ())

@@ -1,0 +1,324 @@
+"""Updates on the host: which ones, what moves then, and that every bit is eager's."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import offload
+from offload.costs import Costs
+from offload.errors import BudgetTooSmall, GraphError
+from offload.kernels import Call, Value
+from offload.lowering import host_updates
+from offload.memgraph import OFFLOAD, RELOAD, TASK
+from offload.plan import Plan
+from offload.sizes import say_size
+from offload.taskgraph import HOST, Role, TaskGraph
+from offload.updates import Update
+
+MIB = 1 << 20
+WIDTH = 64
+
+
+def by_hand(layers: int = 4, gradient: int = MIB) -> TaskGraph:
+    """Each layer has a weight of 1 MiB, and a state of twice that, which its update reads."""
+    graph = TaskGraph()
+    x = graph.buffer("x", 4096, Role.INPUT)
+    weights = [graph.buffer(f"w{n}", MIB, Role.PARAMETER) for n in range(layers)]
+    states = [graph.buffer(f"s{n}", 2 * MIB, Role.STATE) for n in range(layers)]
+    for n, w in enumerate(weights):
+        y = graph.buffer(f"y{n}", 4096, Role.ACTIVATION)
+        graph.task(f"f{n}", (x, w), (y,), seconds=1e-4)
+        x = y
+    for n in reversed(range(layers)):
+        g = graph.buffer(f"g{n}", gradient, Role.GRADIENT)
+        graph.task(f"b{n}", (x, weights[n]), (g,), phase="backward", seconds=1e-4)
+        own = (weights[n], states[n])
+        graph.task(f"u{n}", (*own, g), own, phase="update", traffic=7 * MIB)
+    graph.output(x)
+    return graph
+
+
+def engines(graph: TaskGraph) -> dict[str, str]:
+    return {task.name: task.engine for task in graph.tasks}
+
+
+def moved(plan: Plan, kind: str) -> dict[Role, int]:
+    found: dict[Role, int] = {}
+    for node in plan.memgraph.nodes:
+        if node.kind == kind:
+            role = plan.graph.buffers[node.buffer].role
+            found[role] = found.get(role, 0) + node.nbytes
+    return found
+
+
+def least(graph: TaskGraph, **options: Any) -> int:
+    with pytest.raises(BudgetTooSmall) as refused:
+        offload.plan(graph, 1, **options)
+    return refused.value.needed
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+def test_an_update_goes_to_the_host_where_the_link_is_the_slower_way() -> None:
+    # 2 MiB less each way (state; state and parameter, but the gradient) against 7 MiB of traffic.
+    graph = by_hand()
+    link, launch = 1e9, 0.0
+    cheap = Costs(h2d=link, d2h=link, host_memory=3.6e9, launch=launch)
+    dear = Costs(h2d=link, d2h=link, host_memory=3.4e9, launch=launch)
+    assert [e for t, e in engines(host_updates(graph, cheap)).items() if t[0] == "u"] == [
+        "host"
+    ] * 4
+    assert host_updates(graph, dear) is graph
+    more = Costs(h2d=link, d2h=link, host_memory=3.4e9, launch=launch, host_workers=2)
+    assert "host" in engines(host_updates(graph, more)).values()
+
+
+def test_the_choice_is_made_update_by_update() -> None:
+    graph = by_hand()
+    graph.tasks[5] = offload.Task(**{**_fields(graph.tasks[5]), "traffic": 700 * MIB})
+    found = engines(host_updates(graph, Costs(host_memory=1e11)))
+    assert (found["u3"], found["u2"], found["u1"]) == ("compute", "host", "host")
+
+
+def _fields(task: offload.Task) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in task.__slots__}
+
+
+def test_all_go_or_none_where_that_is_asked_for_and_nothing_else_does() -> None:
+    graph = by_hand()
+    before = list(graph.tasks)
+    forced = host_updates(graph, Costs(host_memory=1.0), "host")
+    forced.check()
+    assert {name for name, engine in engines(forced).items() if engine == "host"} == {
+        "u0", "u1", "u2", "u3",
+    }  # fmt: skip
+    assert host_updates(graph, Costs(), "device") is graph
+    assert graph.tasks == before, "a pass makes a new graph"
+    again = host_updates(graph, Costs(host_memory=1.0), "host")
+    assert again.tasks == forced.tasks
+
+
+def test_what_is_at_home_on_a_device_is_updated_there() -> None:
+    found = engines(host_updates(by_hand(), Costs(), "host", fixed={2}))
+    assert (found["u1"], found["u0"]) == ("compute", "host")
+
+
+def test_choices_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(GraphError, match="choose='cpu' is none of auto, host, device"):
+        host_updates(by_hand(), Costs(), "cpu")
+    with pytest.raises(GraphError, match="optimizer='cpu' is none of"):
+        offload.plan(by_hand(), optimizer="cpu")
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def test_state_never_moves_and_gradients_only_go_out() -> None:
+    graph = by_hand()
+    plan = offload.plan(graph, least(graph, optimizer="host"), optimizer="host")
+    out, back = moved(plan, OFFLOAD), moved(plan, RELOAD)
+    assert out[Role.GRADIENT] == 4 * MIB
+    assert Role.GRADIENT not in back
+    assert not {Role.STATE} & {*out, *back}
+    assert Role.PARAMETER not in out, "the host's is the one that changed"
+    assert all(plan.memgraph.starts[b].arena == HOST for b in range(1, 9))
+
+
+def test_an_update_on_the_host_needs_no_room_on_the_device() -> None:
+    graph = by_hand()
+    assert least(graph, optimizer="device") == 4 * MIB
+    assert least(graph, optimizer="host") < 2.1 * MIB
+    assert least(graph, optimizer="auto") == least(graph, optimizer="host")
+    assert "host" in engines(offload.plan(graph, 3 * MIB, optimizer="auto").graph).values()
+    resident = offload.plan(graph, optimizer="auto").explain()
+    assert f"at least    {say_size(least(graph, optimizer='auto'))}" in resident
+
+
+def test_auto_plans_both_and_keeps_the_faster() -> None:
+    graph = by_hand()
+    slow_links = Costs(h2d=1e9, d2h=1e9, host_memory=1e11, memory=1e12)
+    slow_host = Costs(h2d=1e9, d2h=1e9, host_memory=1e8, memory=1e12)
+    for costs, engine in ((slow_links, "host"), (slow_host, "compute")):
+        plans = {
+            choice: offload.plan(graph, 5 * MIB, costs, optimizer=choice)
+            for choice in ("device", "host", "auto")
+        }
+        assert engines(plans["auto"].graph)["u0"] == engine
+        best = min(plans["device"].predicted_seconds, plans["host"].predicted_seconds)
+        assert plans["auto"].predicted_seconds <= best * 1.000001
+
+
+def test_where_everything_fits_nothing_goes_to_the_host() -> None:
+    plan = offload.plan(by_hand(), optimizer="auto")
+    assert set(engines(plan.graph).values()) == {"compute"}
+    assert {node.kind for node in plan.memgraph.nodes} <= {TASK, RELOAD}
+
+
+def test_explain_says_what_runs_on_the_host_and_why() -> None:
+    graph, slow = by_hand(), Costs(h2d=1e9, d2h=1e9, host_memory=1e11)
+    lines = offload.plan(graph, 3 * MIB, slow, optimizer="host").explain()
+    assert "4 of 4 on the host, as asked for: 8.0 MiB of state stay there" in lines
+    assert "updates " not in offload.plan(graph, 5 * MIB).explain().replace("updates are", "")
+    resident = offload.plan(graph, optimizer="auto").explain()
+    assert "on the device: the fastest of the plans tried" in resident
+
+
+def test_the_picture_of_a_plan_with_host_updates_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    offload.plan(by_hand(), 3 * MIB, optimizer="host").draw(tmp_path / "memory.svg")
+    assert (tmp_path / "memory.svg").stat().st_size > 1000
+
+
+def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host() -> None:
+    """And its kernels are others than the host's: the user is told."""
+    p = nn.Parameter(torch.empty(64, device="meta"))
+    update = Update(torch.optim.SGD([p]), 0, p, None, ())
+    graph = TaskGraph()
+    w, g = (graph.buffer(n, 256, r) for n, r in (("w", Role.PARAMETER), ("g", Role.GRADIENT)))
+    values = [Value(b, torch.float32, (64,), (1,)) for b in (w, g)]
+    graph.task("b", (w,), (g,), phase="backward")
+    own = {"kernel": Call(update, tuple(values)), "seconds": 9.0, "traffic": 768}
+    graph.task("u", (w, g), (w,), phase="update", **own)
+    found = host_updates(graph, Costs(), "host")
+    assert (found.tasks[1].engine, found.tasks[1].seconds) == ("host", None)
+    assert found.notes[-1].startswith("host_updates: the last bits differ")
+
+
+# ---- the bits ------------------------------------------------------------------------------------
+
+
+class Trained:
+    """A net, its eager twin, and three steps of both."""
+
+    def __init__(self, fused: bool | None, precise: bool = True, dtype: Any = torch.float32):
+        torch.manual_seed(0)
+        layers = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+        self.model = nn.Sequential(*layers).to(dtype)
+        self.twin = copy.deepcopy(self.model)
+        self.precise = precise
+        self.optimizer, self.other = (
+            torch.optim.AdamW(m.parameters(), lr=0.01, fused=fused) for m in (self.model, self.twin)
+        )
+        self.batches = [
+            (torch.randn(8, WIDTH, dtype=dtype), torch.randn(8, WIDTH, dtype=dtype))
+            for _ in range(3)
+        ]
+        with self.around():
+            self.graph = offload.capture_training_step(
+                self.model, functional.mse_loss, self.optimizer, *self.batches[0]
+            )
+
+    def around(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, enabled=not self.precise)
+
+    def compare(self, plan: Plan, engine: str = "threads") -> None:
+        plan.verify()
+        with offload.Runner(plan, engine, "random", 1, poison=True, host_workers=3) as runner:
+            for x, y in self.batches:
+                (loss,) = runner(x, y)
+                self.other.zero_grad()
+                with self.around():
+                    wanted = functional.mse_loss(self.twin(x), y)
+                wanted.backward()
+                self.other.step()
+                assert torch.equal(loss, wanted.detach())
+        for one, other in zip(self.model.parameters(), self.twin.parameters(), strict=True):
+            assert torch.equal(one, other)
+            for key, tensor in self.optimizer.state[one].items():
+                assert torch.equal(tensor, self.other.state[other][key]), key
+
+
+@pytest.mark.parametrize("placement", ["auto", "copy"])
+@pytest.mark.parametrize("fused", [None, True])
+def test_updates_on_the_host_leave_the_bits_of_eager(fused: bool | None, placement: str) -> None:
+    trained = Trained(fused)
+    budget = least(trained.graph, optimizer="host", placement=placement)
+    plan = offload.plan(trained.graph, budget, optimizer="host", placement=placement)
+    updates = {task.engine for task in plan.graph.tasks if task.phase == "update"}
+    assert updates == {"host"}
+    trained.compare(plan)
+    trained.compare(plan, "serial")
+
+
+def test_a_gradient_goes_out_in_half_precision_and_is_cast_on_the_host() -> None:
+    trained = Trained(True, precise=False)
+    plans = {
+        choice: offload.plan(
+            trained.graph, least(trained.graph, optimizer="host"), optimizer=choice
+        )
+        for choice in ("host", "auto")
+    }
+    plan = plans["host"]
+    casts = [t for t in plan.graph.tasks if t.engine == "host" and t.phase == "backward"]
+    assert casts, "casts are tasks of their own, on the host"
+    for cast in casts:
+        ([source], [made]) = cast.reads, cast.writes
+        assert plan.graph.buffers[made].nbytes == 2 * plan.graph.buffers[source].nbytes
+    weights = sum(p.nbytes for p in trained.model.parameters() if p.dim() == 2)
+    went = sum(moved(plan, OFFLOAD).values())
+    assert went < weights, "half of it, and the activations"
+    for plan in plans.values():
+        trained.compare(plan)
+
+
+def test_parameters_of_half_precision_are_updated_on_the_device() -> None:
+    trained = Trained(None, dtype=torch.bfloat16)
+    plan = offload.plan(trained.graph, least(trained.graph), optimizer="host")
+    assert "host" not in engines(plan.graph).values()
+    assert "none can run on the host" in plan.explain()
+    trained.compare(plan)
+
+
+def test_an_update_gives_the_same_bits_whatever_the_number_of_threads() -> None:
+    """Host workers have a team of threads each, which need not be the main thread's."""
+    before = torch.get_num_threads()
+    trained = Trained(True)
+    [task, *_] = [t for t in trained.graph.tasks if t.phase == "update"]
+    update = next(call.op for call in task.kernel.calls if isinstance(call, Call))
+    tensors = [torch.rand(300_007) for _ in range(4)]
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            p, g, *states = (t.clone() for t in tensors)
+            update(p, g, *states)
+            found.append((p, *states))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_workspaces_of_the_host_lie_in_the_host_arena_and_count() -> None:
+    trained = Trained(None)
+    if offload.plan(trained.graph).placement == "copy":
+        pytest.skip("without the shim, kernels allocate elsewhere")
+    plan = offload.plan(trained.graph, least(trained.graph, optimizer="host"), optimizer="host")
+    places = [
+        node.accesses[-1].place
+        for node in plan.memgraph.nodes
+        if node.engine == "host" and len(node.accesses) > len(plan.graph.tasks[node.task].touches)
+    ]
+    assert places
+    assert {place.arena for place in places} == {HOST}
+    assert all(place.offset + place.nbytes <= plan.host_bytes for place in places)
+    with pytest.raises(BudgetTooSmall, match="host memory") as refused:
+        offload.plan(trained.graph, plan.device_bytes, host_budget=1000, optimizer="host")
+    offload.plan(
+        trained.graph, plan.device_bytes, host_budget=refused.value.needed, optimizer="host"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["auto", "host"])
+def test_a_batch_of_another_shape_is_planned_with_everything_where_it_is(optimizer: str) -> None:
+    trained = Trained(True)
+    budget = int(1.5 * least(trained.graph, optimizer=optimizer))
+    x, y = trained.batches[1]
+    trained.batches[1] = (x[:5], y[:5])
+    trained.compare(offload.plan(trained.graph, budget, optimizer=optimizer))

@@ -1,0 +1,278 @@
+"""The DISCO paper's own example, its Figures 4 to 9, and its Figures 2 and 3.
+
+    GPU 1   A  B   3 = A x 1   4 = B x 2   8 = 3 + 4        1: C -> GPU 1
+    GPU 2   C  D   5 = C x D   9 = 5 + 7                    2: E -> GPU 1
+    GPU 3   E  F   6 = E x F                                7: 6 -> GPU 2
+
+What the text fixes: six kernels, three transfers; GPU 1 holds A, B and what 1, 2, 3, 4 and 8 make;
+3 is the only consumer of A and of 1, 4 that of 2; 8 reads 3. A location has 64 bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+import offload
+from offload import Costs, MemGraph, RaceFound, Runner, TaskGraph, simulate
+from offload.memgraph import OFFLOAD, RELOAD, Node
+from offload.planner import Policy, build_memgraph
+from offload.reduction import reduced
+
+LOCATION = 64
+FIRST = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
+SECOND = ("1", "2", "4", "3", "5", "6", "7", "8", "9")
+"""The order in which Figure 9 fills four locations: 4 runs while A is away."""
+READS = {
+    "1": "C", "2": "E", "3": "A1", "4": "B2", "5": "CD", "6": "EF", "7": "6", "8": "34", "9": "57",
+}  # fmt: skip
+GPU_OF = dict.fromkeys("AB12348", 0) | dict.fromkeys("CD579", 1) | dict.fromkeys("EF6", 2)
+
+
+def mixed(salt: int) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]:
+    def run(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        total = torch.full_like(writes[0], salt)
+        for number, read in enumerate(reads):
+            total = total * 3 + read.roll(number + salt) * (number + 5)
+        writes[0].copy_(total)
+
+    return run
+
+
+def example(order: Sequence[str] = FIRST, *, made: bool = True) -> TaskGraph:
+    """`made`: an input vertex makes its tensor, as in the paper, so that the host has no copy of
+    it; else it is an input of ours, which the host has."""
+    graph = TaskGraph()
+    buffers = {
+        name: graph.buffer(name, LOCATION, "activation" if made else "input", GPU_OF[name])
+        for name in "ABCDEF"
+    }
+    for name in "ABCDEF" if made else "":
+        kernel = mixed(ord(name))
+        graph.task(name, writes=[buffers[name]], device=GPU_OF[name], kernel=kernel)
+    for name in order:
+        reads = [buffers[read] for read in READS[name]]
+        buffers[name] = graph.buffer(name, LOCATION, "activation", GPU_OF[name])
+        source = graph.buffers[reads[0]].device
+        moves = source != GPU_OF[name]
+        graph.task(
+            name, reads, [buffers[name]], device=source, kernel=mixed(int(name)),
+            engine="d2d" if moves else "compute",
+        )  # fmt: skip
+    graph.output(buffers["8"])
+    graph.output(buffers["9"])
+    return graph
+
+
+def built(order: Sequence[str], locations: int, *, made: bool = True) -> MemGraph:
+    """BUILDMEMGRAPH for three GPUs of so many locations, its edges reduced."""
+    capacities = dict.fromkeys(range(3), locations * LOCATION)
+    memgraph = build_memgraph(example(order, made=made), capacities, Policy())
+    deps = reduced([node.deps for node in memgraph.nodes])
+    nodes = [replace(n, deps=d) for n, d in zip(memgraph.nodes, deps, strict=True)]
+    memgraph = replace(memgraph, nodes=tuple(nodes))
+    offload.verify(memgraph)
+    assert all(memgraph.arenas[gpu] <= locations * LOCATION for gpu in range(3))
+    return memgraph
+
+
+def copies(memgraph: MemGraph) -> list[str]:
+    return [memgraph.name(n) for n, node in enumerate(memgraph.nodes) if node.kind != "task"]
+
+
+def named(memgraph: MemGraph, name: str) -> int:
+    [found] = [n for n in range(len(memgraph.nodes)) if memgraph.name(n) == name]
+    return found
+
+
+def place_of(memgraph: MemGraph, node: str) -> int:
+    """Where on its GPU the last of what a node touches lies: what it makes."""
+    return memgraph.nodes[named(memgraph, node)].accesses[-1].place.offset
+
+
+def waits(memgraph: MemGraph, node: str, before: str) -> bool:
+    """Whether a path says so."""
+    seen, left = set(), [named(memgraph, node)]
+    while left:
+        for dep in memgraph.nodes[left.pop()].deps:
+            if dep not in seen:
+                seen.add(dep)
+                left.append(dep)
+    return named(memgraph, before) in seen
+
+
+def without_edge(memgraph: MemGraph, node: str, before: str) -> MemGraph:
+    at, gone = named(memgraph, node), named(memgraph, before)
+    nodes = list(memgraph.nodes)
+    assert gone in nodes[at].deps
+    nodes[at] = replace(nodes[at], deps=tuple(d for d in nodes[at].deps if d != gone))
+    return replace(memgraph, nodes=tuple(nodes))
+
+
+def expected(graph: TaskGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    memory = [torch.zeros(buffer.nbytes, dtype=torch.uint8) for buffer in graph.buffers]
+    for tensor, given in zip(memory, inputs, strict=False):
+        tensor.copy_(given)
+    for task in graph.tasks:
+        task.kernel([memory[b] for b in task.reads], [memory[b] for b in task.writes])
+    return [memory[b] for b in graph.outputs]
+
+
+def test_the_example_is_the_one_that_the_text_describes() -> None:
+    graph = example()
+    kernels = [task for task in graph.tasks if task.name.isdigit() and task.engine == "compute"]
+    assert (len(kernels), sum(task.engine == "d2d" for task in graph.tasks)) == (6, 3)
+    on_first = {buffer.name for buffer in graph.buffers if buffer.device == 0}
+    assert on_first == {"A", "B", "1", "2", "3", "4", "8"}
+    readers = {
+        buffer.name: [task.name for task in graph.tasks if number in task.reads]
+        for number, buffer in enumerate(graph.buffers)
+    }
+    assert (readers["A"], readers["1"], readers["2"]) == (["3"], ["3"], ["4"])
+    assert "8" in readers["3"]
+
+
+def test_seven_locations_need_neither_copies_nor_memory_dependencies() -> None:
+    memgraph = built(FIRST, 7)
+    assert copies(memgraph) == []
+    graph = memgraph.graph
+    for node, before in zip(memgraph.nodes, graph.dependencies(), strict=True):
+        assert {memgraph.nodes[dep].task for dep in node.deps} <= set(before)
+
+
+def test_with_five_locations_4_and_8_take_the_places_of_a_and_1() -> None:
+    memgraph = built(FIRST, 5)
+    assert copies(memgraph) == []  # Figure 5: seven tensors, five locations
+    assert {place_of(memgraph, n) for n in "48"} == {place_of(memgraph, n) for n in "A1"}
+    kept = [place_of(memgraph, n) for n in "B23"]
+    assert len(set(kept)) == 3
+    # Figure 7: 3, the only reader of what lay there, comes before both.
+    assert waits(memgraph, "4", "3")
+    assert waits(memgraph, "8", "3")
+    with pytest.raises(RaceFound) as found:
+        offload.verify(without_edge(memgraph, "4", "3"))
+    assert {found.value.task_a, found.value.task_b} & {"3", "4"}
+
+
+def test_a_superfluous_memory_dependency_is_no_edge() -> None:
+    """8 reads 3, so it waits for the only reader of what lay in its place anyway."""
+    memgraph = built(FIRST, 5)
+    node = memgraph.nodes[named(memgraph, "8")]
+    assert len(node.deps) == len(set(node.deps))
+    assert {memgraph.name(dep) for dep in node.deps} <= {"3", "4"}
+
+
+def test_with_four_locations_one_pair_of_an_offload_and_a_reload_appears() -> None:
+    memgraph = built(SECOND, 4)
+    [gone] = [n.buffer for n in memgraph.nodes if n.kind == OFFLOAD]
+    [back] = [n.buffer for n in memgraph.nodes if n.kind == RELOAD]
+    name = memgraph.graph.buffers[gone].name
+    # A in the paper; 1 is next read by the same task and would do as well.
+    assert gone == back
+    assert name in {"A", "1"}
+    away, home = f"offload {name}", f"reload {name}"
+    # Figure 9. What 4 makes lies where A lay, and waits for A to be gone;
+    assert place_of(memgraph, "4") == place_of(memgraph, name)
+    assert waits(memgraph, "4", away)
+    # A comes back to where an operand of 4 lay, and waits for 4, its only reader.
+    assert place_of(memgraph, home) in {place_of(memgraph, n) for n in "B2"}
+    assert waits(memgraph, home, "4")
+    assert waits(memgraph, home, away)
+    assert waits(memgraph, "3", home)
+    for node, before in (("4", away), (home, "4")):
+        with pytest.raises(RaceFound):
+            offload.verify(without_edge(memgraph, node, before))
+
+
+@pytest.mark.parametrize("locations", [3, 4, 5, 7])
+def test_inputs_that_the_host_has_are_dropped_and_never_offloaded(locations: int) -> None:
+    memgraph = built(SECOND, locations, made=False)
+    gone = {memgraph.graph.buffers[n.buffer].name for n in memgraph.nodes if n.kind == OFFLOAD}
+    assert gone.isdisjoint("ABCDEF")
+    if locations >= 4:
+        assert not gone
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["made", "given"])
+@pytest.mark.parametrize("order", [FIRST, SECOND], ids=["3 first", "4 first"])
+@pytest.mark.parametrize("locations", [3, 4, 5, 7])
+def test_three_arenas_hold_the_bytes_of_a_plain_run_in_any_order(
+    locations: int, order: Sequence[str], made: bool
+) -> None:
+    memgraph = built(order, locations, made=made)
+    best = offload.plan(memgraph.graph, locations * LOCATION, placement="copy")
+    count = 0 if made else 6
+    generator = torch.Generator().manual_seed(locations)
+    for seed in range(6):
+        engine = "threads" if seed % 3 else "serial"
+        plan = replace(best, found=replace(best.found, memgraph=memgraph)) if seed % 2 else best
+        with Runner(plan, engine, "random", seed, poison=True) as runner:
+            for _ in range(2):
+                inputs = [
+                    torch.randint(0, 256, (LOCATION,), dtype=torch.uint8, generator=generator)
+                    for _ in range(count)
+                ]
+                wanted = expected(memgraph.graph, inputs)
+                for got, right in zip(runner(*inputs), wanted, strict=True):
+                    assert torch.equal(got, right)
+
+
+def test_two_locations_are_refused_with_the_task_that_needs_three() -> None:
+    with pytest.raises(offload.BudgetTooSmall) as refused:
+        offload.plan(example(), dict.fromkeys(range(3), 2 * LOCATION))
+    assert refused.value.needed == 3 * LOCATION
+    assert refused.value.task in FIRST
+
+
+# ---- Figures 2 and 3 ----------------------------------------------------------------------------
+
+WEIGHT = 640
+UNIT = Costs(h2d=WEIGHT, copy=0)
+"""A weight takes a second over the bus."""
+
+
+def layers(count: int) -> MemGraph:
+    """X(i+1) = X(i) x Y(i), half of Y(i) on each of two GPUs that have room for one half."""
+    graph = TaskGraph()
+    x = [graph.buffer(f"x{gpu}", 64, device=gpu) for gpu in (0, 1)]
+    for gpu in (0, 1):
+        graph.task(f"begin{gpu}", writes=[x[gpu]], device=gpu, seconds=0.0)
+    for layer in range(count):
+        for gpu in (0, 1):
+            y = graph.buffer(f"y{layer}.{gpu}", WEIGHT, "parameter", gpu)
+            made = graph.buffer(f"x{layer}.{gpu}", 64, device=gpu)
+            graph.task(f"{layer}.{gpu}", [x[gpu], y], [made], device=gpu, seconds=1.0)
+            x[gpu] = made
+    for gpu in (0, 1):
+        graph.output(x[gpu])
+    plan = offload.plan(graph, WEIGHT + 128, costs=UNIT, placement="copy")
+    plan.verify()
+    # One bus for both.
+    nodes = [replace(n, engine="h2d") if n.kind == RELOAD else n for n in plan.memgraph.nodes]
+    return replace(plan.memgraph, nodes=tuple(nodes))
+
+
+def levelwise(memgraph: MemGraph) -> MemGraph:
+    """The same, where a layer is loaded when the one before has run, and runs when it is loaded."""
+    loads: dict[int, list[int]] = {}
+    runs: dict[int, list[int]] = {}
+    nodes: list[Node] = []
+    for number, node in enumerate(memgraph.nodes):
+        task = memgraph.graph.tasks[node.task].name
+        deps = set(node.deps)
+        if not task.startswith("begin"):
+            layer = int(task.split(".")[0])
+            deps.update(loads.get(layer, []) if node.kind != RELOAD else runs.get(layer - 1, []))
+            (loads if node.kind == RELOAD else runs).setdefault(layer, []).append(number)
+        nodes.append(replace(node, deps=tuple(sorted(deps))))
+    return replace(memgraph, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_a_planned_stream_of_layers_takes_2n_plus_1_and_level_by_level_3n(count: int) -> None:
+    memgraph = layers(count)
+    assert [n.kind for n in memgraph.nodes].count(RELOAD) == 2 * count
+    assert OFFLOAD not in {n.kind for n in memgraph.nodes}
+    assert simulate(memgraph, UNIT).makespan == 2 * count + 1
+    assert simulate(levelwise(memgraph), UNIT).makespan == 3 * count

@@ -1,0 +1,378 @@
+"""The planner on graphs that are made by hand: who goes, who stays, what is copied, how often."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from offload.errors import BudgetTooSmall
+from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
+from offload.planner import Policy, build_memgraph
+from offload.refusal import smallest_budget
+from offload.residency import most_resident
+from offload.taskgraph import HOST, TaskGraph
+from offload.verify import verify
+
+UNIT = 64
+
+
+def planned(
+    graph: TaskGraph, units: int, policy: Policy | None = None, host: int | None = None
+) -> MemGraph:
+    """Of a device of so many units, proved."""
+    capacities = {0: units * UNIT} | ({} if host is None else {HOST: host * UNIT})
+    memgraph = build_memgraph(graph, capacities, policy or Policy())
+    verify(memgraph)
+    assert memgraph.arenas[0] <= units * UNIT
+    return memgraph
+
+
+def copies(memgraph: MemGraph, kind: str) -> list[str]:
+    """Whom they move, in the order of the plan."""
+    buffers = memgraph.graph.buffers
+    return [buffers[node.buffer].name for node in memgraph.nodes if node.kind == kind]
+
+
+def training(layers: int, units: int = 4) -> TaskGraph:
+    """Forward, backward, and an update of each weight and its state."""
+    graph = TaskGraph()
+    nbytes = units * UNIT
+    made = [graph.buffer("x", nbytes, "input")]
+    weights = [graph.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
+    states = [graph.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
+    for n, w in enumerate(weights):
+        made.append(graph.buffer(f"a{n}", nbytes, "activation"))
+        graph.task(f"f{n}", [made[-2], w], made[-1:])
+    g = graph.buffer("g", nbytes, "gradient")
+    graph.task("loss", made[-1:], [g], phase="backward")
+    for n in reversed(range(layers)):
+        d = graph.buffer(f"d{n}", nbytes, "gradient")
+        graph.task(f"b{n}", [g, made[n], weights[n]], [d], phase="backward")
+        graph.task(f"c{n}", [g, weights[n]], [g], phase="backward")
+        changed = [weights[n], states[n]]
+        graph.task(f"u{n}", [d, *changed], changed, phase="update")
+    graph.output(g)
+    return graph
+
+
+# ---- whom ---------------------------------------------------------------------------------------
+
+
+def uses(order: str, names: str = "abcd", units: int = 1) -> TaskGraph:
+    """Tensors made in a row; then each task reads one: `order`."""
+    graph = TaskGraph()
+    made = {name: graph.buffer(name, units * UNIT, "activation") for name in names}
+    for name in names:
+        graph.task(f"make {name}", writes=[made[name]])
+    for number, name in enumerate(order):
+        graph.task(f"read {name} {number}", [made[name]])
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("order", "gone"),
+    [("dabc", ["c"]), ("dbca", ["a"]), ("dcab", ["b"]), ("dcba", ["a"]), ("dacb", ["b"])],
+)
+def test_the_one_whose_next_use_is_furthest_goes(order: str, gone: list[str]) -> None:
+    """Belady's choice: three places, and the fourth tensor comes while the others wait."""
+    memgraph = planned(uses(order), 3)
+    assert copies(memgraph, OFFLOAD) == gone
+    assert copies(memgraph, RELOAD) == gone
+
+
+@pytest.mark.parametrize("order", ["abcdabcd", "dcbaabcd", "adbdcdad", "aabbccdd", "dadbdcda"])
+@pytest.mark.parametrize("places", [2, 3])
+def test_as_much_is_brought_back_as_by_the_best_choice(order: str, places: int) -> None:
+    """One tensor is as large as the other: nobody can do with fewer reloads than Belady."""
+    asked = "abcd" + order
+    there: list[str] = []
+    reloads = 0
+    for at, name in enumerate(asked):
+        there = [n for n in there if n in asked[at:]]  # nobody reads the others again
+        if name in there:
+            continue
+        reloads += at >= 4
+        if len(there) == places:
+            there.remove(max(there, key=asked[at:].index))
+        there.append(name)
+    memgraph = planned(uses(order), places, Policy(ahead=0))
+    assert len(copies(memgraph, RELOAD)) == reloads
+
+
+def test_a_window_of_neighbours_goes_for_one_that_is_as_large_as_all_of_them() -> None:
+    graph = TaskGraph()
+    small = [graph.buffer(f"s{n}", UNIT, "activation") for n in range(6)]
+    for n, b in enumerate(small):
+        graph.task(f"make {n}", writes=[b])
+    big = graph.buffer("big", 3 * UNIT, "activation")
+    graph.task("make big", writes=[big])
+    graph.task("read big", [big])
+    for n, b in enumerate(small):
+        graph.task(f"read {n}", [b])
+    memgraph = planned(graph, 6, Policy(ahead=0))
+    # The last three to be read again lie side by side, and nobody else has to move.
+    assert sorted(copies(memgraph, OFFLOAD)) == ["s3", "s4", "s5"]
+    assert sorted(copies(memgraph, RELOAD)) == ["s3", "s4", "s5"]
+
+
+def test_free_bytes_beside_a_victim_are_used_before_another_victim_goes() -> None:
+    graph = TaskGraph()
+    buffers = {n: graph.buffer(n, UNIT, "activation") for n in "abcd"}
+    for n in "abcd":
+        graph.task(f"make {n}", writes=[buffers[n]])
+    graph.task("last of c", [buffers["c"]])
+    big = graph.buffer("big", 2 * UNIT, "activation")
+    graph.task("make big", writes=[big])
+    graph.task("read big", [big])
+    for n in "abd":
+        graph.task(f"read {n}", [buffers[n]])
+    memgraph = planned(graph, 4, Policy(ahead=0))
+    assert len(copies(memgraph, OFFLOAD)) == 1
+
+
+def test_what_a_task_needs_is_laid_side_by_side_where_it_lies_in_its_own_way() -> None:
+    """Three units: a and b of one each with a hole between, and c of two that needs b."""
+    graph = TaskGraph()
+    a, hole, b = (graph.buffer(n, UNIT, "activation") for n in ("a", "hole", "b"))
+    for n, buffer in (("a", a), ("hole", hole), ("b", b)):
+        graph.task(f"make {n}", writes=[buffer])
+    graph.task("end of the hole", [hole])
+    c = graph.buffer("c", UNIT, "activation")
+    graph.task("use all", [a, b], [c])
+    big = graph.buffer("big", 2 * UNIT, "activation")
+    graph.task("make big", [c], [big])
+    graph.task("end", [big, c])
+    memgraph = planned(graph, 3, Policy(ahead=0))
+    assert smallest_budget(graph, 0)[0] == 3 * UNIT
+    assert [node.task for node in memgraph.nodes if node.kind == TASK] == list(range(7))
+
+
+# ---- what is copied -----------------------------------------------------------------------------
+
+
+def test_weights_that_nobody_changes_are_dropped_and_never_copied_back() -> None:
+    graph = TaskGraph()
+    x = graph.buffer("x", UNIT, "input")
+    weights = [graph.buffer(f"w{n}", 4 * UNIT, "parameter") for n in range(8)]
+    for sweep in range(3):
+        for n, w in enumerate(weights):
+            before, x = x, graph.buffer(f"x{sweep}.{n}", UNIT)
+            graph.task(f"t{sweep}.{n}", [before, w], [x])
+    graph.output(x)
+    for units in (6, 10, 20):
+        memgraph = planned(graph, units)
+        assert not any(name.startswith("w") for name in copies(memgraph, OFFLOAD))
+        assert len(copies(memgraph, RELOAD)) >= 8 * (1 if units >= 34 else 2)
+
+
+@pytest.mark.parametrize("units", [16, 24, 40, 200])
+def test_what_changed_is_copied_back_once_for_every_time_that_it_leaves(units: int) -> None:
+    graph = training(5)
+    memgraph = planned(graph, units)
+    gone = Counter(copies(memgraph, OFFLOAD))
+    for n in range(5):
+        # A single task changes each: whatever its comings and goings, one copy holds the change.
+        assert gone[f"w{n}"] == gone[f"m{n}"] == 1
+
+
+def test_a_tensor_changed_twice_with_room_to_stay_is_copied_back_once() -> None:
+    graph = TaskGraph()
+    w = graph.buffer("w", UNIT, "parameter")
+    for n in range(5):
+        graph.task(f"change {n}", [w], [w])
+    memgraph = planned(graph, 4)
+    assert (copies(memgraph, RELOAD), copies(memgraph, OFFLOAD)) == (["w"], ["w"])
+
+
+def test_a_tensor_that_is_made_anew_is_not_loaded_before() -> None:
+    graph = TaskGraph()
+    w = graph.buffer("w", UNIT, "buffer")
+    graph.task("fill", [], [w])
+    memgraph = planned(graph, 4)
+    assert (copies(memgraph, RELOAD), copies(memgraph, OFFLOAD)) == ([], ["w"])
+
+
+def test_an_activation_that_was_offloaded_and_is_clean_is_dropped_the_second_time() -> None:
+    graph = uses("dabcdabc", "abcd")
+    memgraph = planned(graph, 2, Policy(ahead=0))
+    gone = Counter(copies(memgraph, OFFLOAD))
+    assert max(gone.values()) == 1
+    assert max(Counter(copies(memgraph, RELOAD)).values()) == 2
+
+
+def test_what_is_dead_is_dropped_without_a_copy() -> None:
+    graph = uses("a", "abcdef")
+    memgraph = planned(graph, 2, Policy(ahead=0))
+    # Nobody reads b to f: they leave as they came.
+    assert set(copies(memgraph, OFFLOAD)) <= {"a"}
+
+
+# ---- what stays ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("ahead", [0, 64])
+def test_what_is_resident_never_moves(share: float, ahead: int) -> None:
+    graph = training(6, units=1024)
+    least = smallest_budget(graph, 0)[0]
+    room = int(12 * 1024 * UNIT * share)
+    resident = most_resident(graph, {0: room})
+    assert resident
+    units = (least + room) // UNIT + 1
+    memgraph = planned(graph, units, Policy(resident, ahead))
+    assert resident.isdisjoint(node.buffer for node in memgraph.nodes if node.kind != TASK)
+    for b in resident:
+        places = {a.place for node in memgraph.nodes for a in node.accesses if a.buffer == b}
+        assert places == {memgraph.starts[b]}
+        assert memgraph.starts[b].arena == 0
+
+
+def test_an_output_is_where_the_plan_says_at_the_end() -> None:
+    graph = uses("abcd")
+    for b in range(4):
+        graph.output(b)
+    for units in (2, 3, 4):
+        memgraph = planned(graph, units)
+        assert set(memgraph.ends) == {0, 1, 2, 3}
+        on_device = [p for p in memgraph.ends.values() if p.arena == 0]
+        assert len({p.offset for p in on_device}) == len(on_device) <= units
+        ends = {b.place for b in memgraph.blocks if b.to_end}
+        assert set(memgraph.ends.values()) <= ends
+
+
+def test_a_tensor_without_a_user_has_a_home_if_it_is_returned() -> None:
+    graph = TaskGraph()
+    w = graph.buffer("w", UNIT, "parameter")
+    graph.buffer("unused", UNIT, "parameter")
+    graph.output(w)
+    memgraph = planned(graph, 1)
+    assert set(memgraph.starts) == {w} == set(memgraph.ends)
+
+
+def test_homes_are_kept_wherever_they_are() -> None:
+    graph = training(4)
+    first = planned(graph, 40, Policy(frozenset({1, 2, 5})))
+    homes = {b: place for b, place in first.starts.items() if graph.buffers[b].persistent}
+    assert {place.arena for place in homes.values()} == {0, HOST}
+    again = build_memgraph(graph, {0: 40 * UNIT}, Policy(), homes=homes)
+    verify(again)
+    assert {b: again.starts[b] for b in homes} == homes
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_a_budget_that_does_not_hold_the_largest_task_is_refused_with_its_name() -> None:
+    graph = training(3)
+    nbytes, name = smallest_budget(graph, 0)
+    assert nbytes == 16 * UNIT  # an update: weight, state and gradient; or b: three and one made
+    planned(graph, 16)
+    with pytest.raises(BudgetTooSmall) as refused:
+        planned(graph, 15)
+    assert (refused.value.needed, refused.value.task) == (nbytes, name)
+
+
+def test_a_host_that_is_too_small_is_refused_before_anything_runs() -> None:
+    graph = training(3)
+    endless = planned(graph, 16)
+    needed = endless.arenas[HOST] // UNIT
+    planned(graph, 16, host=needed)
+    with pytest.raises(BudgetTooSmall, match="host_budget") as refused:
+        planned(graph, 16, host=needed - 1)
+    assert refused.value.needed > (needed - 1) * UNIT
+    with pytest.raises(BudgetTooSmall, match="host_budget"):
+        planned(graph, 16, host=0)
+
+
+# ---- the walk -----------------------------------------------------------------------------------
+
+
+def picture(memgraph: MemGraph) -> Any:
+    return (
+        memgraph.nodes,
+        dict(memgraph.arenas),
+        dict(memgraph.starts),
+        dict(memgraph.ends),
+        memgraph.blocks,
+        dict(memgraph.scratch),
+    )
+
+
+@pytest.mark.parametrize("units", [16, 25, 60])
+@pytest.mark.parametrize("policy", [Policy(), Policy(ahead=3, evict_ahead=2)])
+def test_the_same_graph_and_budget_give_the_same_plan(units: int, policy: Policy) -> None:
+    assert picture(planned(training(6), units, policy)) == picture(
+        planned(training(6), units, policy)
+    )
+
+
+def test_a_task_gets_its_place_ahead_of_its_turn_while_there_is_room() -> None:
+    """A weight's reload waits for nothing where its bytes were never anybody's."""
+    graph = training(6)
+    roomy = planned(graph, 200, Policy(ahead=64))
+    reloads = [node for node in roomy.nodes if node.kind == RELOAD]
+    assert all(not node.deps for node in reloads)
+    tight = planned(graph, 16, Policy(ahead=64))
+    assert any(node.deps for node in tight.nodes if node.kind == RELOAD)
+
+
+def test_copies_are_planned_at_the_task_that_needs_them_and_never_depend_on_later_nodes() -> None:
+    memgraph = planned(training(6), 20)
+    for number, node in enumerate(memgraph.nodes):
+        assert all(dep < number for dep in node.deps)
+        assert list(node.deps) == sorted(set(node.deps))
+        assert 0 <= node.task < len(memgraph.graph.tasks)
+
+
+def test_without_pressure_a_plan_by_time_needs_no_more_than_what_lives_at_once() -> None:
+    """Everything of one size: no hole is too small, so none is left."""
+    graph = training(10, units=2)
+    persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
+    peak = max(graph.live_bytes())
+    memgraph = planned(graph, peak // UNIT, Policy(persistent, ahead=0))
+    assert {node.kind for node in memgraph.nodes} <= {TASK, RELOAD}  # the input comes in
+    assert memgraph.arenas[0] <= peak
+
+
+def calls_of(graph: TaskGraph, units: int) -> int:
+    """How many calls planning takes: a clock that no other program disturbs."""
+    count = 0
+
+    def tick(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(tick)
+    try:
+        build_memgraph(graph, {0: units * UNIT}, Policy())
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("units", [16, 80], ids=["least", "some room"])
+def test_the_work_of_planning_grows_with_the_number_of_tasks(units: int) -> None:
+    small, large = (training(layers) for layers in (60, 480))
+    ratio = len(large.tasks) / len(small.tasks)
+    assert calls_of(large, units) <= 1.3 * ratio * calls_of(small, units)
+
+
+def test_pieces_of_a_tensor_lie_side_by_side_at_home() -> None:
+    graph = TaskGraph()
+    for number in (2, 0, 1):  # in whatever order they were made
+        b = graph.buffer(f"piece {number}", 2 * UNIT, "state")
+        graph.buffers[b] = replace(graph.buffers[b], tensor="m", start=number * 2 * UNIT)
+        graph.buffer(f"between {number}", UNIT, "state")
+        graph.task(f"change {number}", [b, b + 1], [b, b + 1])
+    for policy in (Policy(), Policy(frozenset(range(6)))):
+        memgraph = planned(graph, 40, policy)
+        homes = sorted(
+            (graph.buffers[b].start, place.offset)
+            for b, place in memgraph.starts.items()
+            if graph.buffers[b].tensor == "m"
+        )
+        assert len({offset - start for start, offset in homes}) == 1

@@ -1,0 +1,96 @@
+"""Which persistent tensors stay on their device: those that would move most, spread evenly."""
+
+import itertools
+from dataclasses import replace
+
+from offload.residency import SMALL, most_resident
+from offload.taskgraph import HOST, TaskGraph
+
+BIG = 1 << 20
+
+
+def step(layers: int = 6, nbytes: int = BIG) -> TaskGraph:
+    """Forward, backward and update of some layers, each with a weight and a state."""
+    graph = TaskGraph()
+    made = graph.buffer("x", 64, "input")
+    weights = [graph.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
+    states = [graph.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
+    for n, w in enumerate(weights):
+        before, made = made, graph.buffer(f"a{n}", 64, "activation")
+        graph.task(f"f{n}", [before, w], [made])
+    for n in reversed(range(layers)):
+        g = graph.buffer(f"g{n}", nbytes, "gradient")
+        graph.task(f"b{n}", [made, weights[n]], [g], phase="backward")
+        changed = [weights[n], states[n]]
+        graph.task(f"u{n}", [g, *changed], changed, phase="update")
+    return graph
+
+
+def names(graph: TaskGraph, room: int) -> set[str]:
+    return {graph.buffers[b].name for b in most_resident(graph, {0: room})}
+
+
+def test_everything_stays_where_there_is_room_and_nothing_where_there_is_none() -> None:
+    graph = step()
+    assert names(graph, 12 * BIG) == {f"{kind}{n}" for kind in "wm" for n in range(6)}
+    assert names(graph, 0) == set()
+    assert names(graph, -BIG) == set()
+
+
+def test_what_stays_fits_into_the_room() -> None:
+    graph = step()
+    for room in range(0, 13 * BIG, BIG // 3):
+        assert len(names(graph, room)) * BIG <= room
+
+
+def test_weights_stay_before_the_optimizers_state() -> None:
+    """A weight moves in, in and out; its state in and out."""
+    graph = step()
+    assert names(graph, 6 * BIG) == {f"w{n}" for n in range(6)}
+
+
+def test_every_second_weight_stays_where_half_of_them_fit() -> None:
+    stays = names(step(8), 4 * BIG)
+    assert len(stays) == 4
+    numbers = sorted(int(name[1:]) for name in stays)
+    assert all(later - number == 2 for number, later in itertools.pairwise(numbers))
+
+
+def test_what_is_not_worth_a_copy_stays_first() -> None:
+    graph = step(4)
+    small = graph.buffer("bias", SMALL - 1, "buffer")
+    graph.task("use", [small], [])
+    assert names(graph, SMALL) == {"bias"}
+
+
+def test_the_pieces_of_a_tensor_stay_together() -> None:
+    graph = step(2)
+    for number, buffer in enumerate(graph.buffers):
+        if buffer.name in ("m0", "m1"):
+            graph.buffers[number] = replace(
+                buffer, tensor="m", start=BIG * int(buffer.name == "m1")
+            )
+    for room in range(0, 5 * BIG, BIG // 2):
+        assert len(names(graph, room) & {"m0", "m1"}) in (0, 2)
+
+
+def test_what_a_host_task_works_on_stays_on_the_host() -> None:
+    graph = step(2)
+    graph.task("there", [2], [2], engine="host")  # w1
+    assert names(graph, 100 * BIG) == {"w0", "m0", "m1"}
+
+
+def test_only_what_persists_and_has_a_device_is_resident() -> None:
+    graph = step(1)
+    far = graph.buffer("far", BIG, "state", device=HOST)
+    graph.task("there", [far], [far], engine="host", device=HOST)
+    graph.buffer("unused", BIG, "constant")
+    assert names(graph, 100 * BIG) == {"w0", "m0"}
+
+
+def test_every_device_has_a_room_of_its_own() -> None:
+    graph = step(2)
+    other = graph.buffer("other", BIG, "parameter", device=1)
+    graph.task("use", [other], [], device=1)
+    assert most_resident(graph, {0: 0, 1: BIG}) == {other}
+    assert other not in most_resident(graph, {0: 100 * BIG, 1: 0})
