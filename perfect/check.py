@@ -11,6 +11,7 @@ from loaders.adopt import resident
 from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
 from loaders.storage import Slab
+from offload.sizes import say_size
 from perfect.assembly import (
     build_data,
     build_module,
@@ -21,7 +22,6 @@ from perfect.assembly import (
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
 from perfect.record import RunLog
-from offload.sizes import say_size
 from perfect.stop import StopSignal
 
 

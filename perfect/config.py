@@ -18,9 +18,10 @@ from pydantic import (
 )
 
 from loaders.reuse import Mode
-from perfect.models import MODEL_NAMES
-from perfect.schedule import Kind
 from offload.sizes import parse_size
+from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
+from perfect.schedule import Kind
+from perfect.text import TestText
 
 
 def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
@@ -72,20 +73,38 @@ class NamedOrOwn(Section):
         return self
 
 
+class LoraConfig(Section):
+    rank: Count = 16
+    alpha: Rate = 16.0
+    """What is learned is scaled by alpha / rank."""
+
+
 class ModelConfig(NamedOrOwn):
     name: str | None = None
     num_classes: Count | None = None
-    """None: as many as the data set has."""
+    """None: as many as the data set has (the vocabulary, of a text)."""
+    dropout: Share | None = None
+    """None: 0.1. Of GPT-2 alone."""
+    weights: str | None = None
+    """A folder with a checkpoint as transformers saves it (None: random weights)."""
+    lora: LoraConfig | None = None
+    """Freezes the model and learns this beside its matrices for K, V, Q and feed-forward."""
 
     @model_validator(mode="after")
     def _known_model(self) -> "ModelConfig":
-        if self.name is not None and self.name not in MODEL_NAMES:
-            raise ValueError(unknown("model", self.name, MODEL_NAMES))
+        known = (*MODEL_NAMES, *LANGUAGE_MODEL_NAMES)
+        if self.name is not None and self.name not in known:
+            raise ValueError(unknown("model", self.name, known))
+        idle = changed(self) & {"dropout", "weights", "lora"}
+        if self.name in MODEL_NAMES and idle:
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}")
+        if self.name is not None and self.name.startswith("llama") and "dropout" in idle:
+            raise ValueError("dropout has no effect: LLaMA has none")
         return self
 
 
 class DataConfig(NamedOrOwn):
-    name: Literal["cifar10", "imagefolder"] | None = None
+    name: Literal["cifar10", "imagefolder", "wikitext2"] | None = None
     root: str = "data"
     picture_size: Count | None = None
     """Side of the stored square; pictures of a folder only."""
@@ -93,6 +112,14 @@ class DataConfig(NamedOrOwn):
     """Training samples set aside for curves and the plateau rule."""
     train_samples: Count | None = None
     """Only so many of the rest are trained on (None: all)."""
+    sequence: Count | None = None
+    """Tokens of a sample; text only, like the rest."""
+    vocabulary: Annotated[int, Field(strict=True, ge=256)] | None = None
+    """Only the first so many entries of the BPE vocabulary (None: all)."""
+    evaluation_samples: Count | None = None
+    """Only so many blocks of the validation text, and of the test text (None: all)."""
+    test_text: TestText = "tokens"
+    """raw: the test text as it was written, without <unk>."""
 
     @model_validator(mode="after")
     def _size_where_it_counts(self) -> "DataConfig":
@@ -100,6 +127,25 @@ class DataConfig(NamedOrOwn):
             raise ValueError("imagefolder needs picture_size, the side of the stored square")
         if self.name == "cifar10" and self.picture_size is not None:
             raise ValueError("picture_size has no effect: CIFAR-10 pictures have 32x32 pixels")
+        return self
+
+    @model_validator(mode="after")
+    def _text_or_pictures(self) -> "DataConfig":
+        if self.name is None:
+            return self
+        of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text"}
+        idle = changed(self) & (
+            {"picture_size", "holdout"} if self.name == "wikitext2" else of_text
+        )
+        if idle:
+            why = (
+                "; validation has a text of its own (evaluation_samples)"
+                if "holdout" in idle
+                else ""
+            )
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}{why}")
+        if self.name == "wikitext2" and self.sequence is None:
+            raise ValueError("wikitext2 needs sequence, the tokens of a sample")
         return self
 
 
@@ -187,6 +233,8 @@ class OptimizerConfig(Section):
     momentum: Share = 0.9
     nesterov: Flag = False
     weight_decay: Weight = 5e-4
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = [0.9, 0.999]
+    """Of adamw: how slowly its averages of gradients and of their squares forget."""
 
     @model_validator(mode="after")
     def _momentum_is_sgd_s(self) -> "OptimizerConfig":
@@ -195,6 +243,8 @@ class OptimizerConfig(Section):
         idle = changed(self) & {"momentum", "nesterov"}
         if self.name == "adamw" and idle:
             raise ValueError(f"{', '.join(sorted(idle))}: no effect on adamw")
+        if self.name == "sgd" and "betas" in changed(self):
+            raise ValueError("betas: no effect on sgd, it has momentum")
         return self
 
 
@@ -327,14 +377,33 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
             if says_something(name, section):
                 yield (name,), f"has no effect: {model['class_path']} decides this"
-    if given("data").get("name") == "cifar10":
+    data = given("data").get("name")
+    if data in ("cifar10", "wikitext2"):
         default = LoaderConfig().model_dump(mode="json")
+        called = {"cifar10": "CIFAR-10 lies decoded", "wikitext2": "WikiText-2 lies"}[data]
         for key in ("backend", "cache", "on_error", "worker_kind"):
             if given("loader").get(key, default[key]) != default[key]:
                 yield (
                     ("loader", key),
-                    "has no effect: CIFAR-10 lies decoded in memory, there is nothing to read",
+                    f"has no effect: {called} in memory, there is nothing to read",
                 )
+    if data == "wikitext2" and raw.get("augment"):
+        yield ("augment",), "has no effect: there are no pictures in a text"
+    if data == "wikitext2" and model.get("name") in MODEL_NAMES:
+        names = ", ".join(LANGUAGE_MODEL_NAMES)
+        yield (
+            ("model", "name"),
+            f"{model['name']} sees pictures, and the data is text: give one of {names}",
+        )
+    if model.get("name") in LANGUAGE_MODEL_NAMES:
+        if data in ("cifar10", "imagefolder"):
+            yield (
+                ("data", "name"),
+                f"{data} has pictures, and {model['name']} reads text: give wikitext2",
+            )
+        if given("switch").get("rule") == "plateau":
+            reason = "a plateau is told by accuracy, and a language model has loss and perplexity"
+            yield ("switch", "rule"), f"{reason}: give fixed or budget"
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 On the test set if there is one, else on the hold-out. The module says it by logging `test_accuracy`
 in test_step; one without a test_step is judged by its validation_step and the monitored metric.
+Language models say `test_perplexity` (`val_perplexity`) instead.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from perfect.callback import PhaseSwitch
 def judge(
     trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
 ) -> dict[str, Any]:
-    """`accuracy` and what it is `accuracy_on`; both None if the module logs no accuracy."""
+    """`accuracy` and what it is `accuracy_on`, likewise `perplexity`; None if not logged."""
     own = data.datamodule
     tests, validates = (is_overridden(f"{s}_step", module) for s in ("test", "validation"))
     if tests and data.test is not None:
@@ -29,9 +30,16 @@ def judge(
     if validates and own is not None and is_overridden("val_dataloader", own):
         results = trainer.validate(module, datamodule=own, verbose=False)
         return _said(results, switch.monitor, "holdout")
-    return {"accuracy": None, "accuracy_on": None}
+    return _said([], "", "")
 
 
 def _said(results: Any, name: str, where: str) -> dict[str, Any]:
-    accuracy = results[0].get(name) if results else None
-    return {"accuracy": accuracy, "accuracy_on": where if accuracy is not None else None}
+    seen = results[0] if results else {}
+    accuracy = seen.get(name)
+    perplexity = seen.get("test_perplexity", seen.get("val_perplexity"))
+    return {
+        "accuracy": accuracy,
+        "accuracy_on": where if accuracy is not None else None,
+        "perplexity": perplexity,
+        "perplexity_on": where if perplexity is not None else None,
+    }

@@ -88,6 +88,7 @@ class RunProgress(L.Callback):
             for label, name, form in (
                 ("loss", "train_loss", ".3f"),
                 ("accuracy", switch.monitor, ".1%"),
+                ("perplexity", "val_perplexity", ".2f"),
             )
             if name in metrics
         ]

@@ -124,6 +124,8 @@ def describe_run(
         "seed": seed,
         "accuracy": None,
         "accuracy_on": None,
+        "perplexity": None,
+        "perplexity_on": None,
         "best_accuracy": None,
         "steps": 0,
         "error": None,

@@ -27,6 +27,7 @@ class OptimizerSpec:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 5e-4
+    betas: Sequence[float] = (0.9, 0.999)
 
 
 class ClassificationTask(L.LightningModule):
@@ -78,14 +79,21 @@ class ClassificationTask(L.LightningModule):
         self.log_dict(results, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        spec = self.optimizer
-        # Weight decay on weights only: on a normalisation's scale it fights the learning rate.
-        decayed = [p for p in self.parameters() if p.ndim > 1]
-        kept = [p for p in self.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": spec.weight_decay},
-            {"params": kept, "weight_decay": 0.0},
-        ]
-        if spec.name == "adamw":
-            return torch.optim.AdamW(groups, lr=spec.lr)
-        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)
+        return make_optimizer(self, self.optimizer)
+
+
+def make_optimizer(module: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """Over all that `module` learns; what is frozen stays out of it."""
+    learned = [p for p in module.parameters() if p.requires_grad]
+    # Weight decay on weights only: on a normalisation's scale it fights the learning rate.
+    decayed = [p for p in learned if p.ndim > 1]
+    kept = [p for p in learned if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": spec.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if spec.name == "adamw":
+        first, second = spec.betas
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=(first, second))
+    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum, nesterov=spec.nesterov)

@@ -132,6 +132,9 @@ def _report(folder: RunFolder, run: dict[str, Any], console: Console) -> None:
         return
     if run.get("accuracy") is not None:
         console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
+    if run.get("perplexity") is not None:
+        said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
+        console.print(f"{said} (exp of the mean loss)", highlight=False)
     console.print(f"report: {report}", highlight=False)
 
 

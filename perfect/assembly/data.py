@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from loaders import LoaderError, ReuseLoader
+from loaders.adopt import resident
 from loaders.augment import (
     Augmentation,
     CentreCrop,
@@ -27,7 +28,8 @@ from loaders.augment import (
 from loaders.backends import open_source
 from loaders.engine import AHEAD, HELD
 from loaders.errors import BackendMissing
-from loaders.sources import PictureArrays, cifar10, picture_folder, samples_per_rank
+from loaders.sources import cifar10, picture_folder, samples_per_rank
+from offload.sizes import say_size
 from perfect.assembly.own_class import construct, load_class
 from perfect.config import (
     AugmentConfig,
@@ -38,7 +40,8 @@ from perfect.config import (
     RunConfig,
 )
 from perfect.errors import BuildError
-from offload.sizes import say_size
+from perfect.models import LANGUAGE_MODEL_NAMES, longest_sequence
+from perfect.text import read_wikitext
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +57,15 @@ class Data:
     holdout: ReuseLoader | None
     test: ReuseLoader | None
     num_classes: int | None
+    """What a prediction chooses from: classes of pictures, or the vocabulary of a text."""
     datamodule: L.LightningDataModule | None = None
 
 
 def build_data(config: RunConfig) -> Data:
     if config.data.class_path is not None:
         return _own_data(config)
+    if config.data.name == "wikitext2":
+        return _text(config)
     root = Path(config.data.root)
     train: Any
     try:
@@ -94,6 +100,38 @@ def build_data(config: RunConfig) -> Data:
         test=_evaluation_loader(config, test, range(len(test))),
         num_classes=len(train.classes),
     )
+
+
+def _text(config: RunConfig) -> Data:
+    """Tokens lie in memory: the loader only gathers rows of them."""
+    given, model = config.data, config.model.name
+    sequence = given.sequence or 0
+    longest = longest_sequence(model) if model in LANGUAGE_MODEL_NAMES else None
+    if longest is not None and sequence > longest:
+        raise BuildError("data.sequence", f"{sequence}, but {model} has {longest} positions")
+    try:
+        text = read_wikitext(Path(given.root), sequence, given.vocabulary, given.test_text)
+    except LoaderError as error:
+        raise BuildError("data.root", str(error)) from error
+    # Two numbers of eight bytes a token.
+    _check_buffer(config, (AHEAD + HELD) * sequence * 16)
+    learned = _first(len(text.train), given.train_samples, "data.train_samples")
+    held, tested = (
+        _first(len(part), given.evaluation_samples, "data.evaluation_samples")
+        for part in (text.valid, text.test)
+    )
+    return Data(
+        train=_train_loader(config, Subset(text.train, list(learned))),
+        holdout=_evaluation_loader(config, text.valid, held),
+        test=_evaluation_loader(config, text.test, tested),
+        num_classes=text.vocabulary,
+    )
+
+
+def _first(there: int, asked: int | None, key: str) -> range:
+    if asked is not None and asked > there:
+        raise BuildError(key, f"{asked} asked for, {there} are there")
+    return range(asked or there)
 
 
 def _folder(config: RunConfig, path: Path) -> Any:
@@ -153,7 +191,7 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
 
 
 def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> ReuseLoader:
-    in_files = not isinstance(dataset, PictureArrays)
+    in_files = resident(dataset) is None
     return ReuseLoader(
         Subset(dataset, list(ids)),
         batch_size=min(
@@ -186,9 +224,14 @@ def _check_sizes(config: RunConfig) -> None:
                     " raise data.picture_size",
                 )
             pixels = step.size
-    batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
     # Three bytes a pixel and a label of eight.
-    least = batch * ((AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8)
+    _check_buffer(config, (AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8)
+
+
+def _check_buffer(config: RunConfig, each: int) -> None:
+    """`each`: bytes that a sample of a batch takes, in the buffer and in the batches under way."""
+    batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
+    least = batch * each
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
         raise BuildError(
             "loader.buffer_bytes",

@@ -16,7 +16,15 @@ from perfect.callback import PhaseSwitch
 from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
 from perfect.config import RunConfig
 from perfect.errors import BuildError
-from perfect.models import build_model
+from perfect.language import LanguageTask
+from perfect.models import (
+    LANGUAGE_MODEL_NAMES,
+    WeightsError,
+    add_lora,
+    build_language_model,
+    build_model,
+    load_pretrained,
+)
 from perfect.progress import RunProgress
 from perfect.record import RunLog
 from perfect.stop import StopSignal
@@ -43,12 +51,27 @@ def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModul
     if num_classes is not None and classes < num_classes:
         raise BuildError("model.num_classes", f"{classes}, but the data has {num_classes} classes")
     spec = OptimizerSpec(**config.optimizer.model_dump())
+    if config.model.name in LANGUAGE_MODEL_NAMES:
+        return _language_module(config, spec, classes)
     model = build_model(config.model.name or "", classes)
     if config.data.name == "cifar10":
         return ClassificationTask(
             model, spec, config.task.label_smoothing, CIFAR10_MEAN, CIFAR10_STD
         )
     return ClassificationTask(model, spec, config.task.label_smoothing)
+
+
+def _language_module(config: RunConfig, spec: OptimizerSpec, vocabulary: int) -> L.LightningModule:
+    asked = config.model
+    model = build_language_model(asked.name or "", vocabulary, asked.dropout)
+    if asked.weights is not None:
+        try:
+            load_pretrained(model, Path(asked.weights))
+        except WeightsError as error:
+            raise BuildError("model.weights", str(error)) from error
+    if asked.lora is not None:
+        add_lora(model, model.adapted, asked.lora.rank, asked.lora.alpha)
+    return LanguageTask(model, spec, config.task.label_smoothing)
 
 
 def build_trainer(
@@ -92,8 +115,11 @@ def _shortest_pass(config: RunConfig, switch: PhaseSwitch, data: Data) -> int:
     loader = data.train
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
     return min(
-        batches_per_pass(
-            samples, p.batch_size or loader.batch_size, p.reuse, loader.mode, loader.drop_last
+        min(
+            p.steps or LOG_EVERY_STEPS,
+            batches_per_pass(
+                samples, p.batch_size or loader.batch_size, p.reuse, loader.mode, loader.drop_last
+            ),
         )
         for p in switch.policy.phases
     )

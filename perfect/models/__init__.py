@@ -5,8 +5,12 @@
     pilot                          the smallest: the accuracy study runs dozens of these
     resnet50                       224x224 pictures, as torchvision has it: the ImageNet figures
 
-Every net takes N x 3 x H x W and gives N x num_classes logits; all pool globally before one linear
-head, so H and W are free as long as they survive the strides. Weights start at PyTorch's defaults.
+    gpt2_tiny, _small, _medium, _large, _xl     text: N x S ids -> N x S x vocabulary logits
+    llama_tiny, llama_7b                        likewise; with LoRA where the config asks for it
+
+Every net of pictures takes N x 3 x H x W and gives N x num_classes logits; all pool globally before
+one linear head, so H and W are free as long as they survive the strides. Weights start at PyTorch's
+defaults.
 A net of your own needs none of this: name its class in the config (`model: {class_path: ...}`).
 """
 
@@ -16,12 +20,26 @@ from types import MappingProxyType
 
 from torch import nn
 
+from perfect.models.gpt2 import GPT2_SHAPES, Gpt2
+from perfect.models.llama import LLAMA_SHAPES, Llama
+from perfect.models.lora import add_lora
 from perfect.models.mobilenet import mobilenetv2
 from perfect.models.pilot import pilot
+from perfect.models.pretrained import WeightsError, load_pretrained
 from perfect.models.resnet import resnet8, resnet8_stride2, resnet18
 from perfect.models.vgg import vgg16
 
-__all__ = ["MODEL_NAMES", "UnknownModel", "build_model"]
+__all__ = [
+    "LANGUAGE_MODEL_NAMES",
+    "MODEL_NAMES",
+    "UnknownModel",
+    "WeightsError",
+    "add_lora",
+    "build_language_model",
+    "build_model",
+    "load_pretrained",
+    "longest_sequence",
+]
 
 
 class UnknownModel(ValueError):
@@ -47,6 +65,7 @@ _BUILDERS: Mapping[str, Callable[[int], nn.Module]] = MappingProxyType(
 )
 
 MODEL_NAMES: tuple[str, ...] = tuple(_BUILDERS)
+LANGUAGE_MODEL_NAMES: tuple[str, ...] = (*GPT2_SHAPES, *LLAMA_SHAPES)
 
 
 def build_model(name: str, num_classes: int) -> nn.Module:
@@ -61,3 +80,15 @@ def build_model(name: str, num_classes: int) -> nn.Module:
     if num_classes < 1:
         raise ValueError(f"a model needs at least 1 class, not {num_classes}")
     return _BUILDERS[name](num_classes)
+
+
+def build_language_model(name: str, vocabulary: int, dropout: float | None = None) -> Gpt2 | Llama:
+    """The untrained net called `name`. `dropout`: of GPT-2 alone (None: 0.1, as its authors)."""
+    if name in GPT2_SHAPES:
+        return Gpt2(GPT2_SHAPES[name], vocabulary, 0.1 if dropout is None else dropout)
+    return Llama(LLAMA_SHAPES[name], vocabulary)
+
+
+def longest_sequence(name: str) -> int | None:
+    """GPT-2 learns an embedding for each of so many positions; LLaMA's rotary ones have no end."""
+    return GPT2_SHAPES[name].positions if name in GPT2_SHAPES else None

@@ -70,6 +70,8 @@ def summary(run: Run) -> str:
         said = f"{percent(accuracy)} {_accuracy_on(run)} after {steps}"
     elif best is not None:
         said = f"{percent(best)} best hold-out accuracy in {steps}"
+    elif (perplexity := run.number("perplexity")) is not None:
+        said = f"{_perplexity_on(run)} {perplexity:.2f} a token after {steps}"
     else:
         said = f"{steps} without a measured accuracy"
     if not run.completed:
@@ -95,6 +97,11 @@ def _accuracy_on(run: Run) -> str:
     return kinds.get(run.record.get("accuracy_on") or "", "accuracy")
 
 
+def _perplexity_on(run: Run) -> str:
+    kinds = {"test": "test perplexity", "holdout": "hold-out perplexity"}
+    return kinds.get(run.record.get("perplexity_on") or "", "perplexity")
+
+
 def _alerts(run: Run) -> str:
     steps, error = count(run.number("steps") or 0), run.record.get("error")
     text = {
@@ -114,6 +121,10 @@ def _key_figures(run: Run) -> str:
     figures = [
         (percent(run.number("accuracy"), 2), label[0].upper() + label[1:]),
         (percent(run.number("best_accuracy"), 2), "Best on hold-out"),
+    ]
+    if (perplexity := run.number("perplexity")) is not None:
+        figures = [(f"{perplexity:.2f}", _perplexity_on(run).capitalize())]
+    figures += [
         (count(run.number("steps")), "Optimizer steps"),
         (duration(run.number("wall_seconds")), "Wall time"),
         (passes(run.fresh_passes), "Fresh passes"),

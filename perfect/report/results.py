@@ -24,7 +24,7 @@ KINDS = MappingProxyType({"number": (int, float), "list": (list,), "mapping": (d
 SHAPE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("accuracy", "best_accuracy", "steps", "wall_seconds",
+            ("accuracy", "best_accuracy", "perplexity", "steps", "wall_seconds",
              "stall_seconds", "serve_seconds", "decoded_samples", "extra_decodes",
              "served_samples", "buffer_bytes", "fresh_passes", "train_samples",
              "cached_samples", "skipped_samples"), "number"),

@@ -1,0 +1,109 @@
+"""Weights of a GPT-2 or LLaMA checkpoint in the layout of transformers, put into our own nets.
+
+    folder --transformers (an extra: .[llm])--> its parameters --names, transposes--> ours, strictly
+
+GPT-2's checkpoints hold their matrices transposed (input x output). Nothing is downloaded: `folder`
+has a config.json and the weights. A shape that differs is an error, never a partial load.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from perfect.models.gpt2 import Gpt2
+from perfect.models.llama import Llama
+
+
+class WeightsError(ValueError):
+    """A checkpoint that is not there, cannot be read or does not fit."""
+
+
+GPT2_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        r"transformer\.wte\.": "words.",
+        r"transformer\.wpe\.": "positions.",
+        r"transformer\.ln_f\.": "norm.",
+        r"transformer\.h\.(\d+)\.ln_(\d)\.": r"blocks.\1.norm\2.",
+        r"transformer\.h\.(\d+)\.attn\.c_attn\.": r"blocks.\1.attention.qkv.",
+        r"transformer\.h\.(\d+)\.attn\.c_proj\.": r"blocks.\1.attention.out.",
+        r"transformer\.h\.(\d+)\.mlp\.c_fc\.": r"blocks.\1.up.",
+        r"transformer\.h\.(\d+)\.mlp\.c_proj\.": r"blocks.\1.down.",
+        r"lm_head\.": "head.",
+    }
+)
+LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        r"model\.embed_tokens\.": "words.",
+        r"model\.norm\.": "norm.",
+        r"model\.layers\.(\d+)\.input_layernorm\.": r"blocks.\1.norm1.",
+        r"model\.layers\.(\d+)\.post_attention_layernorm\.": r"blocks.\1.norm2.",
+        r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.": r"blocks.\1.attention.\2.",
+        r"model\.layers\.(\d+)\.self_attn\.o_proj\.": r"blocks.\1.attention.out.",
+        r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.": r"blocks.\1.\2.",
+        r"lm_head\.": "head.",
+    }
+)
+# What GPT-2 calls Conv1D is a linear layer whose matrix lies transposed.
+TRANSPOSED = ("qkv.weight", "out.weight", "up.weight", "down.weight")
+
+
+def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
+    """Fills `model` with the checkpoint in `folder`."""
+    if find_spec("transformers") is None:
+        raise WeightsError("needs transformers: pip install 'perfect-training[llm]'")
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+
+    if not folder.is_dir():
+        raise WeightsError(f"no folder {folder}: give one with config.json and the weights")
+    try:
+        theirs = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{folder} cannot be read: {error}") from error
+    if isinstance(model, Llama):
+        _take_constants(model, theirs.config, folder)
+    names = GPT2_NAMES if isinstance(model, Gpt2) else LLAMA_NAMES
+    found = {_renamed(name, names): tensor for name, tensor in theirs.state_dict().items()}
+    if isinstance(model, Gpt2):
+        found = {n: t.T if n.endswith(TRANSPOSED) else t for n, t in found.items()}
+    _check(found, model.state_dict(), folder)
+    model.load_state_dict(found)
+
+
+def _take_constants(model: Llama, config: Any, folder: Path) -> None:
+    """What no shape of a tensor tells: LLaMA 1 and 2 differ in the norms' epsilon."""
+    rotary = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
+    told = (config.num_attention_heads, rotary["rope_theta"], rotary.get("rope_type", "default"))
+    ours = (model.shape.heads, model.shape.rotary_base, "default")
+    if told != ours:
+        raise WeightsError(
+            f"{folder} holds another model: heads, rotary base and kind are {told} there,"
+            f" {ours} here"
+        )
+    for norm in model.modules():
+        if isinstance(norm, nn.RMSNorm):
+            norm.eps = config.rms_norm_eps
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for theirs, ours in names.items():
+        if re.match(theirs, name):
+            return re.sub(f"^{theirs}", ours, name)
+    return name
+
+
+def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
+    odd = [f"lacks {name}" for name in wanted if name not in found]
+    odd += [f"has {name} besides" for name in found if name not in wanted]
+    odd += [
+        f"{name} is {list(found[name].shape)} there, {list(tensor.shape)} here"
+        for name, tensor in wanted.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if odd:
+        more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise WeightsError(f"{folder} holds another model: {'; '.join(odd[:3])}{more}")

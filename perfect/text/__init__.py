@@ -1,0 +1,10 @@
+"""Text as a language model learns it: bytes -> tokens of GPT-2's vocabulary -> blocks of a length.
+
+bpe       text <-> token ids, in pure Python
+wikitext  a folder with WikiText-2 and the vocabulary -> train, valid and test blocks
+"""
+
+from perfect.text.bpe import Bpe, read_bpe
+from perfect.text.wikitext import TestText, WikiText, blocks, read_wikitext
+
+__all__ = ["Bpe", "TestText", "WikiText", "blocks", "read_bpe", "read_wikitext"]

@@ -1,0 +1,146 @@
+"""Byte-level BPE with GPT-2's vocabulary: text -> ids and back, byte for byte.
+
+    "It's 42"  --pieces-->  "It" "'s" " 42"  --UTF-8, one letter a byte-->  "It" "'s" "Ġ42"
+               --merges, the earliest in vocab.bpe first-->  "It" "'s" "Ġ42"  --encoder.json--> ids
+
+A merge's token has the id 256 + its line, so the first N ids are a smaller vocabulary of their own:
+`read_bpe(folder, 1024)` is what small models use. Text is only text: "<|endoftext|>" in it is a
+row of letters. A word is merged once and then looked up.
+"""
+
+import hashlib
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.errors import SourceError
+
+BYTES = 256
+# Unicode's White_Space; Python's \s has the four separators 1C to 1F besides.
+SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+
+
+class Bpe:
+    """Turns text into ids below `vocabulary`, and back."""
+
+    def __init__(self, ids: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
+        """`ids`: of every token, spelt with a letter for each byte; `merges`: earliest first."""
+        self.vocabulary = len(ids)
+        self._ids = ids
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._letters = byte_letters()
+        self._bytes = {letter: byte for byte, letter in enumerate(self._letters)}
+        self._tokens = {number: token for token, number in ids.items()}
+        self._pieces = piece_pattern()
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        found: list[int] = []
+        for piece in self._pieces.findall(text):
+            ids = self._known.get(piece)
+            if ids is None:
+                ids = self._known[piece] = self._merge(piece)
+            found += ids
+        return np.asarray(found, dtype=np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids that end within a letter of several bytes give U+FFFD there."""
+        letters = "".join(self._tokens[int(number)] for number in ids)
+        return bytes(self._bytes[letter] for letter in letters).decode("utf-8", errors="replace")
+
+    def fingerprint(self) -> bytes:
+        """What tells this vocabulary from others."""
+        said = (sorted(self._ids.items()), sorted(self._ranks.items()))
+        return hashlib.sha256(repr(said).encode()).digest()
+
+    def _merge(self, piece: str) -> list[int]:
+        parts = [self._letters[byte] for byte in piece.encode("utf-8")]
+        while len(parts) > 1:
+            ranked = [(self._ranks[pair], pair) for pair in pairwise(parts) if pair in self._ranks]
+            if not ranked:
+                break
+            parts = _joined(parts, min(ranked)[1])
+        return [self._ids[part] for part in parts]
+
+
+def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    """Every occurrence of the pair becomes one part, from the left."""
+    joined: list[str] = []
+    at = 0
+    while at < len(parts):
+        if tuple(parts[at : at + 2]) == pair:
+            joined.append(parts[at] + parts[at + 1])
+            at += 2
+        else:
+            joined.append(parts[at])
+            at += 1
+    return joined
+
+
+def read_bpe(folder: Path, vocabulary: int | None = None) -> Bpe:
+    """The vocabulary in `folder` (encoder.json, vocab.bpe), or the first entries of it."""
+    try:
+        ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
+        lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SourceError(
+            f"{folder} does not hold GPT-2's vocabulary, encoder.json and vocab.bpe: {error}"
+        ) from error
+    merges = [
+        (left, right) for left, _, right in (line.partition(" ") for line in lines[1:] if line)
+    ]
+    missing = [t for t in (*byte_letters(), *(a + b for a, b in merges)) if t not in ids]
+    if missing:
+        raise SourceError(f"{folder}: encoder.json lacks {missing[0]!r}, which vocab.bpe needs")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise SourceError(f"{folder}: the ids in encoder.json are not 0 to {len(ids) - 1}")
+    if vocabulary is not None:
+        if not BYTES <= vocabulary <= len(ids):
+            raise SourceError(
+                f"a vocabulary of {vocabulary} cannot be cut out of that in {folder}: it has"
+                f" {len(ids)} entries, and the {BYTES} bytes are always needed"
+            )
+        ids = {token: number for token, number in ids.items() if number < vocabulary}
+        if any(letter not in ids for letter in byte_letters()):
+            raise SourceError(f"{folder}: the first {BYTES} ids in encoder.json are not the bytes")
+        merges = [(a, b) for a, b in merges if a + b in ids]
+    return Bpe(ids, merges)
+
+
+def byte_letters() -> tuple[str, ...]:
+    """A visible letter for each byte, as GPT-2 spells them: itself, or one from 256 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(BYTES) if byte not in visible]
+    return tuple(
+        chr(byte if byte in visible else BYTES + hidden.index(byte)) for byte in range(BYTES)
+    )
+
+
+def piece_pattern() -> re.Pattern[str]:
+    """What merges never cross. Python's `re` does not know the classes of Unicode by name."""
+    letters, numbers = _class_of("L"), _class_of("N")
+    return re.compile(
+        rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letters}]+| ?[{numbers}]+"
+        rf"| ?[^{SPACES}{letters}{numbers}]+|[{SPACES}]+(?![^{SPACES}])|[{SPACES}]+"
+    )
+
+
+def _class_of(kind: str) -> str:
+    """The inside of [...] for all characters whose Unicode category begins with `kind`."""
+    ranges: list[str] = []
+    first: int | None = None
+    for code in range(sys.maxunicode + 2):
+        inside = code <= sys.maxunicode and unicodedata.category(chr(code))[0] == kind
+        if inside and first is None:
+            first = code
+        elif not inside and first is not None:
+            ranges.append(f"{re.escape(chr(first))}-{re.escape(chr(code - 1))}")
+            first = None
+    return "".join(ranges)

@@ -1,0 +1,113 @@
+"""WikiText-2 (Merity et al. 2016) as blocks of `sequence` tokens, and the token after each.
+
+    ROOT/wikitext-2/wiki.train.tokens   the three parts, one article after the other; <unk> stands
+                    wiki.valid.tokens   for rare words
+                    wiki.test.tokens    (or wiki.test.raw: the test text as it was written)
+    ROOT/gpt2_bpe/                      GPT-2's vocabulary
+
+    tokens   t0 t1 t2 t3 | t4 t5 t6 t7 | t8 t9      sequence = 4
+    inputs   t0 t1 t2 t3 | t4 t5 t6 t7              every token but t0 is predicted once;
+    targets  t1 t2 t3 t4 | t5 t6 t7 t8              what fills no block (here t9) is left out
+
+Encoding 11 MB takes seconds, so the ids are kept beside the text, under the hash of all they
+depend on; a folder that cannot be written to is read anew each time.
+"""
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from loaders.errors import SourceError
+from perfect.text.bpe import Bpe, read_bpe
+
+log = logging.getLogger(__name__)
+
+TestText = Literal["tokens", "raw"]
+
+
+@dataclass(frozen=True, slots=True)
+class WikiText:
+    """Blocks (inputs, targets), int64 [blocks, sequence] in memory."""
+
+    train: TensorDataset
+    valid: TensorDataset
+    test: TensorDataset
+    vocabulary: int
+
+
+def read_wikitext(
+    root: Path, sequence: int, vocabulary: int | None = None, test_text: TestText = "tokens"
+) -> WikiText:
+    bpe = read_bpe(root / "gpt2_bpe", vocabulary)
+    names = ("wiki.train.tokens", "wiki.valid.tokens", f"wiki.test.{test_text}")
+    files = [root / "wikitext-2" / name for name in names]
+    gone = [str(file) for file in files if not file.is_file()]
+    if gone:
+        raise SourceError(f"no {', no '.join(gone)}: unpack WikiText-2 there")
+    train, valid, test = (blocks(_tokens(file, bpe), sequence, file) for file in files)
+    return WikiText(train, valid, test, bpe.vocabulary)
+
+
+def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorDataset:
+    """Both columns are views of the same tokens: nothing is held twice."""
+    count = (len(tokens) - 1) // sequence
+    if count < 1:
+        raise SourceError(
+            f"{source} has {len(tokens)} tokens, too few for one block of {sequence} and the token"
+            " after it: lower the sequence"
+        )
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    inputs, targets = (
+        ids[shift : shift + count * sequence].view(count, sequence) for shift in (0, 1)
+    )
+    return TensorDataset(inputs, targets)
+
+
+def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{file} cannot be read: {error}") from error
+    if file.suffix == ".raw":
+        text = as_lines_apart(text)
+    kept = file.with_name(f"{file.name}.{_key(text, bpe)}.npy")
+    try:
+        ids = np.load(kept, allow_pickle=False)
+        if ids.dtype == np.int32 and ids.ndim == 1:
+            return ids
+    except (OSError, ValueError, EOFError):  # not there, or damaged: made anew
+        log.debug("%s is not there", kept)
+    ids = bpe.encode(text)
+    _keep(kept, ids)
+    return ids
+
+
+def as_lines_apart(text: str) -> str:
+    """The raw test text as papers on GPT-2 read it: its lines joined by an empty one between."""
+    lines = text.split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    return "\n\n".join("" if not line.strip() else f"{line}\n" for line in lines)
+
+
+def _key(text: str, bpe: Bpe) -> str:
+    whole = hashlib.sha256(bpe.fingerprint())
+    whole.update(text.encode("utf-8"))
+    return whole.hexdigest()[:16]
+
+
+def _keep(file: Path, ids: NDArray[np.int32]) -> None:
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as opened:
+            np.save(opened, ids)
+        os.replace(part, file)  # whole or not there: several ranks may write the same
+    except OSError as error:
+        log.info("%s is not kept (%s): the text is encoded anew each time", file, error)

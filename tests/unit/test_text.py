@@ -1,0 +1,208 @@
+"""GPT-2's tokens in pure Python against known encodings, and blocks that tile a text."""
+
+import json
+import re
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loaders.errors import SourceError
+from perfect.text import Bpe, blocks, read_bpe, read_wikitext
+from perfect.text.bpe import SPACES, byte_letters, piece_pattern
+from perfect.text.wikitext import as_lines_apart
+
+MERGES = (("t", "h"), ("th", "e"), ("\u0120", "the"), ("i", "n"), ("in", "g"), ("\u0120", "a"))
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def write_vocabulary(folder: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> Path:
+    """Bytes as GPT-2 numbers them, the merges, and its end of text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    visible = [chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    hidden = [chr(256 + n) for n in range(256 - len(visible))]
+    tokens = [*visible, *hidden, *(a + b for a, b in merges), "<|endoftext|>"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    (folder / "encoder.json").write_text(json.dumps(ids), encoding="utf-8")
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
+    (folder / "vocab.bpe").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_texts(root: Path, lines: int = 40) -> Path:
+    write_vocabulary(root / "gpt2_bpe")
+    (root / "wikitext-2").mkdir()
+    for part in ("train", "valid", "test"):
+        text = " = A title = \n the thing in the air , singing . \n" * lines
+        (root / "wikitext-2" / f"wiki.{part}.tokens").write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Bpe:
+    return read_bpe(write_vocabulary(tmp_path / "bpe"))
+
+
+@pytest.fixture(scope="session")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real vocabulary and texts, where this checkout has them."""
+    if not (SHARED / "gpt2_bpe.tar.xz").exists():
+        pytest.skip("no GPT-2 vocabulary beside this checkout")
+    root = tmp_path_factory.mktemp("text")
+    for name in ("gpt2_bpe", "wikitext-2"):
+        with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
+            archive.extractall(root, filter="data")
+    return root
+
+
+ODD = (
+    "It's 42 o'clock; we'll see\u2026",
+    "  two  spaces\n\n\nand lines \t\t tabs   ",
+    "na\u00efve \u4f60\u597d \U0001f600\U0001f680 \u0645\u0631\u062d\u0628\u0627 \u2460\u00bd",
+    "\x00\x1c\x1f\x7f\u00ad\u00a0\u2003\u3000\ufeff",
+    "<|endoftext|> is text",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_decoding_gives_back_what_was_encoded(text: str, small: Bpe) -> None:
+    assert small.decode(small.encode(text)) == text
+
+
+def test_the_earliest_merge_comes_first_and_stops_at_the_edge_of_a_word(small: Bpe) -> None:
+    tokens = {number: token for token, number in small._ids.items()}
+    said = [tokens[number] for number in small.encode("the thing a")]
+    assert said == ["the", "\u0120", "th", "ing", "\u0120a"]
+
+
+def test_an_id_that_ends_within_a_letter_is_a_replacement_character(small: Bpe) -> None:
+    assert small.decode(small.encode("\u00e9")[:1]) == "\ufffd"
+
+
+def test_a_cut_vocabulary_has_the_first_merges_alone(tmp_path: Path) -> None:
+    folder = write_vocabulary(tmp_path / "bpe")
+    cut, whole = read_bpe(folder, 258), read_bpe(folder)
+    assert cut.vocabulary == 258
+    assert whole.vocabulary == 256 + len(MERGES) + 1
+    text = "the thing is singing"
+    assert cut.decode(cut.encode(text)) == text
+    assert max(cut.encode(text)) < 258 <= max(whole.encode(text))
+    assert cut.fingerprint() != whole.fingerprint()
+
+
+@pytest.mark.parametrize("size", [255, 264])
+def test_a_vocabulary_that_cannot_be_cut_is_refused(size: int, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=f"a vocabulary of {size} cannot be cut"):
+        read_bpe(write_vocabulary(tmp_path / "bpe"), size)
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"does not hold GPT-2's vocabulary"):
+        read_bpe(tmp_path)
+
+
+def test_a_merge_whose_token_has_no_id_is_refused(tmp_path: Path) -> None:
+    folder = write_vocabulary(tmp_path / "bpe")
+    with (folder / "vocab.bpe").open("a") as file:
+        file.write("q u\n")
+    with pytest.raises(SourceError, match=r"encoder\.json lacks 'qu'"):
+        read_bpe(folder)
+
+
+def test_every_byte_has_a_visible_letter_of_its_own() -> None:
+    assert len(set(byte_letters())) == 256
+    assert all(letter.isprintable() and not letter.isspace() for letter in byte_letters())
+
+
+def test_pieces_cover_every_text() -> None:
+    pattern = piece_pattern()
+    assert all("".join(pattern.findall(text)) == text for text in ODD)
+
+
+def test_the_class_of_spaces_is_that_of_the_regex_package() -> None:
+    regex = pytest.importorskip("regex")
+    theirs, ours = regex.compile(r"\s"), re.compile(f"[{SPACES}]")
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert theirs.findall(every) == ours.findall(every)
+
+
+def test_known_encodings_of_gpt2(gpt2: Path) -> None:
+    bpe = read_bpe(gpt2 / "gpt2_bpe")
+    assert bpe.vocabulary == 50257
+    assert bpe.encode("Hello world").tolist() == [15496, 995]
+    assert bpe.encode("Hello, world!").tolist() == [15496, 11, 995, 0]
+
+
+def test_a_raw_text_is_read_as_papers_on_gpt2_read_it(gpt2: Path, tmp_path: Path) -> None:
+    bpe = read_bpe(gpt2 / "gpt2_bpe")
+    raw = (gpt2 / "wikitext-2" / "wiki.test.raw").read_text(encoding="utf-8")
+    assert len(bpe.encode(raw)) == 286_221  # as the file stands
+    assert len(bpe.encode(as_lines_apart(raw))) == 287_644  # counted elsewhere
+
+
+def test_ids_are_those_of_the_tokenizer_in_transformers(gpt2: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = gpt2 / "gpt2_bpe"
+    theirs = transformers.GPT2Tokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    ours = read_bpe(folder)
+    raw = (gpt2 / "wikitext-2" / "wiki.test.raw").read_text(encoding="utf-8")
+    for text in (*ODD[:4], raw[:200_000]):
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+# ---- blocks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "sequence"), [(10, 4), (9, 4), (12, 4), (2, 1)])
+def test_every_token_but_the_first_is_predicted_once(tokens: int, sequence: int) -> None:
+    ids = np.arange(100, 100 + tokens, dtype=np.int32)
+    inputs, targets = blocks(ids, sequence, Path("text")).tensors
+    whole = (tokens - 1) // sequence * sequence
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.shape == targets.shape == (whole // sequence, sequence)
+    assert inputs.flatten().tolist() == ids[:whole].tolist()
+    assert targets.flatten().tolist() == ids[1 : whole + 1].tolist()
+
+
+def test_a_text_that_is_too_short_for_a_block_is_refused() -> None:
+    with pytest.raises(SourceError, match="has 4 tokens, too few for one block of 4"):
+        blocks(np.arange(4, dtype=np.int32), 4, Path("text"))
+
+
+def test_a_folder_gives_three_texts_and_keeps_their_tokens(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    first = read_wikitext(root, 8)
+    kept = sorted((root / "wikitext-2").glob("*.npy"))
+    assert len(kept) == 3
+    written = [file.stat().st_mtime_ns for file in kept]
+    again = read_wikitext(root, 8)
+    assert written == [file.stat().st_mtime_ns for file in kept], "read, not made again"
+    assert torch.equal(first.train.tensors[0], again.train.tensors[0])
+    read_wikitext(root, 8, vocabulary=258)
+    assert len(list((root / "wikitext-2").glob("*.npy"))) == 6
+
+
+def test_a_damaged_file_of_tokens_is_made_anew(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    first = read_wikitext(root, 8)
+    for file in (root / "wikitext-2").glob("*.npy"):
+        file.write_bytes(file.read_bytes()[:90])
+    assert torch.equal(read_wikitext(root, 8).train.tensors[1], first.train.tensors[1])
+
+
+def test_a_text_that_changed_is_encoded_anew(tmp_path: Path) -> None:
+    root = write_texts(tmp_path)
+    first = len(read_wikitext(root, 8).train)
+    with (root / "wikitext-2" / "wiki.train.tokens").open("a") as file:
+        file.write(" more of the same" * 40)
+    assert len(read_wikitext(root, 8).train) > first
+
+
+def test_all_texts_that_are_not_there_are_named(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "gpt2_bpe")
+    with pytest.raises(SourceError, match=r"wiki\.train\.tokens, no .*wiki\.test\.raw: unpack"):
+        read_wikitext(tmp_path, 8, test_text="raw")
