@@ -174,6 +174,7 @@ class _Walk:
         # The pieces of one tensor lie side by side. Inputs last: what they leave is free again.
         begin.sort(
             key=lambda b: (
+                b not in self.homes,
                 self.buffers[b].role is Role.INPUT,
                 self.buffers[b].tensor,
                 self.buffers[b].start,

@@ -1,5 +1,5 @@
-"""Who runs steps, on what: Lightning strategies over `offload` and `loaders`.
+"""Who runs steps, on what: Lightning strategies over `offload` and `loaders`."""
 
-Empty so far: `OffloadStrategy` comes with the offload engine. The package exists from the first
-release, because an editable install fixes its list of top-level packages when it is made.
-"""
+from trainers.offload_strategy import OffloadStrategy
+
+__all__ = ["OffloadStrategy"]

@@ -1,0 +1,211 @@
+"""A LightningModule's training step as the forward pass of a graph, and what to do around its runs.
+
+    batch --flatten--> tensors --> training_step under the precision plugin's context --> loss / n
+             constants: part of the key            self.log, metrics: logged.py
+
+It is traced twice, the second time with another `batch_idx`, another epoch and other learning
+rates: where these change what is computed, a graph would freeze what must change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils import _pytree as pytree
+
+from offload import CaptureError
+from trainers.logged import Call, Live, Notes, described, filled, put_off, say
+from trainers.watching import Index, Reads, Watched, no_loggers
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What is given to `training_step`, taken apart."""
+
+    tensors: tuple[torch.Tensor, ...]
+    key: tuple[Any, ...]
+    """Equal for two that one graph can serve."""
+    leaves: tuple[Any, ...]
+    spec: Any
+
+    @classmethod
+    def of(cls, batch: Any) -> "Batch":
+        leaves, spec = pytree.tree_flatten(batch)
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        key = (spec, *(_leaf_key(leaf) for leaf in leaves))
+        return cls(tensors, key, tuple(leaves), spec)
+
+    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> Any:
+        new = iter(tensors)
+        leaves = [next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad)
+    if not isinstance(leaf, PLAIN):
+        raise CaptureError(
+            f"the batch holds a {type(leaf).__name__}, and only tensors, numbers and text in dicts,"
+            " lists and tuples can be told apart from step to step. Give out such (collate_fn)"
+        )
+    return (type(leaf), leaf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """What to do with the outputs of a graph."""
+
+    output: Any
+    """What `training_step` returned, with slots."""
+    calls: tuple[Call, ...]
+    watched: Watched
+    """What must be as it was while it was traced."""
+
+    def loss(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> torch.Tensor:
+        output = filled(self.output, outputs, given)
+        return output["loss"] if isinstance(output, dict) else output
+
+    def serve(
+        self, outputs: Sequence[Any], given: Sequence[torch.Tensor], context: Callable[[], Any]
+    ) -> Any:
+        """Log, update the metrics, and return what the step returns."""
+        if self.calls:
+            with context():
+                say(self.calls, outputs, given)
+        return filled(self.output, outputs, given)
+
+
+class Forward:
+    """`(loss, more) = forward(*tensors)`, to be traced."""
+
+    def __init__(self, module: L.LightningModule, batch: Batch, batch_idx: int | None) -> None:
+        self._module = module
+        self._trainer = module.trainer
+        self._batch = batch
+        self._batch_idx = batch_idx
+        self._seen: list[tuple[Any, tuple[Call, ...]]] = []
+        self._numbers: list[list[Any]] = []
+        """Of every trace: what `live_numbers` had."""
+        self._reads = Reads()
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        notes = Notes(tensors)
+        batch = self._batch.rebuilt(tensors)
+        second = bool(self._seen)
+        with (
+            _moved(self._trainer, second),
+            put_off(self._module, notes),
+            no_loggers(self._trainer),
+            self._reads.of(self._module),
+            self._trainer.precision_plugin.train_step_context(),
+        ):
+            self._numbers.append([live.read() for live in _live_numbers(self._trainer)])
+            output = self._module.training_step(batch, *self._index(second))
+            result = notes.slots(output)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"training_step returned {type(loss).__name__} and no loss: a step that may be"
+                " skipped cannot be planned"
+            )
+        normalize = self._trainer.accumulate_grad_batches
+        loss = loss if normalize == 1 else loss / normalize
+        notes.check()
+        self._seen.append((result, tuple(notes.calls)))
+        return loss, tuple(notes.tensors)
+
+    def _index(self, second: bool) -> tuple[int, ...]:
+        if self._batch_idx is None:
+            return ()
+        # 0 is what most rules of the kind `every so many batches` do something at.
+        other = 0 if self._batch_idx else 1
+        return (Index(other if second else self._batch_idx),)
+
+    def recipe(self) -> Recipe:
+        """After it was traced twice."""
+        (output, calls), (again, others) = self._seen
+        calls = tuple(map(self._with_live, calls, others))
+        if len(calls) != len(others):
+            raise _frozen(f"{len(calls)} calls of self.log and metrics against {len(others)}")
+        _compare(output, again)
+        return Recipe(output, calls, self._reads.watched())
+
+    def _with_live(self, one: Call, other: Call) -> Call:
+        """A number that is logged, and that moved as one of the trainer's did, is that one."""
+        alike = len(one.args) == len(other.args) and one.kwargs.keys() == other.kwargs.keys()
+        if one.name == other.name == "self.log" and alike:
+            one, other = self._lively(one, other, 0), self._lively(one, other, 1)
+        _compare(one, other)
+        return one
+
+    def _lively(self, one: Call, other: Call, at: int) -> Call:
+        args = tuple(self._live(a, b, at) for a, b in zip(one.args, other.args, strict=True))
+        kwargs = {key: self._live(one.kwargs[key], other.kwargs[key], at) for key in one.kwargs}
+        return replace(one, args=args, kwargs=kwargs)
+
+    def _live(self, first: Any, second: Any, at: int) -> Any:
+        """What stands for a pair of numbers, one of each trace; or the one of trace `at`."""
+        given = (first, second)
+        if all(type(number) in (int, float) for number in given) and first != second:
+            for live, *numbers in zip(_live_numbers(self._trainer), *self._numbers, strict=True):
+                if tuple(numbers) == given:
+                    return live
+        return given[at]
+
+
+def _live_numbers(trainer: L.Trainer) -> list[Live]:
+    """What people log, and what is another from step to step."""
+
+    def rate(group: int) -> Any:
+        return trainer.optimizers[0].param_groups[group]["lr"]
+
+    groups = range(len(trainer.optimizers[0].param_groups))
+    return [
+        *(Live(f"lr of group {n}", partial(rate, n)) for n in groups),
+        Live("epoch", lambda: trainer.current_epoch),
+        Live("global_step", lambda: trainer.global_step),
+    ]
+
+
+def _compare(one: Any, other: Any) -> None:
+    left, right = described(one), described(other)
+    if left != right:
+        raise _frozen(f"{left} against {right}")
+
+
+def _frozen(what: str) -> CaptureError:
+    return CaptureError(
+        f"training_step does or logs different things when batch_idx, the epoch or the learning"
+        f" rate differ ({what[:300]}), and a captured step would do the same in every batch"
+    )
+
+
+@contextmanager
+def _moved(trainer: L.Trainer, really: bool) -> Iterator[None]:
+    """As it will be in another step: epoch, global step, learning rates."""
+    if not really:
+        yield
+        return
+    epoch: Any = trainer.fit_loop.epoch_progress.current
+    steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    before = epoch.processed, epoch.completed, steps.completed
+    rates = [(group, group["lr"]) for o in trainer.optimizers for group in o.param_groups]
+    try:
+        # Each by another number, so that one can be told from another.
+        epoch.processed += 3
+        epoch.completed += 3
+        steps.completed += 7
+        for number, (group, rate) in enumerate(rates, 1):
+            group["lr"] = rate * 0.75 + number * 1e-4  # it may be 0 now
+        yield
+    finally:
+        epoch.processed, epoch.completed, steps.completed = before
+        for group, rate in rates:
+            group["lr"] = rate

@@ -1,0 +1,243 @@
+"""The graphs of a run, one a situation, over the same tensors in one runner.
+
+    batch, first / middle / last micro-batch, ...  --key-->  a step in the runner, or capture one
+
+The first plan is that of a whole step, with the update: it knows all the tensors, and the steps
+that are added leave them where it put them.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+import offload
+from offload import OffloadError, Plan, Runner, TaskGraph
+from offload.capture import capture_step
+from offload.sizes import parse_size
+from offload.training import Clip, Parameter, TrainingStep
+from trainers.closure import Batch, Forward, Recipe
+
+MOST = 16
+"""Graphs that are kept; the one that was not used for longest goes first."""
+MANY = 3
+ENGINES = ("auto", "threads", "cuda", "cudagraph")
+RECOMPUTE = ("auto", "never")
+OPTIMIZERS = ("auto", "device", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user wants of every plan."""
+
+    budget: str | int | None = None
+    host_budget: str | int | None = None
+    recompute: str = "auto"
+    optimizer: str = "auto"
+    engine: str = "auto"
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name, given, known in (
+            ("recompute", self.recompute, RECOMPUTE),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("engine", self.engine, ENGINES),
+        ):
+            if given not in known:
+                raise ValueError(f"{name}={given!r}: one of {', '.join(known)} is needed")
+        if self.engine.startswith("cuda"):
+            if not torch.cuda.is_available():
+                raise OffloadError(
+                    f"engine={self.engine!r} needs a CUDA device; there is none here"
+                )
+            raise OffloadError(
+                f"engine={self.engine!r} is not available here: take auto or threads"
+            )
+        if isinstance(self.budget, str) and self.budget.strip().endswith("%"):
+            self._share(self.budget)
+        elif self.budget is not None:
+            _check_size("budget", self.budget)
+        if self.host_budget is not None:
+            _check_size("host_budget", self.host_budget)
+
+    def plan(self, graph: TaskGraph) -> Plan:
+        budget = self.budget
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            peak = offload.plan(graph, recompute=False).peak_bytes
+            budget = math.ceil(peak * self._share(budget))
+        return offload.plan(
+            graph,
+            budget,
+            host_budget=self.host_budget,
+            recompute=self.recompute == "auto",
+            optimizer=self.optimizer,
+            proven=self.verify,
+        )
+
+    @staticmethod
+    def _share(budget: str) -> float:
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            share = math.nan
+        if not 0 < share < math.inf:
+            raise ValueError(f"budget={budget!r}: a share such as 80% of what the step needs")
+        return share
+
+
+def _check_size(name: str, given: str | int) -> None:
+    try:
+        parse_size(given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Micro:
+    """One call of `training_step`."""
+
+    batch: Any
+    batch_idx: int | None
+    first: bool
+    """Of those whose gradients are added up."""
+    last: bool
+    """The optimizer steps after it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A graph in the runner, by itself as the key."""
+
+    recipe: Recipe
+    holds: frozenset[Parameter]
+    """Whose gradients are added up after it."""
+    last: bool
+
+
+class Steps:
+    """Of one fit."""
+
+    def __init__(self, module: L.LightningModule, optimizer: Optimizer, asked: Asked) -> None:
+        self.sums: dict[Parameter, torch.Tensor] = {}
+        """Gradients of the micro-batches so far."""
+        self.plan: Plan | None = None
+        self._module = module
+        self._optimizer = optimizer
+        self._asked = asked
+        self._runner: Runner | None = None
+        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
+        self._held: frozenset[Parameter] = frozenset()
+        self.just_held: frozenset[Parameter] = frozenset()
+        """Whose sums are those of `.grad` in an eager run, after this micro-batch."""
+        self._shapes: dict[Any, None] = {}
+
+    def step_for(self, micro: Micro, parts: Batch) -> Step:
+        """The one that was captured for such a batch in such a situation; or capture it."""
+        if micro.first:
+            self._held = frozenset()
+        key = (parts.key, micro.last, self._held, *self._situation())
+        for step in self._steps.get(key, ()):
+            if step.recipe.watched.same():
+                self._steps.move_to_end(key)
+                return step
+        self._say_many(key, parts)
+        step = self._capture(micro, parts)
+        self._steps.setdefault(key, []).append(step)
+        self._steps.move_to_end(key)
+        self._forget()
+        return step
+
+    def run(self, step: Step, parts: Batch) -> Sequence[Any]:
+        """What the step returns besides the loss that it minimizes."""
+        assert self._runner is not None
+        _, *outputs = self._runner.run(step, *parts.tensors)
+        self._held = step.holds
+        self.just_held = frozenset() if step.last else step.holds
+        return outputs
+
+    def give_gradients(self) -> None:
+        """To `.grad`: the rest of these micro-batches is not ours."""
+        for p in self._held:
+            p.grad = self.sums[p].clone()
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+
+    def _situation(self) -> tuple[Any, ...]:
+        trainer = self._module.trainer
+        groups = self._optimizer.param_groups
+        return (
+            trainer.accumulate_grad_batches,
+            trainer.gradient_clip_val,
+            trainer.gradient_clip_algorithm,
+            torch.is_autocast_enabled("cpu"),
+            tuple([p.requires_grad for p in self._module.parameters()]),
+            tuple([len(group["params"]) for group in groups]),
+        )
+
+    def _capture(self, micro: Micro, parts: Batch) -> Step:
+        graph, step = self._traced(micro, parts, micro.last, self._held)
+        if self._runner is not None:
+            self._runner.add(step, graph)
+            return step
+        whole = graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
+        self.plan = self._asked.plan(whole)
+        self._runner = Runner(self.plan, key=step if micro.last else None)
+        if not micro.last:
+            self._runner.add(step, graph)
+        return step
+
+    def _traced(
+        self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]
+    ) -> tuple[TaskGraph, Step]:
+        forward = Forward(self._module, parts, micro.batch_idx)
+        step = TrainingStep(
+            forward, self._optimizer, {"": self._module}, last, self.sums, held, self._clip()
+        )
+        with torch.enable_grad():
+            graph = capture_step(step, *parts.tensors)
+        there = {id(source) for source in graph.program.tensors.values()}
+        added = {p for p, total in self.sums.items() if id(total) in there}
+        return graph, Step(forward.recipe(), held | added, last)
+
+    def _clip(self) -> Clip | None:
+        limit = self._module.trainer.gradient_clip_val
+        if not limit or limit <= 0:
+            return None
+        by = self._module.trainer.gradient_clip_algorithm
+        return Clip(float(limit), "norm" if by is None else str(by.value))
+
+    def _forget(self) -> None:
+        assert self._runner is not None
+        while sum(map(len, self._steps.values())) > MOST:
+            _, steps = next(iter(self._steps.items()))
+            self._runner.forget(steps.pop(0))
+            if not steps:
+                self._steps.popitem(last=False)
+
+    def _say_many(self, key: Any, parts: Batch) -> None:
+        """Once, when it is no longer the last, smaller batch alone."""
+        before, known = len(self._shapes), self._steps.get(key)
+        self._shapes[parts.key] = None
+        why = ""
+        if before < MANY <= len(self._shapes):
+            shapes = ", ".join(_shapes_of(key) for key in self._shapes)
+            why = f"batches of other shapes came ({shapes}): give out batches of one shape"
+        elif known is not None and len(known) == MANY - 1:
+            why = f"the step reads what changes: {known[-1].recipe.watched.changed()}"
+        if why:
+            rank_zero_warn(
+                f"OffloadStrategy has captured and planned the step {MANY} times, as {why}. Every"
+                f" time costs seconds; at most {MOST} plans are kept"
+            )
+
+
+def _shapes_of(key: Any) -> str:
+    return " ".join(str(tuple(leaf[0])) for leaf in key[1:] if len(leaf) > 2) or "constants"

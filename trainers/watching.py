@@ -1,0 +1,131 @@
+"""Python values that a training step reads: what a graph would freeze.
+
+    traced     self.net.drop.p -> 0.1   self.alpha -> 0.5   self.training -> True    read, noted
+    later      the same attributes are looked at before every step: others, another graph
+
+`batch_idx` and the loggers are others in every step: a step that uses them cannot be captured.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+from torchmetrics import Metric
+
+from offload import CaptureError
+from offload.tracing import say_frame, user_frame
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+SEVERAL = 64
+"""Values of a list or a dict that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """Attributes of modules, and what they were."""
+
+    places: tuple[tuple[dict[str, Any], str], ...]
+    values: tuple[Any, ...]
+
+    def same(self) -> bool:
+        """Whether they still are."""
+        return tuple([_plain(own.get(name, Watched)) for own, name in self.places]) == self.values
+
+    def changed(self) -> str:
+        """The first that is not."""
+        for (own, name), before in zip(self.places, self.values, strict=True):
+            if (now := _plain(own.get(name, Watched))) != before:
+                return f"{name} is {now!r} after {before!r}"
+        return ""
+
+
+class Reads:
+    """Notes which plain attributes of modules are read."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+
+    def note(self, thing: Any, name: str) -> None:
+        own = object.__getattribute__(thing, "__dict__")
+        if name in own and _is_plain(own[name]):
+            self._found[id(thing), name] = (own, name)
+
+    def watched(self) -> Watched:
+        places = tuple(self._found.values())
+        return Watched(places, tuple(_plain(own[name]) for own, name in places))
+
+    @contextmanager
+    def of(self, module: torch.nn.Module) -> Iterator[None]:
+        """While a step is traced."""
+        kinds = {type(part) for part in module.modules() if not isinstance(part, Metric)}
+        before: dict[type, Callable[..., Any]] = {
+            kind: kind.__getattribute__ for kind in kinds if "__getattribute__" not in vars(kind)
+        }
+        for kind, get in before.items():
+            kind.__getattribute__ = self._spy(get)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for kind in before:
+                del kind.__getattribute__
+
+    def _spy(self, get: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(thing: Any, name: str) -> Any:
+            if not name.startswith("__"):
+                self.note(thing, name)
+            return get(thing, name)
+
+        return spy
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= SEVERAL and all(isinstance(v, PLAIN) for v in value)
+    if isinstance(value, dict):
+        return len(value) <= SEVERAL and any(isinstance(v, PLAIN) for v in value.values())
+    return isinstance(value, PLAIN)
+
+
+def _plain(value: Any) -> Any:
+    """To be compared with a later one."""
+    if isinstance(value, dict):
+        return tuple((k, v) for k, v in value.items() if isinstance(v, PLAIN))
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Index(int):
+    """A `batch_idx` that may be handed on and printed, and not used."""
+
+    def _used(self, *_: Any) -> NoReturn:
+        raise CaptureError(
+            f"{say_frame(user_frame(sys._getframe(1)))}: training_step uses batch_idx, which is"
+            " another in every step. Do it in a hook (on_train_batch_end), or do without it"
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
+    __floordiv__ = __truediv__ = __rtruediv__ = __float__ = __pow__ = __and__ = _used  # type: ignore[assignment]
+    __hash__ = int.__hash__
+
+
+class _NoLoggers(list[Any]):
+    def _used(self, *_: Any) -> NoReturn:
+        raise CaptureError(
+            f"{say_frame(user_frame(sys._getframe(1)))}: training_step uses the logger itself, and"
+            " a captured step runs no python. Use self.log, or a hook (on_train_batch_end)"
+        )
+
+    __len__ = __getitem__ = __iter__ = __bool__ = _used  # type: ignore[assignment]
+
+
+@contextmanager
+def no_loggers(trainer: L.Trainer) -> Iterator[None]:
+    before, trainer._loggers = trainer._loggers, _NoLoggers()
+    try:
+        yield
+    finally:
+        trainer._loggers = before
