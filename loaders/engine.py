@@ -206,6 +206,8 @@ class Engine:
     def close(self) -> None:
         if os.getpid() != self.pid:
             return  # a fork has no threads of its parent, and its locks may be held for ever
+        if self.pool is not None and self.pool.apart(self.close):
+            return
         self.stop()
         if self._processes is not None:
             self._processes.close()

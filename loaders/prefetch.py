@@ -217,9 +217,20 @@ class Prefetcher:
             self._work = None
             self._something_to_do.notify_all()
 
+    def apart(self, job: Callable[[], object]) -> bool:
+        """Have a thread of its own do it if this one is a worker. The collector of garbage runs a
+        loader's end on any thread and between any two lines: on a worker that holds a lock, which
+        the end would wait for."""
+        if threading.current_thread() not in self._threads:
+            return False
+        threading.Thread(target=job, name="perfect-decode-end", daemon=True).start()
+        return True
+
     def close(self) -> bool:
-        """Stop and join the workers; safe to call again, and from a worker's own thread. Says
-        whether they have ended: one that hangs in a read is not waited for any longer."""
+        """Stop and join the workers; safe to call again. Says whether they have ended: one that
+        hangs in a read is not waited for any longer."""
+        if self.apart(self.close):
+            return False
         with self._lock:
             self._stopping = True
             self._something_to_do.notify_all()

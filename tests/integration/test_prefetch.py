@@ -314,3 +314,29 @@ def test_the_workers_are_named_and_do_not_hold_the_process() -> None:
     assert all(thread.daemon for thread in threads())
     ours.close()
     assert not threads()
+
+
+def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them() -> None:
+    """As the collector of garbage does: it runs a loader's finalizer between any two lines."""
+    ours = pool(slots=4, workers=3)
+
+    class Struck(Work):
+        def release(self, positions: NDArray[np.int64]) -> list[int]:
+            if threading.current_thread() in threads():
+                ours.close()
+            return super().release(positions)
+
+    def made(index: int, serve: Serve, slots: NDArray[np.int64]) -> list[int]:
+        return slots.tolist()
+
+    def read(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
+        for position in positions:
+            done(position)
+
+    plan = iter([(index, serve(index)) for index in range(40)])
+    ours.begin(Struck(np.arange(40), read, made, 1), plan)
+    with pytest.raises(PassEnded):
+        for _ in range(40):
+            ours.take()
+    while left := threads():  # those that end them are threads too
+        left[0].join()
