@@ -26,7 +26,6 @@ from offload.errors import GraphError
 from offload.kernels import Call, Value
 from offload.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.taskgraph import Task, TaskGraph
-from offload.updates import together
 
 SHIM, COPY = "shim", "copy"
 MODES = (SHIM, COPY)
@@ -99,7 +98,7 @@ def bind_task(
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
     binder = _Binder(arenas, places, mode, workspace, Bindings() if bindings is None else bindings)
-    runs = [binder.bound(call) for call in together(kernel.calls)]
+    runs = [binder.bound(call) for call in kernel.calls]
     return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
 
 

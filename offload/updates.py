@@ -46,28 +46,18 @@ class Update:
         return Update, id(self.optimizer), self.group, self.foreach, self.states
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
-        self.all([self.parameter], [p], [g], [[state] for state in states])
-
-    def all(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        ps: list[torch.Tensor],
-        gs: list[torch.Tensor],
-        states: Sequence[list[torch.Tensor]],
-    ) -> None:
-        """Of several parameters of the group, one after the other; states by key."""
         now = self.optimizer.param_groups[self.group]
         with torch.no_grad():
             if type(self.optimizer) is SGD:
-                self._sgd(now, ps, gs, states)
+                self._sgd(now, p, g, states)
             else:
-                self._adam(now, parameters, ps, gs, states)
+                self._adam(now, p, g, states)
 
-    def _sgd(self, now: dict[str, Any], ps: Any, gs: Any, states: Sequence[Any]) -> None:
+    def _sgd(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
         sgd(
-            ps,
-            gs,
-            states[0] if states else [None] * len(ps),
+            [p],
+            [g],
+            [states[0] if states else None],
             has_sparse_grad=False,
             foreach=self.foreach,
             fused=now["fused"],
@@ -79,21 +69,19 @@ class Update:
             maximize=now["maximize"],
         )
 
-    def _adam(
-        self, now: dict[str, Any], parameters: Any, ps: Any, gs: Any, states: Sequence[Any]
-    ) -> None:
+    def _adam(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
         function = adamw if now.get("decoupled_weight_decay", False) else adam
         beta1, beta2 = now["betas"]
         function(
-            ps,
-            gs,
-            states[0],
-            states[1],
-            states[2] if len(states) > 2 else [],
-            [self.optimizer.state[p]["step"].clone() for p in parameters],
+            [p],
+            [g],
+            [states[0]],
+            [states[1]],
+            [*states[2:]],
+            [self.optimizer.state[self.parameter]["step"].clone()],
             foreach=self.foreach,
             fused=now["fused"],
-            has_complex=any(map(torch.is_complex, ps)),
+            has_complex=torch.is_complex(p),
             amsgrad=now["amsgrad"],
             beta1=beta1,
             beta2=beta2,
@@ -102,47 +90,6 @@ class Update:
             eps=now["eps"],
             maximize=now["maximize"],
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Updates:
-    """Several that are alike, by one call: what it costs to call is paid once."""
-
-    parts: tuple[Update, ...]
-
-    def __call__(self, *each: Sequence[torch.Tensor]) -> None:
-        """`each`: p, g and the states of a part."""
-        ps, gs, *states = (list(column) for column in zip(*each, strict=True))
-        self.parts[0].all([part.parameter for part in self.parts], ps, gs, states)
-
-
-def together(calls: Sequence[Call]) -> Sequence[Call]:
-    """Neighbours that update alike as one call, where they allocate one after the other as well.
-
-    The foreach kernels of a CPU do, but for what they keep until the end."""
-    groups: list[list[Call]] = []
-    for call in calls:
-        if groups and _joins(groups[-1][-1], call):
-            groups[-1].append(call)
-        else:
-            groups.append([call])
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
-
-
-def _joins(one: Call, other: Call) -> bool:
-    a, b = one.op, other.op
-    if not (isinstance(a, Update) and isinstance(b, Update) and a.alike == b.alike):
-        return False
-    known = one.allocations is not None and other.allocations is not None
-    return known and not a.foreach and a.parameter.device.type == "cpu"
-
-
-def _joined(calls: Sequence[Call]) -> Call:
-    return Call(
-        Updates(tuple(call.op for call in calls)),  # type: ignore[misc]  # they are all Update
-        tuple(call.args for call in calls),
-        allocations=tuple(a for call in calls for a in call.allocations),
-    )
 
 
 def update_of(optimizer: Optimizer, group: int, parameter: torch.nn.Parameter) -> Update:
