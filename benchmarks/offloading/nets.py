@@ -212,7 +212,7 @@ def _vit(smoke: bool) -> nn.Module:
 
 
 def huggingface(size: Size) -> nn.Module:
-    import transformers
+    import transformers  # pyright: ignore[reportMissingImports]
 
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
