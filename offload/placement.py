@@ -108,15 +108,14 @@ def _in_a_row(runs: tuple[Run, ...]) -> None:
 
 
 def _without_kernel(task: Task, places: Mapping[int, Place], arenas: Arenas) -> Run:
-    """One that moves a buffer to another device is a copy; any other is a mark in the order."""
+    """One that moves a buffer to another device is a copy; one that writes nothing is a mark in the
+    order."""
     if task.engine == "d2d" and len(task.reads) == len(task.writes) == 1:
         target = _bytes(arenas, places[task.writes[0]])
         return functools.partial(target.copy_, _bytes(arenas, places[task.reads[0]]))
-    return _nothing
-
-
-def _nothing() -> None:
-    pass
+    if task.writes:
+        raise GraphError(f"task {task.name} writes and has no kernel: give it one to run it")
+    return tuple  # nothing to do
 
 
 def _bytes(arenas: Arenas, place: Place) -> torch.Tensor:

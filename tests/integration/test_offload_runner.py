@@ -13,6 +13,7 @@ import torch
 from offload import memory
 from offload.errors import GraphError, OffloadError, StepError
 from offload.executor import Runner
+from offload.plan import plan
 from offload.taskgraph import HOST, TaskGraph
 
 HERE = Path(__file__).parent
@@ -428,3 +429,11 @@ def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(
         fit.append(1)
         runner(some(640))
     assert calls == ["over"] * 2
+
+
+def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
+    graph = TaskGraph()
+    graph.task("forgotten", writes=[made := graph.buffer("made", 64)])
+    graph.output(made)
+    with pytest.raises(GraphError, match="forgotten writes and has no kernel"):
+        Runner(plan(graph, placement="copy"))
