@@ -1,0 +1,235 @@
+"""Trains a LightningModule that does not fit, within a byte budget, with the bits that it had.
+
+    Trainer.fit --> training_step(batch)   the graph of this batch: forward, backward, accumulation,
+                                           clipping, update; then self.log and metrics, for real
+                    backward               nothing: it is done
+                    optimizer_step         the closure, and nothing more
+
+One graph a situation: shapes of the batch, first, middle or last micro-batch, python values that
+the step reads, what requires a gradient. All run over the same tensors in one runner, which gives
+them memory of their own again at the end of the fit. What cannot be planned is told (fallback.py).
+
+Validation, test and prediction run eagerly on the weights where they are, in host memory.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from offload import CaptureError, OffloadError, Plan
+from trainers.check import Expected, Start, compare_gradients
+from trainers.closure import Batch
+from trainers.fallback import reason, user_error
+from trainers.steps import Asked, Micro, Steps
+
+
+class Planned(Strategy):
+    """What an offloading strategy adds to the strategy that it is one of."""
+
+    def __init__(
+        self,
+        budget: str | int | None = None,
+        host_budget: str | int | None = None,
+        recompute: str = "auto",
+        optimizer: str = "auto",
+        engine: str = "auto",
+        verify: bool = True,
+        check_first_steps: int = 2,
+        **more: Any,
+    ) -> None:
+        """`budget`: bytes, a size (8GiB), a share of what the step needs un-offloaded (80%), or
+        None: as much as it needs. A run that cannot be planned is trained eagerly if it is None,
+        and refused if it is not. `check_first_steps`: so many optimizer steps are made by plain
+        Lightning too, and a difference stops the run; they need the memory of both.
+        `more`: of the plain strategy."""
+        super().__init__(**more)
+        self._asked = Asked(budget, host_budget, recompute, optimizer, engine, verify)
+        if type(check_first_steps) is not int or check_first_steps < 0:
+            raise ValueError(
+                f"check_first_steps={check_first_steps!r}: a number of steps is needed"
+            )
+        self._check_first_steps = check_first_steps
+        self._steps: Steps | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """As before a fit."""
+        self._eager = False
+        self._decided = False
+        self._to_check = self._check_first_steps
+        self._expected: Expected | None = None
+        self._plan: Plan | None = None
+
+    # ---- what a user asks -----------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """Of a whole step with its update; there after the first batch."""
+        if self._plan is None:
+            why = "this run trains eagerly" if self._eager else "it is made at the first batch"
+            raise OffloadError(f"there is no plan: {why}")
+        return self._plan
+
+    def explain(self) -> str:
+        """One screen about the plan."""
+        return self.plan.explain()
+
+    # ---- what Lightning calls -------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        if not isinstance(self.accelerator, CPUAccelerator) or self.root_device.type != "cpu":
+            raise OffloadError(
+                f"OffloadStrategy runs on the CPU, not on {type(self.accelerator).__name__}: give"
+                " Trainer(accelerator='cpu')"
+            )
+        super().setup_environment()
+
+    def setup(self, trainer: L.Trainer) -> None:
+        self._close()
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._begin()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._planned():
+            return super().training_step(*args, **kwargs)
+        micro = self._micro(*args)
+        try:
+            output = self._run(micro)
+        except CaptureError as error:
+            return self._without_plan(error, *args, **kwargs)
+        if self._expected is None:
+            return output
+        eager = super().training_step(*args, **kwargs)
+        self._expected.compare_loss(eager)
+        return eager
+
+    def backward(
+        self, closure_loss: torch.Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if self._planned() and self._expected is None:
+            return closure_loss
+        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+        if self._expected is not None and self._steps is not None:
+            names = {p: name for name, p in self._module.named_parameters()}
+            compare_gradients(names, self._steps.sums, self._steps.just_held)
+        return loss
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        if not self._planned():
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        result = closure()
+        if not self._eager and self._expected is None:
+            return result
+        # The gradients are in .grad, as always, and the closure was called.
+        result = super().optimizer_step(optimizer, lambda: result, model, **kwargs)
+        if self._expected is not None:
+            self._expected.compare_state(self._module, self.optimizers[0])
+            self._to_check -= 1
+        return result
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self._close()
+
+    def teardown(self) -> None:
+        self._close()
+        super().teardown()
+
+    def _close(self) -> None:
+        """Memory of their own for all tensors."""
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()
+
+    # ---- one step -------------------------------------------------------------------------------
+
+    @property
+    def _module(self) -> L.LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    def _planned(self) -> bool:
+        if self._eager:
+            return False
+        trainer = self._module.trainer
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        if trainer.state.fn != TrainerFn.FITTING or loop._skip_backward:
+            return False
+        if not self._decided:
+            if why := reason(trainer, self._module):
+                self._go_eager(why)
+            self._decided = True
+        return not self._eager
+
+    def _micro(self, batch: Any, batch_idx: int | None = None) -> Micro:
+        trainer = self._module.trainer
+        loop = trainer.fit_loop.epoch_loop
+        return Micro(
+            batch,
+            batch_idx,
+            # As Lightning decides whether to set the gradients to zero, and whether to step.
+            first=loop.batch_idx % trainer.accumulate_grad_batches == 0,
+            last=not trainer.fit_loop._should_accumulate(),
+        )
+
+    def _run(self, micro: Micro) -> Any:
+        if self._steps is None:
+            self._steps = Steps(self._module, self.optimizers[0], self._asked)
+        if micro.first:
+            self._expected = None
+            if self._to_check == 0 and self._check_first_steps:
+                self.optimizers[0].zero_grad()  # what the checked steps have left
+                self._to_check = -1
+        parts = Batch.of(micro.batch)
+        step = self._steps.step_for(micro, parts)
+        self._plan = self._steps.plan
+        context = self.precision_plugin.train_step_context
+        if self._to_check <= 0:
+            return step.recipe.serve(self._steps.run(step, parts), parts.tensors, context)
+        start = Start.of(self._module, self.optimizers[0])
+        outputs = self._steps.run(step, parts)
+        loss = step.recipe.loss(outputs, parts.tensors)
+        self._expected = Expected.of(self._module, self.optimizers[0], loss)
+        start.restore(self._module, self.optimizers[0])
+        return None
+
+    def _without_plan(self, error: CaptureError, *args: Any, **kwargs: Any) -> Any:
+        """A batch that cannot be captured, be it the first or a later one."""
+        mistake = user_error(error)
+        if self._asked.budget is not None and mistake is not None:
+            raise mistake
+        self._check_budget(str(error))
+        if self._steps is not None:
+            self._steps.give_gradients()
+        self._expected = None
+        self._close()
+        if mistake is None:
+            self._go_eager(str(error))
+            return super().training_step(*args, **kwargs)
+        self._eager = True
+        output = super().training_step(*args, **kwargs)  # which makes the same mistake, as a rule
+        self._go_eager(str(error))
+        return output
+
+    def _go_eager(self, why: str) -> None:
+        self._check_budget(why)
+        rank_zero_warn(f"OffloadStrategy trains eagerly, without offloading: {why}")
+        self._eager = True
+
+    def _check_budget(self, why: str) -> None:
+        if self._asked.budget is not None:
+            raise CaptureError(
+                f"OffloadStrategy(budget={self._asked.budget!r}): this run cannot be planned:"
+                f" {why}. Without a plan no budget can be kept: change what is named, or give"
+                " budget=None to train without offloading"
+            )
