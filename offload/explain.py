@@ -108,18 +108,25 @@ def _within(nbytes: int, limit: int | None, name: str) -> str:
     return f"{say_size(nbytes)}, {f'{name} {say_size(limit)}' if limit else f'no {name}'}"
 
 
-def _smallest(plan: Plan) -> list[tuple[str, str]]:
-    """In copy mode tasks have no workspace of their own, but share the reserve: `plan.graph`."""
+def smallest(plan: Plan) -> tuple[int, str, int]:
+    """Bytes that the largest task needs, its name, and its device.
+
+    In copy mode tasks have no workspace of their own, but share the reserve: `plan.graph`."""
     graph = plan.graph
     if plan.optimizer == "auto":  # a smaller budget would be met that way
         graph = host_updates(graph, plan.costs, "host")
     found = [(*smallest_budget(graph, device), device) for device in graph.devices]
-    if not found:
+    nbytes, name, device = max(found, default=(0, "", 0))
+    return nbytes + plan.reserve, name, device
+
+
+def _smallest(plan: Plan) -> list[tuple[str, str]]:
+    nbytes, name, device = smallest(plan)
+    if not name:
         return [("at least", "nothing: no task uses a device")]
-    nbytes, name, device = max(found)
-    on = f" of device {device}" if len(found) > 1 else ""
+    on = f" of device {device}" if len(plan.graph.devices) > 1 else ""
     where = next((task.where for task in plan.graph.tasks if task.name == name), "")
-    lines = [f"{say_size(nbytes + plan.reserve)}{on} for the largest task, {name}"]
+    lines = [f"{say_size(nbytes)}{on} for the largest task, {name}"]
     if where and len(lines[0]) + len(where) + 3 <= WIDTH - LABEL:
         lines = [f"{lines[0]} ({where})"]
     elif where:

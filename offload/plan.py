@@ -88,6 +88,13 @@ class Plan:
         return max((peak_bytes(self.source, d) for d in self.source.devices), default=0)
 
     @cached_property
+    def smallest_bytes(self) -> int:
+        """The smallest budget that this step can be planned with."""
+        from offload.explain import smallest
+
+        return smallest(self)[0]
+
+    @cached_property
     def resident_seconds(self) -> float:
         """Of a step that never waits for a copy."""
         busy: dict[tuple[str, int], float] = {}

@@ -10,6 +10,7 @@ Times are in seconds of the engine's clock.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ class Trace:
         """From the first start to the last end."""
         spans = self.spans
         return max(span.end for span in spans) - spans[0].start if spans else 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which the compute engine had no kernel that it could run."""
+        return self._record.waited
+
+    @property
+    def computed(self) -> float:
+        """Seconds of kernels of the compute engines. Cheap enough for every step."""
+        if any(not lane.name for lane in self._record.lanes):
+            return sum(t for row, t in self.busy().items() if row.startswith("compute"))
+        lanes = [lane for lane in self._record.lanes if lane.name.startswith("compute")]
+        return sum(sum(map(sub, lane.ends, lane.starts)) for lane in lanes)
 
     def seconds_by_task(self) -> dict[int, float]:
         """Measured, by the number of the task in the graph."""

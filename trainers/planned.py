@@ -27,6 +27,7 @@ from offload import CaptureError, OffloadError, Plan
 from trainers.check import Expected, Start, compare_gradients
 from trainers.closure import Batch
 from trainers.fallback import reason, user_error
+from trainers.measured import MeasuredPlan, Meter, Spent
 from trainers.steps import Asked, Micro, Steps
 
 
@@ -66,6 +67,7 @@ class Planned(Strategy):
         self._to_check = self._check_first_steps
         self._expected: Expected | None = None
         self._plan: Plan | None = None
+        self._meter = Meter()
 
     # ---- what a user asks -----------------------------------------------------------------------
 
@@ -80,6 +82,16 @@ class Planned(Strategy):
     def explain(self) -> str:
         """One screen about the plan."""
         return self.plan.explain()
+
+    @property
+    def spent(self) -> Spent:
+        """What the planned steps of this fit took so far, and for how long they waited."""
+        return self._meter.spent
+
+    @property
+    def plans(self) -> tuple[MeasuredPlan, ...]:
+        """Those that ran, and what their runs took."""
+        return self._meter.plans
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
@@ -184,7 +196,7 @@ class Planned(Strategy):
 
     def _run(self, micro: Micro) -> Any:
         if self._steps is None:
-            self._steps = Steps(self._module, self.optimizers[0], self._asked)
+            self._steps = Steps(self._module, self.optimizers[0], self._asked, self._meter)
         if micro.first:
             self._expected = None
             if self._to_check == 0 and self._check_first_steps:

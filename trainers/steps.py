@@ -23,6 +23,7 @@ from offload.capture import capture_step
 from offload.sizes import parse_size
 from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Recipe
+from trainers.measured import Meter
 
 MOST = 16
 """Graphs that are kept; the one that was not used for longest goes first."""
@@ -123,13 +124,16 @@ class Step:
 class Steps:
     """Of one fit."""
 
-    def __init__(self, module: L.LightningModule, optimizer: Optimizer, asked: Asked) -> None:
+    def __init__(
+        self, module: L.LightningModule, optimizer: Optimizer, asked: Asked, meter: Meter
+    ) -> None:
         self.sums: dict[Parameter, torch.Tensor] = {}
         """Gradients of the micro-batches so far."""
         self.plan: Plan | None = None
         self._module = module
         self._optimizer = optimizer
         self._asked = asked
+        self._meter = meter
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._held: frozenset[Parameter] = frozenset()
@@ -147,7 +151,8 @@ class Steps:
                 self._steps.move_to_end(key)
                 return step
         self._say_many(key, parts)
-        step = self._capture(micro, parts)
+        with self._meter.planning():
+            step = self._capture(micro, parts)
         self._steps.setdefault(key, []).append(step)
         self._steps.move_to_end(key)
         self._forget()
@@ -156,7 +161,9 @@ class Steps:
     def run(self, step: Step, parts: Batch) -> Sequence[Any]:
         """What the step returns besides the loss that it minimizes."""
         assert self._runner is not None
+        begun = self._meter.begin()
         _, *outputs = self._runner.run(step, *parts.tensors)
+        self._meter.ran(step, begun, self._runner.trace)
         self._held = step.holds
         self.just_held = frozenset() if step.last else step.holds
         return outputs
@@ -184,14 +191,15 @@ class Steps:
 
     def _capture(self, micro: Micro, parts: Batch) -> Step:
         graph, step = self._traced(micro, parts, micro.last, self._held)
-        if self._runner is not None:
-            self._runner.add(step, graph)
-            return step
-        whole = graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
-        self.plan = self._asked.plan(whole)
-        self._runner = Runner(self.plan, key=step if micro.last else None)
-        if not micro.last:
-            self._runner.add(step, graph)
+        plan = None
+        if self._runner is None:
+            whole = graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
+            plan = self.plan = self._asked.plan(whole)
+            self._runner = Runner(plan, key=step if micro.last else None)
+        if plan is None or not micro.last:
+            plan = self._runner.add(step, graph)
+        assert isinstance(plan, Plan)
+        self._meter.planned(step, plan, _shapes_of(parts.key), _part_of(micro))
         return step
 
     def _traced(
@@ -218,7 +226,9 @@ class Steps:
         assert self._runner is not None
         while sum(map(len, self._steps.values())) > MOST:
             _, steps = next(iter(self._steps.items()))
-            self._runner.forget(steps.pop(0))
+            step = steps.pop(0)
+            self._runner.forget(step)
+            self._meter.forget(step)
             if not steps:
                 self._steps.popitem(last=False)
 
@@ -241,3 +251,10 @@ class Steps:
 
 def _shapes_of(key: Any) -> str:
     return " ".join(str(tuple(leaf[0])) for leaf in key[1:] if len(leaf) > 2) or "constants"
+
+
+def _part_of(micro: Micro) -> str:
+    """Of an optimizer step."""
+    if micro.first:
+        return "whole step" if micro.last else "first micro-batch"
+    return "last micro-batch" if micro.last else "middle micro-batch"

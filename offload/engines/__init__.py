@@ -66,6 +66,9 @@ class Record:
     lanes: list[Lane] = field(default_factory=list)
     failed: int | None = None
     """The node whose exception ended it, or that was interrupted."""
+    waited: float = 0.0
+    """Seconds in which no kernel of the (first) compute engine could run: all that were left waited
+    for copies, or for what other engines do. What it takes to choose the next one is not in it."""
 
     @property
     def finished(self) -> list[int]:

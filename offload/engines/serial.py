@@ -42,6 +42,11 @@ class Serial:
             raise
         finally:
             record.lanes.append(Lane("", list(order), stamps, stamps[1:]))
+            record.waited = sum(
+                end - start
+                for node, start, end in zip(order, stamps, stamps[1:], strict=False)
+                if not work.engines[node].startswith("compute")
+            )
 
     def close(self) -> None:
         pass

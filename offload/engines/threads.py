@@ -204,7 +204,9 @@ class Threads:
             while not step.over:
                 crew.drain(crew.caller, step, crew.caller.lane)
                 if not step.over:
+                    since = crew.clock()
                     crew.caller.bell.acquire(timeout=LOOK_SECONDS)
+                    record.waited += crew.clock() - since
         except BaseException:
             lane = crew.caller.lane
             record.failed = lane.nodes[-1] if len(lane.nodes) > len(lane.ends) else None
