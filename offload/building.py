@@ -16,9 +16,7 @@ from torch.utils import _pytree as pytree
 from offload.guards import Surroundings
 from offload.kernels import Call, Program, Source, Value
 from offload.taskgraph import Role, TaskGraph
-from offload.tracing import FORWARD, Op, Recorder, Tape
-
-UPDATE = "update"
+from offload.tracing import FORWARD, UPDATE, Op, Recorder, Tape
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from offload.between import changed_gradients, empty_gradients
 from offload.building import Build
 from offload.errors import CaptureError
 from offload.guards import Surroundings, check_batch, guarded_trace, surroundings
 from offload.lowering import lower
 from offload.profiling import measured
 from offload.taskgraph import TaskGraph
+from offload.tracing import current_recorder
 from offload.training import Gradients, TrainingStep, parameters_of
 from offload.updates import check_optimizer
 
@@ -87,16 +90,24 @@ def traced_step(step: TrainingStep, *batch: torch.Tensor) -> TaskGraph:
     check_optimizer(step.optimizer)
     around = surroundings(step.reaches)
     parameters = parameters_of(step.optimizer)
-    _check_parameters([p for _, p in parameters], around)
+    changing = [p for _, p in parameters]
+    _check_parameters(changing, around)
 
     def gradients_too(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
         loss, more = step.forward(*inputs)
         _check_loss(loss)
         with _no_autocast():
-            gradients = torch.autograd.grad(loss, [p for _, p in parameters], allow_unused=True)
+            gradients = torch.autograd.grad(loss, changing, allow_unused=True)
+        if step.after is not None:
+            returned = [t for t in pytree.tree_leaves(more) if isinstance(t, torch.Tensor)]
+            gradients, too = changed_gradients(
+                current_recorder(), changing, gradients, step.after, returned
+            )
+            more = (more, too)
         return loss.detach(), more, gradients
 
-    recorder, (loss, more, gradients) = guarded_trace(gradients_too, batch, around)
+    with empty_gradients(changing):
+        recorder, (loss, more, gradients) = guarded_trace(gradients_too, batch, around)
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
     for p in step.held:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType, TracebackType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from offload.errors import CaptureError
-from offload.tracing import Clock, Recorder, Tape, is_foreign, say_frame, user_frame
+from offload.frames import is_foreign, say_frame, say_traceback, user_frame
+from offload.tracing import Clock, Recorder, Tape
 
 Watched = dict[int, tuple[str, Any]]
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
@@ -215,7 +216,7 @@ def _watched_trace(
 
 def explained(error: Exception) -> CaptureError:
     """The same failure for the user: where, what, and what to do."""
-    where = _where(error.__traceback__)
+    where = say_traceback(error.__traceback__)
     if isinstance(error, DataDependentOutputException):
         return CaptureError(
             f"{where}: the value of a tensor is asked for ({error.func}), as by .item(), float() or"
@@ -236,17 +237,6 @@ def explained(error: Exception) -> CaptureError:
         f"{where}: the step failed while it was captured:"
         f" {type(error).__name__}: {first[0][:300]}. {advice}"
     )
-
-
-def _where(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's in a traceback."""
-    where = "in the step"
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_foreign(code.co_filename):
-            where = f"{code.co_filename}:{traceback.tb_lineno} in {code.co_name}"
-        traceback = traceback.tb_next
-    return where
 
 
 def compare(first: Tape, second: Tape) -> None:
@@ -415,7 +405,17 @@ class _Strict(TorchFunctionMode):
                 f".{name}() reads a tensor's values into python",
                 "Keep it a tensor, or read it before the step and close over the numbers",
             )
+        if func is torch.tensor and not kwargs and _are_traced_numbers(*args):
+            return torch.stack([number.detach() for number in args[0]])  # the same, and no values
         return func(*args, **(kwargs or {}))
+
+
+def _are_traced_numbers(given: Any, *_: Any) -> bool:
+    """A list of single numbers, each a tensor of the trace: Lightning's `grad_norm` makes one."""
+    if not isinstance(given, list | tuple) or not given:
+        return False
+    alike = {(type(t), t.dtype, t.device) if isinstance(t, FakeTensor) else None for t in given}
+    return None not in alike and len(alike) == 1 and all(t.dim() == 0 for t in given)
 
 
 def _forbidden(what: str, advice: str) -> CaptureError:

@@ -8,7 +8,6 @@ The recorder sits below autograd and autocast, so it sees the very kernels that 
 and backward. A fake tensor's storage says exactly what aliases what: a view is no op at all.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +17,18 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 from torch.utils.flop_counter import flop_registry
 
 from offload.errors import CaptureError
+from offload.frames import say_frame, user_frame
 from offload.kernels import Value
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 LIFT = torch.ops.aten.lift_fresh.default
 ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
@@ -42,8 +46,6 @@ STATISTICS = frozenset(
 MIXING = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 """Of half precision with weights of full precision: fakes do not know the types of the results."""
 RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
-TORCH = os.path.dirname(torch.__file__) + os.sep
-OURS = os.path.dirname(__file__) + os.sep
 
 
 @dataclass(slots=True)
@@ -148,7 +150,8 @@ class Recorder(TorchDispatchMode):
         self._originals: dict[int, torch.Tensor] = {}
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._taken: dict[str, int] = {}
-        self._phase = FORWARD
+        self.phase = FORWARD
+        """Of the ops that come."""
 
     def run(self, step: Callable[..., Any], batch: Sequence[torch.Tensor]) -> Any:
         """Run a step without computing anything. Returns what it returns, in fakes."""
@@ -176,6 +179,11 @@ class Recorder(TorchDispatchMode):
         """Where a tensor of the step lies, be it the user's own."""
         fake = self._fake(tensor)
         return _value(fake, self._numbers[fake.untyped_storage()._cdata])
+
+    def makes(self, tensor: torch.Tensor) -> bool:
+        """Whether its storage is one that the step made, and no input or tensor of the user's."""
+        number = self._numbers.get(self._fake(tensor).untyped_storage()._cdata)
+        return number is not None and self.tape.storages[number].kind == "made"
 
     def described(self, result: Any) -> str:
         """What a step returns, for comparing two traces."""
@@ -263,7 +271,7 @@ class Recorder(TorchDispatchMode):
                 tuple(dict.fromkeys((*changed, *fresh))),
                 tuple(dict.fromkeys(changed)),
                 random,
-                self._phase,
+                self.phase,
                 path,
                 where,
                 _flops(func, args, kwargs, result),
@@ -321,7 +329,7 @@ class Recorder(TorchDispatchMode):
             newest = torch.autograd._get_sequence_nr() - 1  # pyright: ignore[reportPrivateImportUsage]
             self._by_sequence.setdefault(newest, place)
             return path, where
-        self._phase = BACKWARD
+        self.phase = BACKWARD
         forward, where = self._by_sequence.get(_sequence(node), ("", ""))
         own = "backward" if "backward" in name else f"backward.{name}"
         return f"{forward}.{own}" if forward else own, where
@@ -340,6 +348,13 @@ class Recorder(TorchDispatchMode):
     def _unique(self, name: str) -> str:
         self._taken[name] = self._taken.get(name, 0) + 1
         return name if self._taken[name] == 1 else f"{name}.{self._taken[name]}"
+
+
+def current_recorder() -> Recorder:
+    """The one that records this trace."""
+    recorder = _get_current_dispatch_mode()
+    assert isinstance(recorder, Recorder)
+    return recorder
 
 
 def written_arguments(
@@ -470,23 +485,3 @@ def _check_plain(tensor: torch.Tensor, where: str) -> None:
     else:
         return
     raise CaptureError(f"{where}: {what} cannot be planned: only dense tensors can")
-
-
-def user_frame(frame: FrameType | None = None) -> FrameType | None:
-    """The innermost line that is neither torch's nor ours."""
-    frame = frame or sys._getframe(1)
-    while frame is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def is_foreign(file: str) -> bool:
-    return file.startswith((TORCH, OURS, "<"))
-
-
-def say_frame(frame: FrameType | None, short: bool = False) -> str:
-    if frame is None:
-        return ""
-    file = frame.f_code.co_filename
-    file = os.path.basename(file) if short else file
-    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"

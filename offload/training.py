@@ -18,10 +18,11 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from offload.building import UPDATE, Build, Home, copy_of
+from offload.building import Build, Home, copy_of
 from offload.errors import CaptureError
 from offload.kernels import Call, Value
 from offload.taskgraph import Role
+from offload.tracing import UPDATE
 from offload.updates import advance, update_of
 
 Parameter = torch.nn.Parameter
@@ -55,6 +56,9 @@ class TrainingStep:
     held: frozenset[Parameter] = frozenset()
     """Which of `sums` hold something before this step: none at the first micro-batch."""
     clip: Clip | None = None
+    after: Callable[[], Any] | None = None
+    """Called after the backward pass, with the gradients in `.grad`: what it leaves there is
+    clipped and used. What it returns, the step returns too."""
 
 
 def parameters_of(optimizer: Optimizer) -> list[tuple[int, Parameter]]:

@@ -33,12 +33,12 @@ class Start:
     random: torch.Tensor
 
     @classmethod
-    def of(cls, module: L.LightningModule, optimizer: Optimizer) -> "Start":
-        return cls(_copied(state_of(module, optimizer)), torch.get_rng_state())
+    def of(cls, tensors: Tensors) -> "Start":
+        return cls(_copied(tensors), torch.get_rng_state())
 
-    def restore(self, module: L.LightningModule, optimizer: Optimizer) -> None:
+    def restore(self, tensors: Tensors) -> None:
         with torch.no_grad():
-            for name, tensor in state_of(module, optimizer).items():
+            for name, tensor in tensors.items():
                 tensor.copy_(self.values[name])
         torch.set_rng_state(self.random)
 
@@ -52,20 +52,23 @@ class Expected:
     loss: torch.Tensor
 
     @classmethod
-    def of(cls, module: L.LightningModule, optimizer: Optimizer, loss: torch.Tensor) -> "Expected":
-        return cls(_copied(state_of(module, optimizer)), torch.get_rng_state(), loss)
+    def of(cls, tensors: Tensors, loss: torch.Tensor) -> "Expected":
+        return cls(_copied(tensors), torch.get_rng_state(), loss)
 
     def compare_loss(self, eager: Any) -> None:
         loss = eager["loss"] if isinstance(eager, Mapping) else eager
         _compare({"the loss": self.loss}, {"the loss": loss.detach()})
+
+    def compare_random(self) -> None:
+        """At the micro-batch's end: hooks may draw, too."""
         if not torch.equal(self.random, torch.get_rng_state()):
             raise DifferenceFound(
                 "the planned step draws other random numbers than the eager one: it was captured in"
                 " another situation than this one. Give budget=None, and report the module"
             )
 
-    def compare_state(self, module: L.LightningModule, optimizer: Optimizer) -> None:
-        _compare(self.values, state_of(module, optimizer))
+    def compare_state(self, tensors: Tensors) -> None:
+        _compare(self.values, tensors)
 
 
 def compare_gradients(

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offload import CaptureError
+from trainers.hooks import Hooks
 from trainers.logged import Call, Live, Notes, described, filled, put_off, say
 from trainers.watching import Index, Reads, Watched, no_loggers
 
@@ -85,12 +86,15 @@ class Recipe:
 class Forward:
     """`(loss, more) = forward(*tensors)`, to be traced."""
 
-    def __init__(self, module: L.LightningModule, batch: Batch, batch_idx: int | None) -> None:
+    def __init__(
+        self, module: L.LightningModule, batch: Batch, batch_idx: int | None, hooks: Hooks
+    ) -> None:
         self._module = module
         self._trainer = module.trainer
         self._batch = batch
         self._batch_idx = batch_idx
-        self._seen: list[tuple[Any, tuple[Call, ...]]] = []
+        self._hooks = hooks
+        self._seen: list[tuple[Any, Notes]] = []
         self._numbers: list[list[Any]] = []
         """Of every trace: what `live_numbers` had."""
         self._reads = Reads()
@@ -99,13 +103,7 @@ class Forward:
         notes = Notes(tensors)
         batch = self._batch.rebuilt(tensors)
         second = bool(self._seen)
-        with (
-            _moved(self._trainer, second),
-            put_off(self._module, notes),
-            no_loggers(self._trainer),
-            self._reads.of(self._module),
-            self._trainer.precision_plugin.train_step_context(),
-        ):
+        with self._around(notes, second), self._trainer.precision_plugin.train_step_context():
             self._numbers.append([live.read() for live in _live_numbers(self._trainer)])
             output = self._module.training_step(batch, *self._index(second))
             result = notes.slots(output)
@@ -117,9 +115,31 @@ class Forward:
             )
         normalize = self._trainer.accumulate_grad_batches
         loss = loss if normalize == 1 else loss / normalize
+        with self._around(notes, second):
+            self._hooks.call_before(loss, notes)
         notes.check()
-        self._seen.append((result, tuple(notes.calls)))
+        self._seen.append((result, notes))
         return loss, tuple(notes.tensors)
+
+    def after(self) -> tuple[torch.Tensor, ...]:
+        """The hooks that see the gradients of this trace, in `.grad`. What they log."""
+        _, notes = self._seen[-1]
+        known = len(notes.tensors)
+        with self._around(notes, len(self._seen) > 1):
+            self._hooks.call_after(notes)
+        notes.check()
+        return tuple(notes.tensors[known:])
+
+    @contextmanager
+    def _around(self, notes: Notes, second: bool) -> Iterator[None]:
+        """All python of the user's is called in here."""
+        with (
+            _moved(self._trainer, second),
+            put_off(self._module, notes),
+            no_loggers(self._trainer),
+            self._reads.of(self._module, self._hooks.owners),
+        ):
+            yield
 
     def _index(self, second: bool) -> tuple[int, ...]:
         if self._batch_idx is None:
@@ -130,10 +150,10 @@ class Forward:
 
     def recipe(self) -> Recipe:
         """After it was traced twice."""
-        (output, calls), (again, others) = self._seen
-        calls = tuple(map(self._with_live, calls, others))
-        if len(calls) != len(others):
-            raise _frozen(f"{len(calls)} calls of self.log and metrics against {len(others)}")
+        (output, notes), (again, other) = self._seen
+        calls = tuple(map(self._with_live, notes.calls, other.calls))
+        if len(calls) != len(other.calls):
+            raise _frozen(f"{len(calls)} calls of self.log and metrics against {len(other.calls)}")
         _compare(output, again)
         return Recipe(output, calls, self._reads.watched())
 
@@ -182,8 +202,8 @@ def _compare(one: Any, other: Any) -> None:
 
 def _frozen(what: str) -> CaptureError:
     return CaptureError(
-        f"training_step does or logs different things when batch_idx, the epoch or the learning"
-        f" rate differ ({what[:300]}), and a captured step would do the same in every batch"
+        f"the step does or logs different things when batch_idx, the epoch or the learning rate"
+        f" differ ({what[:300]}), and a captured step would do the same in every batch"
     )
 
 

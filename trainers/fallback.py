@@ -1,12 +1,11 @@
 """Why a run cannot be planned. Such a run is plain Lightning's, or it is refused: never half ours.
 
-A hook between the parts of a step (between backward and the update, say) cannot be called where
-Lightning calls it: the parts are tasks of one graph, which run in any order that keeps the bits.
+The parts of a step are tasks of one graph, which run in any order that keeps the bits: what is
+done by hand between them cannot be done. Hooks that can be traced are no reason (hooks.py).
 """
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import lightning as L
 import torch
@@ -15,24 +14,13 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from offload import CaptureError, OffloadError
-from offload.tracing import is_foreign
+from offload.frames import is_foreign
+from trainers.hooks import hooks_of, unplannable, where
 
 MODULE_HOOKS = (
     "backward",
     "optimizer_step",
     "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "clip_gradients",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
-CALLBACK_HOOKS = (
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
 )
 PRECISION_METHODS = (
     "backward",
@@ -58,11 +46,9 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
         yield f"there are {len(trainer.optimizers)} optimizers"
     for hook in MODULE_HOOKS:
         if is_overridden(hook, module):
-            yield f"{type(module).__name__} overrides {hook} ({_where(module, hook)})"
+            yield f"{type(module).__name__} overrides {hook} ({where(module, hook)})"
+    yield from unplannable(hooks_of(trainer, module), trainer, module)
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        for hook in CALLBACK_HOOKS:
-            if is_overridden(hook, callback, L.Callback):
-                yield f"callback {type(callback).__name__} has {hook} ({_where(callback, hook)})"
         if isinstance(callback, StochasticWeightAveraging) and _has_batch_norm(module):
             yield (
                 "StochasticWeightAveraging makes an epoch for BatchNorm's statistics, with a step"
@@ -80,9 +66,6 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
             yield f"the precision plugin {type(plugin).__name__} has its own {method}"
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         yield "training_step takes the loader's iterator (dataloader_iter)"
-    for name, p in module.named_parameters():
-        if getattr(p, "_backward_hooks", None):
-            yield f"{name} has a gradient hook (register_hook), which a planned step does not call"
     fused = any(getattr(o, "_step_supports_amp_scaling", False) for o in trainer.optimizers)
     if trainer.gradient_clip_val and isinstance(plugin, MixedPrecision) and fused:
         yield "Lightning clips no gradients for a fused optimizer in mixed precision"
@@ -90,17 +73,6 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
 
 def _has_batch_norm(module: torch.nn.Module) -> bool:
     return any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in module.modules())
-
-
-def _where(thing: Any, method: str) -> str:
-    function = getattr(
-        getattr(type(thing), method, None), "__wrapped__", getattr(type(thing), method)
-    )
-    try:
-        file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
-    except (OSError, TypeError):
-        return f"{type(thing).__module__}.{type(thing).__qualname__}.{method}"
-    return f"{file}:{line}"
 
 
 def user_error(error: CaptureError) -> BaseException | None:

@@ -24,11 +24,12 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from offload import CaptureError, OffloadError, Plan
-from trainers.check import Expected, Start, compare_gradients
+from trainers.check import Expected, Start, compare_gradients, state_of
 from trainers.closure import Batch
 from trainers.fallback import reason, user_error
+from trainers.hooks import Silence
 from trainers.measured import MeasuredPlan, Meter, Spent
-from trainers.steps import Asked, Micro, Steps
+from trainers.steps import Asked, Micro, Step, Steps
 
 
 class Planned(Strategy):
@@ -58,6 +59,7 @@ class Planned(Strategy):
             )
         self._check_first_steps = check_first_steps
         self._steps: Steps | None = None
+        self._silence = Silence()
         self._begin()
 
     def _begin(self) -> None:
@@ -66,6 +68,7 @@ class Planned(Strategy):
         self._decided = False
         self._to_check = self._check_first_steps
         self._expected: Expected | None = None
+        self._checked: Step | None = None
         self._plan: Plan | None = None
         self._meter = Meter()
 
@@ -126,12 +129,15 @@ class Planned(Strategy):
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
+        self._silence.end()
         if self._planned() and self._expected is None:
             return closure_loss
         loss = super().backward(closure_loss, optimizer, *args, **kwargs)
         if self._expected is not None and self._steps is not None:
             names = {p: name for name, p in self._module.named_parameters()}
             compare_gradients(names, self._steps.sums, self._steps.just_held)
+            if self._checked is not None and not self._checked.last:
+                self._expected.compare_random()
         return loss
 
     def optimizer_step(
@@ -145,7 +151,8 @@ class Planned(Strategy):
         # The gradients are in .grad, as always, and the closure was called.
         result = super().optimizer_step(optimizer, lambda: result, model, **kwargs)
         if self._expected is not None:
-            self._expected.compare_state(self._module, self.optimizers[0])
+            self._expected.compare_state(self._state(self._checked))
+            self._expected.compare_random()
             self._to_check -= 1
         return result
 
@@ -159,6 +166,7 @@ class Planned(Strategy):
 
     def _close(self) -> None:
         """Memory of their own for all tensors."""
+        self._silence.end()
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()
@@ -207,13 +215,23 @@ class Planned(Strategy):
         self._plan = self._steps.plan
         context = self.precision_plugin.train_step_context
         if self._to_check <= 0:
-            return step.recipe.serve(self._steps.run(step, parts), parts.tensors, context)
-        start = Start.of(self._module, self.optimizers[0])
+            output = step.recipe.serve(self._steps.run(step, parts), parts.tensors, context)
+            self._silence.begin(step.zeroed)
+            return output
+        self._checked = step
+        start = Start.of(self._state(step))
         outputs = self._steps.run(step, parts)
         loss = step.recipe.loss(outputs, parts.tensors)
-        self._expected = Expected.of(self._module, self.optimizers[0], loss)
-        start.restore(self._module, self.optimizers[0])
+        self._expected = Expected.of(self._state(step), loss)
+        start.restore(self._state(step))
         return None
+
+    def _state(self, step: Step | None) -> dict[str, torch.Tensor]:
+        """All that a step changes, by name."""
+        return {
+            **state_of(self._module, self.optimizers[0]),
+            **(step.outside if step is not None else {}),
+        }
 
     def _without_plan(self, error: CaptureError, *args: Any, **kwargs: Any) -> Any:
         """A batch that cannot be captured, be it the first or a later one."""

@@ -8,7 +8,7 @@ that are added leave them where it put them.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from offload.capture import capture_step
 from offload.sizes import parse_size
 from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Recipe
+from trainers.hooks import Hooks
 from trainers.measured import Meter
 
 MOST = 16
@@ -119,6 +120,10 @@ class Step:
     holds: frozenset[Parameter]
     """Whose gradients are added up after it."""
     last: bool
+    zeroed: tuple[Any, ...]
+    """Whose `on_before_zero_grad` is a part of it."""
+    outside: Mapping[str, torch.Tensor]
+    """What it changes that belongs to neither module nor optimizer: a callback's averages, say."""
 
 
 class Steps:
@@ -186,6 +191,7 @@ class Steps:
             trainer.gradient_clip_algorithm,
             torch.is_autocast_enabled("cpu"),
             tuple([p.requires_grad for p in self._module.parameters()]),
+            tuple([tuple(p._backward_hooks or ()) for p in self._module.parameters()]),
             tuple([len(group["params"]) for group in groups]),
         )
 
@@ -205,15 +211,35 @@ class Steps:
     def _traced(
         self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]
     ) -> tuple[TaskGraph, Step]:
-        forward = Forward(self._module, parts, micro.batch_idx)
+        hooks = Hooks(self._module, self._optimizer)
+        forward = Forward(self._module, parts, micro.batch_idx, hooks)
         step = TrainingStep(
-            forward, self._optimizer, {"": self._module}, last, self.sums, held, self._clip()
+            forward,
+            self._optimizer,
+            hooks.reaches(),
+            last,
+            self.sums,
+            held,
+            None if hooks.clip else self._clip(),
+            forward.after if hooks.after else None,
         )
         with torch.enable_grad():
             graph = capture_step(step, *parts.tensors)
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
-        return graph, Step(forward.recipe(), held | added, last)
+        return graph, Step(forward.recipe(), held | added, last, hooks.zero, self._outside(graph))
+
+    def _outside(self, graph: TaskGraph) -> Mapping[str, torch.Tensor]:
+        changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}
+        own = {id(t) for t in (*self._module.parameters(), *self._module.buffers())}
+        found: dict[str, torch.Tensor] = {}
+        for name in {graph.buffers[b].tensor for b in changed}:
+            source = graph.program.tensors[name]
+            for tensor in source if isinstance(source, tuple) else (source,):
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
+                    found[name] = tensor
+        sums = {id(total) for total in self.sums.values()}
+        return {name: tensor for name, tensor in found.items() if id(tensor) not in sums}
 
     def _clip(self) -> Clip | None:
         limit = self._module.trainer.gradient_clip_val

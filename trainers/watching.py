@@ -7,7 +7,7 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ import torch
 from torchmetrics import Metric
 
 from offload import CaptureError
-from offload.tracing import say_frame, user_frame
+from offload.frames import say_frame, user_frame
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 SEVERAL = 64
@@ -59,9 +59,11 @@ class Reads:
         return Watched(places, tuple(_plain(own[name]) for own, name in places))
 
     @contextmanager
-    def of(self, module: torch.nn.Module) -> Iterator[None]:
-        """While a step is traced."""
-        kinds = {type(part) for part in module.modules() if not isinstance(part, Metric)}
+    def of(self, module: torch.nn.Module, others: Sequence[Any] = ()) -> Iterator[None]:
+        """While a step is traced. `others`: objects with hooks that are traced with it."""
+        kinds = {
+            type(part) for part in (*module.modules(), *others) if not isinstance(part, Metric)
+        }
         before: dict[type, Callable[..., Any]] = {
             kind: kind.__getattribute__ for kind in kinds if "__getattribute__" not in vars(kind)
         }

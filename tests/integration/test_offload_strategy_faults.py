@@ -44,11 +44,6 @@ class Backward(ol.Module):
         (loss * 2).backward()
 
 
-class Clips(ol.Module):
-    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self.clip_gradients(optimizer, 0.1, "norm")
-
-
 class Stepped(ol.Module):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
@@ -110,27 +105,14 @@ class Skips(ol.Module):
         return None
 
 
-class Hooked(ol.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight.register_hook(lambda g: g * 2)
-
-
 class Other(ol.Module):
     def configure_optimizers(self) -> Any:
         return torch.optim.RMSprop(self.parameters(), 1e-3)
 
 
-class Gradients(L.Callback):
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for p in pl_module.parameters():
-            p.grad.mul_(0.5)
-
-
 REASONS: dict[str, tuple[Any, str]] = {
     "manual": (Manual, "Manual optimizes by hand"),
     "backward": (Backward, r"Backward overrides backward \(.*test_offload_strategy_faults.py:\d+"),
-    "clipping": (Clips, "Clips overrides configure_gradient_clipping"),
     "optimizer_step": (Stepped, "Stepped overrides optimizer_step"),
     "values": (
         Values,
@@ -143,7 +125,6 @@ REASONS: dict[str, tuple[Any, str]] = {
     "rate": (Rate, "logs different things.*'rate'"),
     "keeps": (Keeps, "losses.*keeps a tensor of the step"),
     "skips": (Skips, "returned NoneType"),
-    "gradient hook": (Hooked, "head.weight has a gradient hook"),
     "optimizer": (Other, "RMSprop"),
 }
 
@@ -166,12 +147,6 @@ def test_where_a_budget_was_asked_it_is_refused(name: str) -> None:
     make, why = REASONS[name]
     with pytest.raises(CaptureError, match=f"budget='1GiB'.*cannot be planned: .*{why}"):
         ol.train(OffloadStrategy(budget="1GiB"), make)
-
-
-def test_hooks_of_callbacks_that_come_between_backward_and_step_are_honoured_eagerly() -> None:
-    with pytest.warns(UserWarning, match="callback Gradients has on_after_backward"):
-        ours = ol.train(OffloadStrategy(), callbacks=[Gradients()])
-    assert ol.differences(ol.train("auto", callbacks=[Gradients()]), ours) == []
 
 
 def test_half_precision_with_a_scaler_is_not_planned() -> None:
