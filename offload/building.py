@@ -118,6 +118,7 @@ class Build:
             flops=op.flops,
             traffic=op.traffic,
             repeatable=not op.changes and not op.random,
+            random=op.random,
             pointwise=torch.Tag.pointwise in op.func.tags,
             where=op.where,
         )

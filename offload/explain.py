@@ -29,6 +29,7 @@ from offload.account import (
     waiting,
 )
 from offload.lowering.host_updates import host_updates, moves
+from offload.lowering.micro_batches import ONCE
 from offload.memgraph import OFFLOAD, RELOAD, TASK
 from offload.plan import Plan
 from offload.refusal import smallest_budget
@@ -58,6 +59,7 @@ def explain(plan: Plan) -> str:
         *_moves(plan),
         ("recomputed", _recomputed(plan)),
         *_updates(plan),
+        *_micro_batches(plan),
         *_waiting(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
@@ -230,6 +232,14 @@ def _updates(plan: Plan) -> list[tuple[str, str]]:
         ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
         ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
     ]
+
+
+def _micro_batches(plan: Plan) -> list[tuple[str, str]]:
+    count = len({task.turn for task in plan.source.tasks})
+    if count < 2:
+        return []
+    how = next((note for note in plan.graph.notes if note.startswith(ONCE)), f"{ONCE} each")
+    return [("weights", f"{count} micro-batches in one step, {how}")]
 
 
 def _waiting(plan: Plan) -> list[tuple[str, str]]:

@@ -103,6 +103,15 @@ class Program:
     after_step: tuple[Callable[[], None], ...] = ()
     """Called when a step is over: host-side counters of the optimizer."""
 
+    def renamed(self, names: Mapping[int, int]) -> "Program":
+        """Over other buffers."""
+
+        def rename(leaf: Any) -> Any:
+            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
+
+        inputs = tuple(value.renamed(names) for value in self.inputs)
+        return replace(self, inputs=inputs, outputs=_map(self.outputs, rename))
+
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
     return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Value))

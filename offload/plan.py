@@ -15,6 +15,7 @@ from offload.costs import Costs
 from offload.errors import GraphError
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
+from offload.lowering.micro_batches import orders
 from offload.memgraph import ALIGNMENT, MemGraph, Place
 from offload.search import Found, Wanted, best_plan, peak_bytes
 from offload.simulator import Bound, Simulation
@@ -199,7 +200,11 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
     if asked.host_budget is not None:
         capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
     fixed = [b for b, place in homes.items() if place.arena != HOST]
-    (_, first), *others = host_variants(planned, asked.costs, asked.optimizer, fixed)
+    (_, first), *others = [
+        (", ".join(filter(None, (order, where))), variant)
+        for order, ordered in orders(planned)
+        for where, variant in host_variants(ordered, asked.costs, asked.optimizer, fixed)
+    ]
     wanted = Wanted(first, capacities, asked.costs, homes, reserve, asked.recompute, others)
     found = best_plan(wanted)
     if asked.proven:

@@ -90,6 +90,10 @@ class Task:
     """forward, backward, update."""
     repeatable: bool = False
     """Running it once more on the same reads gives the same bits and changes nothing else."""
+    random: bool = False
+    """It draws random numbers: `after` chains it to the others that do."""
+    turn: int = 0
+    """Which of several micro-batches it belongs to (lowering/micro_batches.py)."""
     pointwise: bool = False
     recomputes: str = ""
     """The task that this one runs once more."""

@@ -4,7 +4,7 @@
 
 A pass keeps every bit of what the step leaves behind. One that does not is done only for those who
 ask for it by name (`also`), and `explain()` says so. Where updates run is chosen by the plan
-(`host_updates`).
+(`host_updates`), and so is how many micro-batches a weight comes in for (`micro_batches`).
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,7 @@ from offload.lowering.dead import without_views_and_dead
 from offload.lowering.early import early_updates
 from offload.lowering.host_updates import host_updates
 from offload.lowering.loss import chunked_loss
+from offload.lowering.micro_batches import in_turn, layer_by_layer
 from offload.lowering.pointwise import grouped
 from offload.lowering.split import split_updates
 from offload.lowering.sums import add_in_place
@@ -29,6 +30,8 @@ __all__ = [
     "fold_counters",
     "grouped",
     "host_updates",
+    "in_turn",
+    "layer_by_layer",
     "lower",
     "split_updates",
     "without_views_and_dead",

@@ -1,0 +1,213 @@
+"""Several micro-batches of one optimizer step in one graph: a weight comes in once for all. Pure.
+
+    one by one       F1 F2 B2 B1 | f1 f2 b2 b1 U       every weight twice a micro-batch
+    layer by layer   F1 f1 F2 B2 f2 b2 B1 b1 U         twice a step: w1 serves F1 and f1, ...
+
+`in_turn` puts the graphs of the micro-batches one after the other, over the same persistent
+tensors. What they add gradients up in is no state any more: born at the first one, it dies with
+the update.
+
+`layer_by_layer` only reorders. A segment is a run of tasks that begins where other weights are
+needed; the segments of several micro-batches take turns, and whatever a task depends on goes before
+it. So sums are added up, statistics advance and random numbers are drawn in the order that they
+had, and every bit stays.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from typing import Any
+
+from offload.errors import GraphError
+from offload.residency import SMALL
+from offload.taskgraph import Buffer, Role, Task, TaskGraph
+
+ONCE = "a weight moves once for"
+"""Begins the note of a graph in which it does."""
+
+
+def in_turn(graphs: Sequence[TaskGraph], sums: Collection[str] = ()) -> TaskGraph:
+    """One graph for all of them: inputs, outputs and what comes after the step in their order.
+    `sums`: the tensors (by `Buffer.tensor`) that are needed by these micro-batches alone."""
+    joined = _Joined(sums)
+    for turn, graph in enumerate(graphs):
+        joined.add(graph, turn)
+    return joined.finish(graphs)
+
+
+class _Joined:
+    """Grows by a graph at a time."""
+
+    def __init__(self, sums: Collection[str]) -> None:
+        self._sums = sums
+        self._buffers: list[Buffer] = []
+        self._tasks: list[Task] = []
+        self._outputs: list[int] = []
+        self._tensors: dict[str, Any] = {}
+        """The user's, by their names here."""
+        self._names: dict[Any, str] = {}
+        """What a tensor of the user's is called here."""
+        self._known: dict[tuple[str, int, int], int] = {}
+        """The buffer of a piece of a tensor."""
+        self._programs: list[Any] = []
+        self._drawn: list[int] = []
+        """Tasks of the graphs so far that the next random numbers must wait for."""
+
+    def add(self, graph: TaskGraph, turn: int) -> None:
+        names = {b: self._buffer(graph, buffer, turn) for b, buffer in enumerate(graph.buffers)}
+        base = len(self._tasks)
+        held = _held(graph)
+        for number, task in enumerate(graph.tasks):
+            before = tuple(base + a for a in task.after)
+            if number in held and not before:
+                before = tuple(self._drawn)
+            self._tasks.append(
+                replace(task.renamed(names), name=f"{task.name} [{turn}]", after=before, turn=turn)
+            )
+        waited_for = {a for task in graph.tasks for a in task.after}
+        self._drawn = [base + number for number in sorted(held - waited_for)] or self._drawn
+        self._outputs += [names[b] for b in graph.outputs]
+        if graph.program is not None:
+            self._programs.append(graph.program.renamed(names))
+
+    def _buffer(self, graph: TaskGraph, buffer: Buffer, turn: int) -> int:
+        if not buffer.persistent:
+            return self._new(replace(buffer, name=f"{buffer.name} [{turn}]"))
+        name = self._tensor(graph.program, buffer.tensor, turn)
+        piece = name, buffer.start, buffer.nbytes
+        if piece not in self._known:
+            if buffer.tensor in self._sums:
+                buffer = replace(buffer, role=Role.GRADIENT)
+            self._known[piece] = self._new(replace(buffer, tensor=name))
+        return self._known[piece]
+
+    def _new(self, buffer: Buffer) -> int:
+        self._buffers.append(buffer)
+        return len(self._buffers) - 1
+
+    def _tensor(self, program: Any, tensor: str, turn: int) -> str:
+        """A literal of one trace may be called as one of another is, and not be the same."""
+        if program is None:
+            return tensor
+        source = program.tensors[tensor]
+        sources = source if isinstance(source, tuple | list) else (source,)
+        keys = [tensor if callable(one) else id(one) for one in sources]
+        name = next((self._names[key] for key in keys if key in self._names), None)
+        if name is None:
+            name = tensor if tensor not in self._tensors else f"{tensor} [{turn}]"
+            self._tensors[name] = source
+        elif len(sources) > 1:
+            before = self._tensors[name]
+            before = before if isinstance(before, tuple | list) else (before,)
+            self._tensors[name] = tuple({id(one): one for one in (*before, *sources)}.values())
+        self._names.update(dict.fromkeys(keys, name))
+        return name
+
+    def finish(self, graphs: Sequence[TaskGraph]) -> TaskGraph:
+        self._check_outputs()
+        self._check_pieces()
+        notes = dict.fromkeys(chain.from_iterable(graph.notes for graph in graphs))
+        graph = TaskGraph(self._buffers, self._tasks, self._outputs, None, list(notes))
+        if self._programs:
+            graph.program = replace(
+                self._programs[-1],
+                inputs=tuple(chain.from_iterable(p.inputs for p in self._programs)),
+                outputs=tuple(chain.from_iterable(p.outputs for p in self._programs)),
+                tensors={
+                    name: source for name, source in self._tensors.items() if name not in self._sums
+                },
+                recapture=None,
+                after_step=tuple(chain.from_iterable(p.after_step for p in self._programs)),
+            )
+        graph.check()
+        return graph
+
+    def _check_outputs(self) -> None:
+        """An output is what it was when its micro-batch was over."""
+        changed = {b for task in self._tasks for b in task.writes}
+        for b in self._outputs:
+            if self._buffers[b].persistent and b in changed:
+                raise GraphError(
+                    f"a micro-batch returns {self._buffers[b].name}, which later ones change: it"
+                    " must return a copy of it"
+                )
+
+    def _check_pieces(self) -> None:
+        """Tensors are cut alike in all graphs."""
+        ends: dict[str, int] = {}
+        for name, start, nbytes in sorted(self._known):
+            if ends.get(name, 0) != start:
+                raise GraphError(
+                    f"tensor {name} is cut in one micro-batch otherwise than in another"
+                )
+            ends[name] = start + nbytes
+
+
+def _held(graph: TaskGraph) -> set[int]:
+    """Tasks whose place no buffer tells."""
+    held = {a for task in graph.tasks for a in task.after}
+    return held.union(n for n, task in enumerate(graph.tasks) if task.after or task.random)
+
+
+def orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
+    """The graph as it is, and with fewer and fewer micro-batches a weight. None twice."""
+    yield "", graph
+    turns = 1 + max((task.turn for task in graph.tasks), default=0)
+    if turns > 1:
+        for together in dict.fromkeys((turns, (turns + 1) // 2)):
+            if together > 1:
+                name = f"weights once for {together} micro-batches"
+                yield name, layer_by_layer(graph, together)
+
+
+def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> TaskGraph:
+    """Segments of `together` micro-batches take turns. `nbytes`: of weights that count."""
+    turns: dict[int, list[int]] = {}
+    for number, task in enumerate(graph.tasks):
+        turns.setdefault(task.turn, []).append(number)
+    cut = [_segments(graph, turns[turn], nbytes) for turn in sorted(turns)]
+    wanted: list[int] = []
+    for first in range(0, len(cut), together):
+        for segments in zip_longest(*cut[first : first + together], fillvalue=()):
+            wanted += chain.from_iterable(segments)
+    order = _completed(graph.dependencies(), wanted)
+    made = graph.reordered(order)
+    made.notes.append(f"{ONCE} {together} micro-batches")
+    return made
+
+
+def _segments(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[int]]:
+    """Runs of tasks that begin where other weights are needed. An update follows its gradient."""
+    segments: list[list[int]] = [[]]
+    now: set[int] = set()
+    for number in tasks:
+        task = graph.tasks[number]
+        weights = {
+            b
+            for b in task.touches
+            if graph.buffers[b].role is Role.PARAMETER and graph.buffers[b].nbytes >= nbytes
+        }
+        if task.phase != "update" and not weights <= now:
+            segments.append([])
+            now = weights
+        segments[-1].append(number)
+    return segments
+
+
+def _completed(needed: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
+    """All tasks in the wanted order, each after those that it needs."""
+    done = [False] * len(needed)
+    order: list[int] = []
+    for task in wanted:
+        waiting = [task]
+        while waiting:
+            now = waiting[-1]
+            missing = [] if done[now] else [before for before in needed[now] if not done[before]]
+            if missing:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if not done[now]:
+                done[now] = True
+                order.append(now)
+    return order
