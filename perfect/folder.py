@@ -5,6 +5,7 @@ last.ckpt    the newest checkpoint, to go on from
 final.ckpt   the weights of the finished run, as they were judged
 metrics.csv  one row a step that logged
 run.json     what came of it                report.html  the same for the eye
+memory-N.svg a plan of an offloading run, drawn
 """
 
 import json

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.callback import PhaseSwitch
+from perfect.stalls import stall_log
 
 FIRST_COLUMNS = ("step", "wall_seconds")
 
@@ -141,6 +142,7 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
     stats = loader.stats if loader is not None else None
     samples = len(loader.dataset) if loader is not None else 0
     ranks = trainer.world_size  # every rank serves as much as this one
+    offload = stall_log(trainer).section()
     held_out = [v for row in log.rows if math.isfinite(v := row.get("val_accuracy", math.nan))]
     return {
         "best_accuracy": max(held_out, default=None),
@@ -159,6 +161,7 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
         "phases": [asdict(record) for record in switch.records],
         "switches": [asdict(s) for s in switch.policy.switches],
         "trace": [asdict(look) for look in switch.policy.trace],
+        **({} if offload is None else {"offload": offload}),
     }
 
 

@@ -36,6 +36,7 @@ from perfect.judge import judge
 from perfect.reader import read_config
 from perfect.record import RunLog, describe_run, measured
 from perfect.report import write_report
+from perfect.stalls import stall_log
 from perfect.stop import StopSignal
 
 
@@ -119,13 +120,14 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         if status != "completed":
             run |= measured(switch, log, trainer)
         folder.write(run | {"status": status})
-        _report(folder, run, console)
+        _report(folder, run, trainer, console)
     return code
 
 
 @rank_zero_only
-def _report(folder: RunFolder, run: dict[str, Any], console: Console) -> None:
+def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console: Console) -> None:
     try:
+        stall_log(trainer).draw(folder.path)
         report = write_report(folder.path)
     except (RunError, OSError) as error:  # never in place of what ended the run
         console.print(f"no report: {error}", highlight=False)

@@ -42,6 +42,8 @@ class Spent:
     """Capturing and planning; in none of the others."""
     plans: int = 0
     """That were made, be they kept or not."""
+    inputs: str = ""
+    """Shapes of the last batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +87,7 @@ class Meter:
         self._clock = clock
         self._tallies: dict[Hashable, _Tally] = {}
         self._runs, self._plans = 0, 0
+        self._inputs = ""
         self._seconds = self._compute = self._transfer = self._planning = 0.0
 
     # ---- what is noted --------------------------------------------------------------------------
@@ -113,6 +116,7 @@ class Meter:
         self._compute += compute
         self._transfer += transfer
         tally = self._tallies[key]
+        self._inputs = tally.inputs
         tally.runs += 1
         tally.seconds += seconds
         tally.compute += compute
@@ -135,6 +139,7 @@ class Meter:
             self._transfer,
             self._planning,
             self._plans,
+            self._inputs,
         )
 
     @property

@@ -27,6 +27,7 @@ from perfect.models import (
 )
 from perfect.progress import RunProgress
 from perfect.record import RunLog
+from perfect.stalls import StallLog
 from perfect.stop import StopSignal
 from perfect.tasks import ClassificationTask, OptimizerSpec
 
@@ -92,7 +93,7 @@ def build_trainer(
             devices=config.trainer.devices,
             strategy="ddp" if config.trainer.devices > 1 else "auto",
             precision=config.trainer.precision,
-            callbacks=[switch, finite, RunProgress(switch, run_log), stop, saver],
+            callbacks=[switch, StallLog(switch), finite, RunProgress(switch, run_log), stop, saver],
             plugins=[AtomicCheckpointIO()],
             logger=[run_log, *(_logger(name, out) for name in config.loggers)],
             max_epochs=-1,

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from perfect.report.results import Run
-from perfect.report.words import DASH, count, duration, passes, percent, times
+from perfect.report.words import DASH, count, duration, passes, percent, size, times
+
+OFFLOADED = ("Transfer stall", "Step memory", "Memory budget")
+"""Told where a run has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ def measures(first: Run) -> tuple[Measure, ...]:
         Measure("Served", lambda run: run.number("served_samples"), count),
         Measure("Stall", lambda run: run.number("stall_seconds"), duration, "min"),
         Measure("Stall share", lambda run: run.stall_share, percent, "min"),
+        Measure("Transfer stall", lambda run: run.transfer_share, percent, "min"),
+        Measure("Step memory", lambda run: run.table("offload").get("peak_bytes"), size, "min"),
+        Measure("Memory budget", lambda run: run.table("offload").get("budget_bytes"), size),
         Measure("Steps", lambda run: run.number("steps"), count),
         Measure("Peak lr", peak_lr, lambda x: DASH if x is None else f"{x:.3g}"),
     )
@@ -62,7 +68,9 @@ def peak_lr(run: Run) -> float | None:
 
 def cells(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, bool]]]]:
     """Name of the measure, and for every run its text and whether it is the best."""
-    return [(m.name, _cells(m, runs)) for m in measures(runs[0])]
+    offloaded = any(run.table("offload") for run in runs)
+    told = [m for m in measures(runs[0]) if offloaded or m.name not in OFFLOADED]
+    return [(m.name, _cells(m, runs)) for m in told]
 
 
 def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:

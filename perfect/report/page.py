@@ -39,9 +39,10 @@ def section(title: str, *content: str | None) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
 
-def plot(svg: str | None, caption: str = "") -> str | None:
+def plot(svg: str | None, caption: str = "", broad: bool = False) -> str | None:
+    """`broad`: beyond the text's margins where the window has room."""
     told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return svg and f"<figure>{svg}{told}</figure>"
+    return svg and f"<figure{' class=broad' if broad else ''}>{svg}{told}</figure>"
 
 
 def note(text: str) -> str:
@@ -82,6 +83,7 @@ dl div:first-child { padding-left: 0 }
 dt { color: var(--muted); font-size: 12.5px; order: 1 }
 dd { margin: 0; font-size: 21px; font-weight: 600; letter-spacing: -.01em; white-space: nowrap }
 figure { margin: 0; break-inside: avoid }
+@media screen and (min-width: 1120px) { .broad { margin: 0 -80px } }
 svg { display: block; width: 100%; height: auto }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 figure svg text { font-family: inherit !important }

@@ -117,7 +117,14 @@ def to_svg(figure: Figure, title: str) -> str:
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue()
+    return embedded(file.getvalue(), title)
+
+
+def embedded(text: str, title: str, own: str = "") -> str:
+    """The element of a file that matplotlib wrote. `own` stands before the names inside it: two
+    figures that were made without knowing of each other have some in common."""
+    if own:
+        text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{own}", text)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<style type=\"text/css\">.*?</style>", "", text, flags=re.DOTALL)

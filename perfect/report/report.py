@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from perfect.report import plots
+from perfect.report.offload import memory_section, stalls_section, steps_section
 from perfect.report.page import note, page, plot, section, table
 from perfect.report.plots import Slopes
 from perfect.report.results import Run, read_run
@@ -42,6 +43,9 @@ def write_report(run_dir: Path) -> Path:
             plot(plots.learning_rate(run.metrics, story, steps))
             or note("No learning rate was logged."),
         ),
+        stalls_section(run),
+        memory_section(run),
+        steps_section(run),
         section(
             "Decode, serve, stall",
             plot(
@@ -87,7 +91,10 @@ def summary(run: Run) -> str:
         )
     if run.stall_share is not None:
         stall = duration(run.number("stall_seconds"))
-        parts.append(f"{stall} of {duration(run.number('wall_seconds'))} waiting for decoding")
+        moved = run.table("offload").get("transfer_seconds")
+        more = f" and {duration(moved)} waiting for transfers" if moved is not None else ""
+        wall = duration(run.number("wall_seconds"))
+        parts.append(f"{stall} of {wall} waiting for decoding{more}")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -131,6 +138,11 @@ def _key_figures(run: Run) -> str:
         (percent(run.saved), "Decodes saved"),
         (percent(run.stall_share), "Stall share"),
     ]
+    if run.table("offload"):
+        # As many as fill a row: the lead has told the fresh passes.
+        figures = [figure for figure in figures if figure[1] != "Fresh passes"]
+        figures[-1] = (percent(run.stall_share), "Input stall")
+        figures.append((percent(run.transfer_share), "Transfer stall"))
     cells = (f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for value, name in figures)
     return f"<dl>{''.join(cells)}</dl>"
 

@@ -29,7 +29,7 @@ SHAPE: Mapping[str, str] = MappingProxyType(
              "served_samples", "buffer_bytes", "fresh_passes", "train_samples",
              "cached_samples", "skipped_samples"), "number"),
         **dict.fromkeys(("phases", "switches", "trace", "resumed_at"), "list"),
-        **dict.fromkeys(("environment", "config"), "mapping"),
+        **dict.fromkeys(("environment", "config", "offload"), "mapping"),
     }
 )  # fmt: skip
 
@@ -92,6 +92,12 @@ class Run:
         stall, wall = self.number("stall_seconds"), self.number("wall_seconds")
         return stall / wall if stall is not None and wall else None
 
+    @property
+    def transfer_share(self) -> float | None:
+        """Of the wall time, as the stall share is. None if nothing was offloaded."""
+        stall, wall = self.table("offload").get("transfer_seconds"), self.number("wall_seconds")
+        return stall / wall if stall is not None and wall else None
+
 
 def read_run(folder: Path) -> Run:
     """Reads a run folder, or says what is wrong with it (RunError)."""
@@ -126,14 +132,18 @@ def _problems(record: object) -> list[str]:
         value = record.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, KINDS[kind])):
             found.append(f"{key} is {str(value)[:40]!r}, not a {kind}")
-    for key, needed in (
+    offload = record.get("offload")
+    for path, needed in (
         ("phases", ("name", "reuse", "first_step", "last_step")),
         ("switches", ("step", "reason")),
         ("trace", ("seen",)),
+        ("offload.phases", ("name", "seconds")),
+        ("offload.plans", ("inputs", "part", "runs")),
     ):
-        rows = record.get(key)
+        part, key = (offload if "." in path else record), path.rpartition(".")[2]
+        rows = part.get(key) if isinstance(part, dict) else None
         for i, row in enumerate(rows if isinstance(rows, list) else ()):
             missing = [n for n in needed if not isinstance(row, dict) or row.get(n) is None]
             if missing:
-                found.append(f"{key}[{i}] lacks {' and '.join(missing)}")
+                found.append(f"{path}[{i}] lacks {' and '.join(missing)}")
     return found

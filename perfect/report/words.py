@@ -2,6 +2,7 @@
 
     percent 0.4051 -> 40.5 %        count    24000 -> 24,000      passes 14.4 -> 14.4
     fewer   0.4    -> 40 % fewer    duration   150 -> 2.5 min     times  2.02 -> 2.02x
+    brief   0.0123 -> 12.3 ms       size     2**20 -> 1.0 MiB
 
 The report, the comparison and the terminal say a number with the same words, so the same number
 looks the same wherever it stands.
@@ -36,6 +37,26 @@ def duration(seconds: float | None) -> str:
     if seconds < 7200:
         return f"{_round(seconds / 60)} min"
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+
+
+def brief(seconds: float | None) -> str:
+    """Of a step: `12.3 ms`."""
+    if seconds is None or seconds >= 99.95:
+        return duration(seconds)
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if seconds * scale >= 0.9995:
+            return f"{seconds * scale:#.3g} {unit}".replace(". ", " ")
+    return f"{seconds * 1e6:.3g} \N{MICRO SIGN}s"
+
+
+def size(nbytes: float | None) -> str:
+    """Of memory: `147.0 MiB`."""
+    if nbytes is None:
+        return DASH
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes:.0f} B"
 
 
 def times(ratio: float | None) -> str:
