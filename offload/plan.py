@@ -15,10 +15,12 @@ from offload.costs import Costs
 from offload.errors import GraphError
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
+from offload.lowering.late_choice import rotations
+from offload.lowering.late_updates import Rotation
 from offload.lowering.micro_batches import orders
 from offload.memgraph import ALIGNMENT, MemGraph, Place
 from offload.search import Found, Wanted, best_plan, peak_bytes
-from offload.simulator import Bound, Simulation
+from offload.simulator import Bound, Simulation, least_seconds
 from offload.sizes import parse_size
 from offload.taskgraph import HOST, Role, Task, TaskGraph
 from offload.verify import verify
@@ -45,6 +47,8 @@ class Plan:
     """Where updates may run: device, host, auto."""
     proven: bool = True
     """Whether it was verified before it was handed out."""
+    rotation: Rotation | None = None
+    """Where some updates wait for the next step's forward pass: this plan is of its `steady`."""
 
     @property
     def memgraph(self) -> MemGraph:
@@ -98,11 +102,7 @@ class Plan:
     @cached_property
     def resident_seconds(self) -> float:
         """Of a step that never waits for a copy."""
-        busy: dict[tuple[str, int], float] = {}
-        for task in self.source.tasks:
-            key = task.engine, task.device
-            busy[key] = busy.get(key, 0.0) + self.costs.of_task(task)
-        return max(busy.values(), default=0.0)
+        return least_seconds(self.source, self.costs)
 
     def verify(self) -> None:
         """Raise `RaceFound` unless every legal order of this plan gives the step's own bits."""
@@ -147,13 +147,15 @@ def plan(
     recompute: bool = True,
     optimizer: str = "device",
     proven: bool = True,
+    late: bool = False,
 ) -> Plan:
     """Fit a step into `budget` bytes of every device, and `host_budget` of the host.
 
     `placement`: auto takes the allocator shim where it can be built. `recompute`: activations may
     be computed once more instead of being kept or copied, where that is faster. `optimizer`: where
     updates run, device or host; auto plans both and takes the faster. `proven`: no plan is handed
-    out that `verify` has not seen, which takes a part of the planning's time."""
+    out that `verify` has not seen, which takes a part of the planning's time. `late`: where it is
+    faster, updates may wait for the next step's forward pass, and `rotation` says how."""
     if placement not in PLACEMENTS:
         raise GraphError(f"placement={placement!r} is none of {', '.join(PLACEMENTS)}")
     if optimizer not in CHOICES:
@@ -170,7 +172,7 @@ def plan(
         optimizer,
         proven,
     )
-    return _planned(asked, graph, {})
+    return _planned(asked, graph, {}, late)
 
 
 def reserve_bytes(graph: TaskGraph, placement: str) -> int:
@@ -186,7 +188,7 @@ def _outside(task: Task, placement: str) -> int:
     return task.stray
 
 
-def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
+def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place], late: bool = False) -> Plan:
     capacities: dict[int, int] = {}
     planned, reserve = graph, reserve_bytes(graph, asked.placement)
     if asked.placement == "copy":
@@ -205,11 +207,17 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place]) -> Plan:
         for order, ordered in orders(planned)
         for where, variant in host_variants(ordered, asked.costs, asked.optimizer, fixed)
     ]
-    wanted = Wanted(first, capacities, asked.costs, homes, reserve, asked.recompute, others)
+    turned = rotations([("", first), *others], asked.costs) if late else []
+    wanted = Wanted(
+        first, capacities, asked.costs, homes, reserve, asked.recompute, others,
+        [(name, rotation.steady) for name, rotation in turned],
+    )  # fmt: skip
     found = best_plan(wanted)
+    program = found.memgraph.graph.program
+    rotation = next((r for _, r in turned if r.steady.program is program), None)
     if asked.proven:
         verify(found.memgraph)  # a mistake of ours must not become wrong bits of yours
-    return replace(asked, source=graph, found=found)
+    return replace(asked, source=graph, found=found, rotation=rotation)
 
 
 def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:

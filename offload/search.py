@@ -8,6 +8,7 @@ Pure.
 A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from offload.refusal import (
     working_set,
 )
 from offload.residency import most_resident
-from offload.simulator import Simulation, simulate
+from offload.simulator import Simulation, least_seconds, simulate
 from offload.taskgraph import HOST, Role, TaskGraph
 from offload.victims import NEVER
 
@@ -38,6 +39,10 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
+
+
+WORTH = 0.99
+"""Of the seconds of a step: what a turned one may take at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Wanted:
     recompute: bool = True
     others: Sequence[tuple[str, TaskGraph]] = ()
     """The same step by other tasks, which may be planned instead: their names are told."""
+    turned: Sequence[tuple[str, TaskGraph]] = ()
+    """Steps whose last updates are those of the step before: only where that is `WORTH` it."""
 
 
 def best_plan(wanted: Wanted) -> Found:
@@ -202,6 +209,7 @@ class _Search:
         for share, policy in self._policies():
             self._try(f"{share:.0%} of the room resident", policy)
         self._other_graphs()
+        self._turned_graphs()
         if self._best is None:
             self._refuse()
         graph = self._best.memgraph.graph
@@ -221,6 +229,14 @@ class _Search:
             policies = list(self._policies(graph))
             for share, policy in policies[:: max(1, len(policies) - 1)]:
                 self._try(f"{name}, {share:.0%} of the room resident", policy, graph)
+
+    def _turned_graphs(self) -> None:
+        """As much resident as there is room for. Not those whose work alone takes too long."""
+        for name, graph in self._wanted.turned:
+            most = WORTH * self._best.simulation.makespan if self._best else math.inf
+            if least_seconds(graph, self._wanted.costs) < most:
+                _, policy = next(self._policies(graph))
+                self._try(name, policy, graph, most)
 
     def _refuse(self) -> NoReturn:
         """No plan fits. Any budget that holds the largest task does: it is the host's memory that
@@ -276,7 +292,13 @@ class _Search:
         taken = resident_bytes(graph, device, resident, {})
         return taken + largest <= self._wanted.capacities[device]
 
-    def _try(self, name: str, policy: Policy, graph: TaskGraph | None = None) -> None:
+    def _try(
+        self,
+        name: str,
+        policy: Policy,
+        graph: TaskGraph | None = None,
+        most: float = math.inf,
+    ) -> None:
         try:
             memgraph = _walked(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:
@@ -286,8 +308,12 @@ class _Search:
         simulation = simulate(memgraph, self._wanted.costs)
         moved = sum(node.nbytes for node in memgraph.nodes)
         self._tried.append(f"{name}: {simulation.makespan:.3g} s")
-        if self._best is None or (simulation.makespan, moved) < (
-            self._best.simulation.makespan,
-            sum(node.nbytes for node in self._best.memgraph.nodes),
+        if simulation.makespan <= most and (
+            self._best is None
+            or (simulation.makespan, moved)
+            < (
+                self._best.simulation.makespan,
+                sum(node.nbytes for node in self._best.memgraph.nodes),
+            )
         ):
             self._best = Found(memgraph, policy, simulation)

@@ -20,6 +20,7 @@ import numpy as np
 
 from offload.costs import Costs
 from offload.memgraph import TASK, MemGraph
+from offload.taskgraph import TaskGraph
 
 CRITICAL_PATH = "critical path"
 
@@ -76,6 +77,15 @@ def simulate(
         two_phase=max(bound.seconds, _two_phase(memgraph, seconds, costs)),
         timeline=timeline,
     )
+
+
+def least_seconds(graph: TaskGraph, costs: Costs) -> float:
+    """Of its tasks alone, on the engine that has most to do."""
+    busy: dict[tuple[str, int], float] = {}
+    for task in graph.tasks:
+        key = task.engine, task.device
+        busy[key] = busy.get(key, 0.0) + costs.of_task(task) / _workers(task.engine, costs)
+    return max(busy.values(), default=0.0)
 
 
 def _seconds(memgraph: MemGraph, costs: Costs) -> list[float]:

@@ -79,6 +79,15 @@ class Trace:
         lanes = [lane for lane in self._record.lanes if lane.name.startswith("compute")]
         return sum(sum(map(sub, lane.ends, lane.starts)) for lane in lanes)
 
+    def began(self, phase: str) -> bool:
+        """Whether a task of this phase did, be it that it failed."""
+        return any(
+            self._known.nodes[node].kind == TASK
+            and self._known.graph.tasks[self._known.nodes[node].task].phase == phase
+            for lane in self._record.lanes
+            for node, _ in zip(lane.nodes, lane.starts, strict=False)
+        )
+
     def seconds_by_task(self) -> dict[int, float]:
         """Measured, by the number of the task in the graph."""
         nodes = self._known.nodes

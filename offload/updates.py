@@ -20,6 +20,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from offload.errors import CaptureError
+from offload.kept import Kept
 from offload.kernels import Call, Value
 
 KNOWN = (SGD, Adam, AdamW)
@@ -39,6 +40,8 @@ class Update:
     states: tuple[str, ...]
     """Keys of `optimizer.state[parameter]`."""
     elementwise: bool = True
+    kept: Kept | None = None
+    """The numbers of the step that it belongs to, where it runs in the next one."""
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -46,12 +49,23 @@ class Update:
         return Update, id(self.optimizer), self.group, self.foreach, self.states
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
-        now = self.optimizer.param_groups[self.group]
+        now = self._numbers()
         with torch.no_grad():
             if type(self.optimizer) is SGD:
                 self._sgd(now, p, g, states)
             else:
                 self._adam(now, p, g, states)
+
+    def _numbers(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return self.kept.group(self.optimizer, self.group)
+        return self.optimizer.param_groups[self.group]
+
+    def _counter(self) -> torch.Tensor:
+        """To be advanced."""
+        if self.kept is not None:
+            return self.kept.counter(self.parameter).clone()
+        return self.optimizer.state[self.parameter]["step"].clone()
 
     def _sgd(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
         sgd(
@@ -78,7 +92,7 @@ class Update:
             [states[0]],
             [states[1]],
             [*states[2:]],
-            [self.optimizer.state[self.parameter]["step"].clone()],
+            [self._counter()],
             foreach=self.foreach,
             fused=now["fused"],
             has_complex=torch.is_complex(p),

@@ -4,7 +4,8 @@
 
 A pass keeps every bit of what the step leaves behind. One that does not is done only for those who
 ask for it by name (`also`), and `explain()` says so. Where updates run is chosen by the plan
-(`host_updates`), and so is how many micro-batches a weight comes in for (`micro_batches`).
+(`host_updates`), and so is which of them wait for the next step's forward pass (`late_updates`),
+and how many micro-batches a weight comes in for (`micro_batches`).
 """
 
 from collections.abc import Iterable

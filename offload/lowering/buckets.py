@@ -45,7 +45,7 @@ def bucketed_updates(graph: TaskGraph, nbytes: int = 32 << 20) -> TaskGraph:
         groups.extend(open_.pop(key).members for key in keys)
 
     for number, task in enumerate(graph.tasks):
-        own = kin(task) if task.phase == "update" and number not in held else None
+        own = _kind(task) if task.phase == "update" and number not in held else None
         close([key for key, bucket in open_.items() if key != own and bucket.before(task)])
         waiting = sum(bucket.waiting for bucket in open_.values())
         workspace = max((bucket.workspace for bucket in open_.values()), default=0)
@@ -72,6 +72,11 @@ def bucketed_updates(graph: TaskGraph, nbytes: int = 32 << 20) -> TaskGraph:
     buckets = sum(len(members) > 1 for members in groups)
     note = f"{together} updates are {buckets} buckets" if buckets else ""
     return regrouped(graph, groups, note)
+
+
+def _kind(task: Task) -> tuple[object, ...]:
+    """What measures gradients stays apart from what changes them: that may go to the host."""
+    return (*kin(task), {*task.writes} <= {*task.reads})
 
 
 def _room(graph: TaskGraph, task: Task) -> int:

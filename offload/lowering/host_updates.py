@@ -9,7 +9,8 @@ of half precision stays: which of a CPU's loops takes an element depends on the 
 and there the loops round differently.
 
 A gradient that was cast to the parameter's type goes out as it was before, where that is smaller:
-the cast is a host task as well (bfloat16 to float32 is exact anywhere).
+the cast is a host task as well (bfloat16 to float32 is exact anywhere). So is the clipping of a
+gradient that only updates on the host read: it goes out once, right after its norm.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import torch
 from offload.costs import Costs
 from offload.errors import GraphError
 from offload.taskgraph import HOST, Task, TaskGraph
+from offload.training import clamp, scale
 from offload.updates import EXACT, Update
 
 CHOICES = ("auto", "host", "device")
@@ -76,7 +78,7 @@ def host_updates(
     if not found:
         return graph
     foreign = any(_foreign(graph.tasks[number]) for number in found)
-    going = {*found, *_casts(graph, found)}
+    going = {*found, *_casts(graph, found), *_clips(graph, found)}
     tasks = [
         _at_home(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
@@ -119,10 +121,40 @@ def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
     if any(graph.buffers[b].device == HOST for b in task.touches):
         return False
     # A kernel without calls was made by hand, for bytes wherever they are.
-    return all(
-        isinstance(call.op, Update) and all(value.dtype in EXACT for value in call.args)
-        for call in _calls(task)
-    )
+    return is_update(task) and _exact(task)
+
+
+def is_update(task: Task) -> bool:
+    """The optimizer's, with or without the clipping of its gradients; or made by hand."""
+    calls = [call for call in _calls(task) if not _clip(call)]
+    return all(isinstance(call.op, Update) for call in calls) and (bool(calls) or not _calls(task))
+
+
+def _exact(task: Task) -> bool:
+    return all(value.dtype in EXACT for call in _calls(task) for value in call.args)
+
+
+def _clip(call: Any) -> bool:
+    return getattr(call.op, "func", call.op) in (clamp, scale)
+
+
+def _clips(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
+    """Tasks that clip gradients which only these updates read afterwards."""
+    others: set[int] = set()
+    clips: set[int] = set()
+    for number, task in reversed(list(enumerate(graph.tasks))):
+        calls = _calls(task)
+        if (
+            task.engine == "compute"
+            and calls
+            and all(map(_clip, calls))
+            and _exact(task)
+            and others.isdisjoint(task.writes)
+        ):
+            clips.add(number)
+        elif number not in found:
+            others.update(task.reads)
+    return clips
 
 
 def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
+from offload.capture import capture_step
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall, GraphError
 from offload.kernels import Call, Value
@@ -18,6 +19,7 @@ from offload.memgraph import OFFLOAD, RELOAD, TASK
 from offload.plan import Plan
 from offload.sizes import say_size
 from offload.taskgraph import HOST, Role, TaskGraph
+from offload.training import Clip, TrainingStep, clamp, scale
 from offload.updates import Update
 
 MIB = 1 << 20
@@ -322,3 +324,34 @@ def test_a_batch_of_another_shape_is_planned_with_everything_where_it_is(optimiz
     x, y = trained.batches[1]
     trained.batches[1] = (x[:5], y[:5])
     trained.compare(offload.plan(trained.graph, budget, optimizer=optimizer))
+
+
+# ---- clipping ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [Clip(0.5), Clip(0.01, "value")])
+def test_gradients_that_the_host_reads_are_clipped_there(clip: Clip) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return model(x).square().mean(), ()
+
+    step = TrainingStep(forward, optimizer, {"": model}, clip=clip)
+    graph = capture_step(step, torch.randn(8, WIDTH))
+    made = host_updates(graph, Costs(), "host")
+    clips = [
+        task.engine
+        for task in made.tasks
+        for call in getattr(task.kernel, "calls", ())
+        if getattr(call.op, "func", call.op) in (clamp, scale)
+    ]
+    assert len(clips) == 6 and {*clips} == {"host"}
+    norms = [task.engine for task in made.tasks if ".norm" in task.name]
+    assert {*norms} <= {"compute"}
+    # Every gradient goes out once, and nothing of it comes back.
+    plan = offload.plan(made, least(made) + WIDTH * WIDTH * 16, recompute=False)
+    gradients = moved(plan, OFFLOAD)[Role.GRADIENT]
+    assert gradients == sum(p.nbytes for p in model.parameters())
+    assert Role.GRADIENT not in moved(plan, RELOAD)
