@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from offload.taskgraph import Task
+from offload.taskgraph import RANKS, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Costs:
     d2d: float = 8e9
     copy: float = 1e-5
     """Seconds that a copy takes at least."""
+    ranks: float = 1e9
+    """Bytes per second that all processes sum up."""
     host_memory: float = 8e9
     """Bytes per second that a host worker reads and writes."""
     host_workers: int = 1
@@ -30,6 +32,8 @@ class Costs:
             return task.seconds
         if task.engine == "d2d":
             return self.copy + task.traffic / self.d2d
+        if task.engine == RANKS:
+            return self.copy + task.traffic / self.ranks
         if task.engine == "host":
             return self.launch + task.traffic / self.host_memory
         return self.launch + max(task.flops / self.flops, task.traffic / self.memory)

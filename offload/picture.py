@@ -38,7 +38,7 @@ from offload.memgraph import OFFLOAD, TASK
 from offload.plan import Plan
 from offload.search import peak_bytes
 from offload.sizes import UNITS, say_size
-from offload.taskgraph import HOST, Role
+from offload.taskgraph import HOST, RANKS, Role
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -369,7 +369,7 @@ class _Picture:
     # ---- facts -------------------------------------------------------------------------------
 
     def _engines(self) -> list[str]:
-        kinds = ("compute", "h2d", "d2h", "d2d", "host")
+        kinds = ("compute", "h2d", "d2h", "d2d", "host", RANKS)
 
         def rank(engine: str) -> tuple[int, str]:
             return next((n for n, kind in enumerate(kinds) if engine.startswith(kind)), 9), engine

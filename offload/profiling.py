@@ -26,7 +26,7 @@ from offload.kernels import Call, Calls, Value
 from offload.memgraph import ALIGNMENT, TASK, Access, Node, Place
 from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
 from offload.shim import Event, Log, Shim, available
-from offload.taskgraph import Task, TaskGraph
+from offload.taskgraph import RANKS, Task, TaskGraph
 
 MARK = "perfect-training: another call"
 SHORT = 0.005
@@ -69,8 +69,9 @@ def measured(graph: TaskGraph) -> TaskGraph:
 
 
 def _keys(task: Task, calls: dict[Any, Call]) -> list[Any]:
-    """What to look its calls up by; new ones are added."""
-    if not isinstance(task.kernel, Call | Calls):
+    """What to look its calls up by; new ones are added. None for what the other ranks would have
+    to do as well."""
+    if not isinstance(task.kernel, Call | Calls) or task.engine == RANKS:
         return []
     keys = []
     for call in map(_at_zero, task.kernel.calls):

@@ -22,6 +22,8 @@ from offload.errors import GraphError
 
 HOST = -1
 """Where a buffer's bytes are when they are in no device's arena."""
+RANKS = "ranks"
+"""The engine of what several processes do together."""
 
 
 class Role(StrEnum):
@@ -71,7 +73,8 @@ class Task:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     engine: str = "compute"
-    """compute; host: it works on the buffers' host copies; d2d: from one device to another."""
+    """compute; host: it works on the buffers' host copies; d2d: from one device to another; ranks:
+    all processes do it together, one such task after the other."""
     device: int = 0
     after: tuple[int, ...] = ()
     """Tasks that must have run before, though no buffer says so: draws of random numbers."""

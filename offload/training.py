@@ -3,6 +3,7 @@
     first of several     g1 -> sum                                      nothing is updated
     one in the middle    sum += g2
     the last one         g3 += sum   |g| -> norm -> factor   g *= factor   update(p, g)
+                                 mean over all ranks before that (ranks.py)
 
 Every gradient is handled by tasks of its own, and only the norm's few bytes wait for all of them:
 no task holds all gradients. The arithmetic is that of `backward()` into `.grad`, of torch's
@@ -21,6 +22,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from offload.building import Build, Home, copy_of
 from offload.errors import CaptureError
 from offload.kernels import Call, Value
+from offload.ranks import Ranks, averaged
 from offload.taskgraph import Role
 from offload.tracing import UPDATE
 from offload.updates import advance, update_of
@@ -59,6 +61,8 @@ class TrainingStep:
     after: Callable[[], Any] | None = None
     """Called after the backward pass, with the gradients in `.grad`: what it leaves there is
     clipped and used. What it returns, the step returns too."""
+    ranks: Ranks | None = None
+    """Other processes, whose gradients are averaged with these before they are clipped."""
 
 
 def parameters_of(optimizer: Optimizer) -> list[tuple[int, Parameter]]:
@@ -105,7 +109,7 @@ class Gradients:
         )
         # All of them before the first parameter changes: a gradient may lie in a parameter.
         if step.update:
-            self._update([self._whole(*found) for found in self._found])
+            self._update(self._averaged([self._whole(*found) for found in self._found]))
         else:
             for found in self._found:
                 self._add_up(*found)
@@ -125,13 +129,22 @@ class Gradients:
         """The gradient of all micro-batches."""
         if p not in self._step.held:
             assert g is not None
-            return _Gradient(group, p, own, self._laid_out(own, g, self._step.clip is not None))
+            changes = self._step.clip is not None and self._step.ranks is None
+            return _Gradient(group, p, own, self._laid_out(own, g, changes))
         total = self._sum(p, own)
         if g is None:
             return _Gradient(group, p, own, total)
         g = self._laid_out(own, g, changes=True)
         self._task(f"{self._name(own)}.gradient.sum", Call(Add, (g, total)), (g,), (total,))
         return _Gradient(group, p, own, g)
+
+    def _averaged(self, ready: Sequence[_Gradient]) -> Sequence[_Gradient]:
+        """Over all ranks."""
+        if self._step.ranks is None or not ready:
+            return ready
+        given = {gradient.parameter: (gradient.own, gradient.value) for gradient in ready}
+        places = averaged(self._build, self._step.ranks, given)
+        return [replace(gradient, value=places[gradient.parameter]) for gradient in ready]
 
     def _add_up(self, group: int, p: Parameter, own: Value, g: Value | None) -> None:
         if g is None:

@@ -12,10 +12,11 @@ from perfect.callback import PhaseSwitch  # noqa: E402
 from perfect.loader_callback import LoaderCallback  # noqa: E402
 from perfect.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
 from perfect.schedule import Schedule  # noqa: E402
-from trainers import OffloadStrategy  # noqa: E402
+from trainers import OffloadDDPStrategy, OffloadStrategy  # noqa: E402
 
 __all__ = [
     "LoaderCallback",
+    "OffloadDDPStrategy",
     "OffloadStrategy",
     "Phase",
     "PhaseSwitch",

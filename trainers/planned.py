@@ -24,6 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from offload import CaptureError, OffloadError, Plan
+from offload.ranks import Ranks
 from trainers.check import Expected, Start, compare_gradients, state_of
 from trainers.closure import Batch
 from trainers.fallback import reason, user_error
@@ -186,10 +187,18 @@ class Planned(Strategy):
         if trainer.state.fn != TrainerFn.FITTING or loop._skip_backward:
             return False
         if not self._decided:
-            if why := reason(trainer, self._module):
+            if why := self._why_not():
                 self._go_eager(why)
             self._decided = True
         return not self._eager
+
+    def _why_not(self) -> str:
+        """Empty: this run can be planned, as far as one sees."""
+        return reason(self._module.trainer, self._module)
+
+    def _ranks(self) -> Ranks | None:
+        """The processes that train together."""
+        return None
 
     def _micro(self, batch: Any, batch_idx: int | None = None) -> Micro:
         trainer = self._module.trainer
@@ -204,14 +213,15 @@ class Planned(Strategy):
 
     def _run(self, micro: Micro) -> Any:
         if self._steps is None:
-            self._steps = Steps(self._module, self.optimizers[0], self._asked, self._meter)
+            self._steps = Steps(
+                self._module, self.optimizers[0], self._asked, self._meter, self._ranks()
+            )
         if micro.first:
             self._expected = None
             if self._to_check == 0 and self._check_first_steps:
                 self.optimizers[0].zero_grad()  # what the checked steps have left
                 self._to_check = -1
-        parts = Batch.of(micro.batch)
-        step = self._steps.step_for(micro, parts)
+        parts, step = self._captured(micro)
         self._plan = self._steps.plan
         context = self.precision_plugin.train_step_context
         if self._to_check <= 0:
@@ -225,6 +235,11 @@ class Planned(Strategy):
         self._expected = Expected.of(self._state(step), loss)
         start.restore(self._state(step))
         return None
+
+    def _captured(self, micro: Micro) -> tuple[Batch, Step]:
+        assert self._steps is not None
+        parts = Batch.of(micro.batch)
+        return parts, self._steps.step_for(micro, parts)
 
     def _state(self, step: Step | None) -> dict[str, torch.Tensor]:
         """All that a step changes, by name."""
@@ -246,7 +261,7 @@ class Planned(Strategy):
         if mistake is None:
             self._go_eager(str(error))
             return super().training_step(*args, **kwargs)
-        self._eager = True
+        self._begin_eager()
         output = super().training_step(*args, **kwargs)  # which makes the same mistake, as a rule
         self._go_eager(str(error))
         return output
@@ -254,6 +269,9 @@ class Planned(Strategy):
     def _go_eager(self, why: str) -> None:
         self._check_budget(why)
         rank_zero_warn(f"OffloadStrategy trains eagerly, without offloading: {why}")
+        self._begin_eager()
+
+    def _begin_eager(self) -> None:
         self._eager = True
 
     def _check_budget(self, why: str) -> None:

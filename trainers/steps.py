@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 import offload
 from offload import OffloadError, Plan, Runner, TaskGraph
 from offload.capture import capture_step
+from offload.ranks import Ranks
 from offload.sizes import parse_size
 from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Recipe
@@ -130,7 +131,12 @@ class Steps:
     """Of one fit."""
 
     def __init__(
-        self, module: L.LightningModule, optimizer: Optimizer, asked: Asked, meter: Meter
+        self,
+        module: L.LightningModule,
+        optimizer: Optimizer,
+        asked: Asked,
+        meter: Meter,
+        ranks: Ranks | None = None,
     ) -> None:
         self.sums: dict[Parameter, torch.Tensor] = {}
         """Gradients of the micro-batches so far."""
@@ -139,6 +145,7 @@ class Steps:
         self._optimizer = optimizer
         self._asked = asked
         self._meter = meter
+        self._ranks = ranks
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._held: frozenset[Parameter] = frozenset()
@@ -222,6 +229,7 @@ class Steps:
             held,
             None if hooks.clip else self._clip(),
             forward.after if hooks.after else None,
+            self._ranks,
         )
         with torch.enable_grad():
             graph = capture_step(step, *parts.tensors)

@@ -1,0 +1,192 @@
+"""Gradients of several processes, averaged inside the step as torch's DDP averages them.
+
+    compute   .. b9 share9 b8 share8 b7 .. b2 share2 b1 share1  update9 update8 ..
+    ranks     same           [bucket 1: 9 8 7]      [bucket 2 ...]      one after the other
+
+A share is `g / n`, written into a bucket, where the gradient is from then on: the update reads it
+there, and `g` is dead. All buckets are summed in one order, whatever each rank's plan is: they are
+chained, and their engine has one thread, so no two ranks can wait for each other. Which gradient
+lies in which bucket is a function of the parameters alone.
+
+The first task of the chain compares what the ranks are about to sum. Nothing has changed by then,
+so one that has other gradients than the others is an error on all of them, not a hang.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import torch
+from torch import distributed
+
+from offload.building import Build
+from offload.errors import CaptureError, StepError
+from offload.kernels import Call, Value
+from offload.taskgraph import RANKS, Role
+from offload.tracing import UPDATE
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """The processes that train together, each on its own part of a batch."""
+
+    size: int
+    parameters: Sequence[Parameter]
+    """In the order of the forward pass, about: buckets are made from the last to the first."""
+    bucket_bytes: int = 25 << 20
+    group: Any = None
+    """A process group; None: of all."""
+
+    def buckets(self, found: Iterable[Parameter]) -> list[list[Parameter]]:
+        """Parameters whose gradients are summed at once: of one type, up to `bucket_bytes`."""
+        wanted = {id(p): p for p in found}
+        ordered = [wanted.pop(id(p)) for p in reversed(self.parameters) if id(p) in wanted]
+        buckets: dict[torch.dtype, list[Parameter]] = {}
+        done: list[list[Parameter]] = []
+        for p in (*ordered, *wanted.values()):
+            bucket = buckets.setdefault(p.dtype, [])
+            if bucket and _nbytes(*bucket, p) > self.bucket_bytes:
+                done.append(bucket)
+                bucket = buckets[p.dtype] = []
+            bucket.append(p)
+        return [*done, *buckets.values()]
+
+    def average(self, gradients: Mapping[Parameter, torch.Tensor]) -> None:
+        """In place, with the bits that a planned step gives them."""
+        for bucket in self.buckets(gradients):
+            flat = torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
+            views: list[torch.Tensor] = []
+            at = 0
+            for p in bucket:
+                views.append(flat.as_strided(p.size(), p.stride(), at))
+                write_share(views[-1], gradients[p], self.size)
+                at += p.numel()
+            AllReduce(self.group)(flat)
+            for p, view in zip(bucket, views, strict=True):
+                gradients[p].copy_(view)
+
+
+def averaged(
+    build: Build, ranks: Ranks, gradients: Mapping[Parameter, tuple[Value, Value]]
+) -> dict[Parameter, Value]:
+    """Adds to a graph what makes the mean of all ranks of every gradient (`own, gradient`), and
+    returns where it lies."""
+    buckets = ranks.buckets(gradients)
+    found: dict[Parameter, Value] = {}
+    contents: list[str] = []
+    flats: list[Value] = []
+    for number, bucket in enumerate(buckets, 1):
+        numel, dtype = sum(p.numel() for p in bucket), bucket[0].dtype
+        name = f"gradients {number}/{len(buckets)}"
+        flat = build.graph.buffer(name, numel * dtype.itemsize, Role.GRADIENT)
+        at = 0
+        for p in bucket:
+            own, g = gradients[p]
+            _check_dense(build.graph.buffers[own.buffer].name, own)
+            found[p] = replace(own, buffer=flat, offset=at)
+            _share(build, ranks, build.graph.buffers[own.buffer].name, found[p], g, at == 0)
+            at += prod(own.size)
+        names = ", ".join(build.graph.buffers[gradients[p][0].buffer].name for p in bucket)
+        contents.append(f"{numel} {dtype} of {names}")
+        flats.append(Value(flat, dtype, (numel,), (1,)))
+    before = build.task("ranks", (), (), Call(Same(ranks.group, tuple(contents))), **_late())
+    for number, flat in enumerate(flats, 1):
+        b = (flat.buffer,)
+        nbytes = build.graph.buffers[flat.buffer].nbytes
+        before = build.task(
+            f"all_reduce {number}/{len(flats)}", b, b, Call(AllReduce(ranks.group), (flat,)),
+            **_late(nbytes, before),
+        )  # fmt: skip
+    return found
+
+
+def _late(traffic: int = 0, *after: int) -> dict[str, Any]:
+    return {"engine": RANKS, "phase": UPDATE, "traffic": traffic, "after": after}
+
+
+def _share(build: Build, ranks: Ranks, name: str, place: Value, g: Value, first: bool) -> None:
+    touched = (g.buffer,) if first else (g.buffer, place.buffer)
+    call = Call(write_share, (place, g, ranks.size))
+    traffic = 2 * prod(g.size) * g.dtype.itemsize
+    build.task(f"{name}.share", touched, (place.buffer,), call, phase=UPDATE, traffic=traffic)
+
+
+def _check_dense(name: str, own: Value) -> None:
+    span = 1 + sum((n - 1) * step for n, step in zip(own.size, own.stride, strict=True))
+    if span != prod(own.size):
+        raise CaptureError(
+            f"{name} has size {own.size} and stride {own.stride}, which leaves holes. Make it"
+            " contiguous: nn.Parameter(p.detach().contiguous())"
+        )
+
+
+def _nbytes(*parameters: Parameter) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+def write_share(place: torch.Tensor, g: torch.Tensor, size: int) -> None:
+    """As torch's reducer does it: first divided, then summed."""
+    torch.mul(g, 1.0 / size, out=place)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """The sum of all ranks' tensors, in place."""
+
+    group: Any
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        with _together(self.group):
+            distributed.all_reduce(tensor, group=self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Raises on every rank where not all of them sum the same gradients."""
+
+    group: Any
+    contents: tuple[str, ...]
+    """Of the buckets."""
+
+    def __call__(self) -> None:
+        digest = sha256("\n".join(self.contents).encode()).digest()
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        size = distributed.get_world_size(self.group)
+        with _together(self.group):
+            seen = [torch.empty_like(mine) for _ in range(size)]
+            distributed.all_gather(seen, mine, group=self.group)
+            if not all(torch.equal(other, mine) for other in seen):
+                everybody: list[Any] = [None] * size
+                distributed.all_gather_object(everybody, self.contents, group=self.group)
+                raise StepError(_difference(everybody))
+
+
+def _difference(everybody: Sequence[tuple[str, ...]]) -> str:
+    rank = next(n for n, contents in enumerate(everybody) if contents != everybody[0])
+    ours, theirs = set(everybody[0]), set(everybody[rank])
+    return (
+        f"rank {rank} has other gradients in this step than rank 0:"
+        f" {'; '.join(sorted(theirs - ours))[:300] or 'fewer of them'}, against"
+        f" {'; '.join(sorted(ours - theirs))[:300] or 'fewer of them'}. All ranks must train the"
+        " same parameters in the same step"
+    )
+
+
+@contextmanager
+def _together(group: Any) -> Iterator[None]:
+    """What another rank's end looks like from here."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise StepError(
+            f"rank {distributed.get_rank(group)} waited for the others, and at least one of them"
+            f" has ended or hangs: see what it says. ({str(error).splitlines()[0][:200]})"
+        ) from error
