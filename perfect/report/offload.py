@@ -29,8 +29,12 @@ def stalls_section(run: Run) -> str:
     spent = [Time.of(row) for row in found.get("phases") or ()]
     if len(spent) > 1:
         spent.insert(0, Time.of(found, "whole run"))
-    if not any(time.seconds for time in spent):
-        return section("Where the time goes", note("No step was trained."))
+    if not found.get("runs"):
+        trained = any(time.seconds for time in spent)
+        told = (
+            "No step was planned: the run trained eagerly." if trained else "No step was trained."
+        )
+        return section("Where the time goes", note(told))
     head = ("", "Training", *(name.capitalize() for name, *_ in PARTS.values()))
     rows = [
         (time.name, duration(time.seconds), *(percent(time.share(part)) for part in PARTS))
@@ -43,7 +47,8 @@ def stalls_section(run: Run) -> str:
         note(
             "Of the time in which the run trained, without validation. Waiting for transfers: no"
             " kernel could run, as all that were left waited for copies. Everything else: loggers,"
-            " checkpoints, the check of the first steps, and what stands between two kernels."
+            " checkpoints, steps that ran eagerly (as those that check the first ones do), and what"
+            " stands between two kernels."
         ),
     )
 
@@ -65,8 +70,8 @@ def memory_section(run: Run) -> str:
     ]  # fmt: skip
     return section(
         "Memory over the step",
-        *(_picture(run, row, number) for number, row in enumerate(found.get("plans") or ())),
         table(("", "Bytes", "Of what a step needs"), [row for row in rows if row[1] != DASH]),
+        *(_picture(run, row, number) for number, row in enumerate(found.get("plans") or ())),
     )
 
 

@@ -83,7 +83,9 @@ dl div:first-child { padding-left: 0 }
 dt { color: var(--muted); font-size: 12.5px; order: 1 }
 dd { margin: 0; font-size: 21px; font-weight: 600; letter-spacing: -.01em; white-space: nowrap }
 figure { margin: 0; break-inside: avoid }
-@media screen and (min-width: 1120px) { .broad { margin: 0 -80px } }
+.broad { margin: 24px 0 0 }
+@media screen and (min-width: 1120px) { .broad { margin: 24px -80px 0 }
+  .broad figcaption { margin-left: 80px } }
 svg { display: block; width: 100%; height: auto }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 figure svg text { font-family: inherit !important }

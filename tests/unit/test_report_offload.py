@@ -234,10 +234,26 @@ def test_a_run_that_ended_before_its_first_step_has_a_report(tmp_path: Path) -> 
     assert "No step was trained." in text and "Memory over" not in text
 
 
+def test_a_run_that_trained_eagerly_is_not_said_to_have_had_no_kernels(tmp_path: Path) -> None:
+    eager = {"runs": 0, "plans_made": 0, "plans": [], "phases": [{"name": "all", "seconds": 9.0}]}
+    text = page(make_run(tmp_path, eager))
+    assert "No step was planned: the run trained eagerly." in text
+    assert "Waiting for transfers" not in text
+
+
 def test_what_is_not_known_is_a_dash(tmp_path: Path) -> None:
     bare = {"inputs": "(8,)", "part": "whole step", "runs": 0, "median_seconds": None}
     phases = [{"name": "pretrain", "seconds": 3.0, "compute_seconds": None}]
-    found = Page(page(make_run(tmp_path, {"plans": [bare], "phases": phases})))
+    found = Page(page(make_run(tmp_path, {"runs": 1, "plans": [bare], "phases": phases})))
+    assert found.row("pretrain") == [
+        "pretrain",
+        "3 s",
+        "0.0 %",
+        "0.0 %",
+        "0.0 %",
+        "0.0 %",
+        "100.0 %",
+    ]
     assert found.row("(8,)")[3:] == [DASH] * 7
 
 
