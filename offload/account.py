@@ -31,6 +31,7 @@ NAMES = MappingProxyType(
         Role.INPUT: "inputs",
         Role.ACTIVATION: "activations",
         Role.GRADIENT: "gradients",
+        Role.SUM: "gradient sums",
         Role.TEMPORARY: "temporaries",
         Role.WORKSPACE: "workspace",
     }

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from offload.costs import Costs
 from offload.engines import Record, Run, Work
 from offload.homes import Homes
 from offload.kernels import Program, Value
@@ -35,6 +36,18 @@ class Plan(Protocol):
     def placement(self) -> str:
         """shim or copy"""
         ...
+
+    @property
+    def costs(self) -> Costs:
+        """What it was made for."""
+        ...
+
+    @property
+    def reserve(self) -> int:
+        """Bytes that kernels allocate outside of the arenas."""
+        ...
+
+    def explain(self) -> str: ...
 
     def replan(self, graph: TaskGraph) -> "Plan":
         """For a batch of another shape: the same budget, the same homes."""

@@ -4,6 +4,7 @@ OffloadError
   CaptureError     a step that cannot be captured (names the user's line and what to do)
   GraphError       a TaskGraph, or a size, that makes no sense
   BudgetTooSmall   no plan fits: the smallest budget that would, and the task that sets it
+  MemoryTooSmall   this machine, or its cgroup, has not the memory that a plan needs
   RaceFound        a MemGraph in which two tasks are not ordered, or bytes are not what is expected
   StepError        a call that does not fit the captured step, or a runner that is closed
 
@@ -31,6 +32,16 @@ class BudgetTooSmall(OffloadError):
         super().__init__(message)
         self.needed = needed
         self.task = task
+
+
+class MemoryTooSmall(OffloadError):
+    """A plan that this machine, or the process's cgroup, has not the memory for."""
+
+    def __init__(self, message: str, *, needed: int, left: int) -> None:
+        """Bytes that it takes more, and that may still be taken."""
+        super().__init__(message)
+        self.needed = needed
+        self.left = left
 
 
 class RaceFound(OffloadError):

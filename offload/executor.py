@@ -26,6 +26,7 @@ from offload.engines.serial import Serial
 from offload.engines.threads import Threads
 from offload.errors import StepError
 from offload.kernels import Program
+from offload.machine import check_memory, memory_left
 from offload.memory import Arenas
 from offload.placement import Bindings
 from offload.taskgraph import TaskGraph
@@ -46,11 +47,12 @@ class Runner:
         seed: int = 0,
         *,
         poison: bool = False,
-        host_workers: int = 1,
+        host_workers: int | None = None,
         key: Hashable = None,
     ) -> None:
         """`poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
-        for tests. `key`: what `run` calls the plan's step, as if it were added."""
+        for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
+        with if not given. `key`: what `run` calls the plan's step, as if it were added."""
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
         if order not in ORDERS:
@@ -66,11 +68,13 @@ class Runner:
         self._plans: dict[Hashable, Plan] = {self._first: plan}
         self._bindings: dict[Hashable, Binding] = {}
         self._current: Binding | None = None
+        check_memory(plan, plan.memgraph.arenas, memory_left())
         self._arenas = Arenas(plan.memgraph.arenas)
         self._step_lock = threading.Lock()
         self._closed = False
+        workers = plan.costs.host_workers if host_workers is None else host_workers
         self._engine: Engine = (
-            Serial(order, seed) if engine == "serial" else Threads(order, seed, host_workers)
+            Serial(order, seed) if engine == "serial" else Threads(order, seed, workers)
         )
         self._enter(self._first)
 
@@ -187,10 +191,12 @@ class Runner:
         self._leave()
         self._bindings.clear()
         self._arenas = Arenas({})
+        check_memory(self._plan, sizes, memory_left())
         self._arenas = Arenas(sizes)
 
     def _leave(self) -> None:
         if self._current:
+            self._arenas.forget(keep=self._current.homes.places.values())
             self._current.homes.release()
         self._current = None
 

@@ -7,8 +7,10 @@ A tensor that leaves the runner (a parameter, an optimizer's state) gets a stora
 over the arena's bytes: saving it to a file saves it alone, and not the arena.
 """
 
-import os
-from collections.abc import Mapping
+import mmap
+import sys
+from collections.abc import Iterable, Mapping
+from ctypes import CDLL, c_int, c_size_t, c_void_p
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +28,6 @@ class Arenas:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self.sizes = MappingProxyType({HOST: 0} | dict(sizes))
-        _check_machine(self.sizes)
         self._bytes = {arena: _aligned(arena, size) for arena, size in self.sizes.items()}
         self.tensors = MappingProxyType(
             {arena: _over(memory, 0, len(memory)) for arena, memory in self._bytes.items()}
@@ -45,6 +46,17 @@ class Arenas:
             begin <= address < begin + self.sizes[arena] for arena, begin in self._begins.items()
         )
 
+    def forget(self, keep: Iterable[Place]) -> None:
+        """Give memory back to the machine, but for these places; when no step comes any more."""
+        keep = tuple(keep)
+        for arena, begin in self._begins.items():
+            at = begin
+            kept = sorted((self.address(p), p.nbytes) for p in keep if p.arena == arena)
+            for start, nbytes in kept:
+                _give_back(at, start)
+                at = max(at, start + nbytes)
+            _give_back(at, begin + self.sizes[arena])
+
     def bytes(self, place: Place) -> torch.Tensor:
         """They alone, in a storage of their own."""
         return _over(self._bytes[place.arena], place.offset, place.nbytes)
@@ -56,15 +68,13 @@ class Arenas:
         return empty.set_(storage, value.offset, value.size, value.stride)
 
 
-def _check_machine(sizes: Mapping[int, int]) -> None:
-    """A system that promises more memory than it has would end the process in mid-step."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (wanted := sum(sizes.values())) > there:
-        raise OffloadError(
-            f"the plan's arenas have {say_size(wanted)} ({say_size(sizes[HOST])} of them the"
-            f" host's), this machine has {say_size(there)} of memory: make the batch smaller, or"
-            " give a budget and a host_budget that fit together"
-        )
+def _give_back(begin: int, end: int) -> None:
+    """Whole pages between two addresses: what is in them is gone, and they take no memory."""
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end and sys.platform == "linux":
+        madvise = CDLL(None).madvise
+        madvise.argtypes = c_void_p, c_size_t, c_int
+        madvise(begin, end - begin, mmap.MADV_DONTNEED)  # refused, it only saves nothing
 
 
 def _aligned(arena: int, size: int) -> memoryview:

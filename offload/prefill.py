@@ -31,7 +31,7 @@ def prefill(
     `options`: those of `offload.plan`. Containers come back as they are: lists, tuples, dicts, and
     what is registered as a pytree."""
     planned, structure = planned_prefill(module, *inputs, budget=budget, **options)
-    with Runner(planned, host_workers=planned.costs.host_workers) as runner:
+    with Runner(planned) as runner:
         return pytree.tree_unflatten(runner(*inputs), structure())
 
 

@@ -39,12 +39,14 @@ class Role(StrEnum):
     ACTIVATION = "activation"
     """Made in the forward pass, read in the backward pass."""
     GRADIENT = "gradient"
+    SUM = "sum"
+    """Of the gradients of several micro-batches."""
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"
     """What a kernel allocates and frees within itself."""
 
 
-PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.SUM, Role.CONSTANT})
 
 
 @dataclass(frozen=True, slots=True)

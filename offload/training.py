@@ -164,7 +164,7 @@ class Gradients:
             self._step.sums[p] = torch.zeros_like(p, memory_format=torch.preserve_format).detach()
         total = self._step.sums[p]
         home = Home(
-            f"gradient.{self._name(own)}", Role.STATE, total.untyped_storage().nbytes(), total
+            f"gradient.{self._name(own)}", Role.SUM, total.untyped_storage().nbytes(), total
         )
         return replace(own, buffer=self._build.persistent(home), stride=total.stride(), offset=0)
 

@@ -2,11 +2,12 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from offload.costs import Costs
 from offload.kernels import Program, Value
 from offload.memgraph import MemGraph
 from offload.plan import plan
@@ -20,6 +21,11 @@ class HandPlan:
     memgraph: MemGraph
     placement: str = "copy"
     replans: Callable[[TaskGraph], Any] | None = None
+    costs: Costs = field(default_factory=Costs)
+    reserve: int = 0
+
+    def explain(self) -> str:
+        return "made by hand"
 
     @property
     def graph(self) -> TaskGraph:
