@@ -3,6 +3,7 @@
 number [unit]      B, KiB, MiB, GiB, TiB: powers of 1024      KB, MB, GB, TB: powers of 1000
 """
 
+import math
 import re
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "KB", "MB", "GB", "TB")
@@ -20,6 +21,22 @@ def parse_size(given: object) -> int:
         if known is not None and (nbytes := int(float(number) * _bytes_of(known))) >= 1:
             return nbytes
     raise ValueError(f"{given!r} is no size: give bytes, or a number with a unit, such as 8GiB")
+
+
+def is_share(given: object) -> bool:
+    """Text such as `80%`."""
+    return isinstance(given, str) and given.strip().endswith("%")
+
+
+def parse_share(given: str) -> float:
+    """0.8, of `80%`."""
+    try:
+        share = float(given.strip()[:-1]) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise ValueError(f"{given!r} is no share: give one such as 80%")
+    return share
 
 
 def say_size(nbytes: int) -> str:

@@ -25,7 +25,7 @@ from offload.kernels import Call, Value
 from offload.ranks import Ranks, averaged
 from offload.taskgraph import Role
 from offload.tracing import UPDATE
-from offload.updates import advance, update_of
+from offload.updates import advance, begin, update_of
 
 Parameter = torch.nn.Parameter
 Add = torch.ops.aten.add_.Tensor
@@ -246,7 +246,7 @@ class Gradients:
         for key in update.states:
             tensor = optimizer.state[p][key]
             # `load_state_dict` makes another tensor of it.
-            live = partial(_state, optimizer, p, key)
+            live = partial(_state, optimizer, gradient.group, p, key)
             nbytes = tensor.untyped_storage().nbytes()
             buffer = self._build.persistent(
                 Home(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
@@ -285,7 +285,9 @@ def clamp(g: torch.Tensor, limit: float) -> None:
     torch._foreach_clamp_max_([g], float(limit))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _state(optimizer: Optimizer, p: Parameter, key: str) -> torch.Tensor:
+def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
+    if optimizer.state[p].get(key) is None:  # it was cleared, and begins anew
+        begin(optimizer, optimizer.param_groups[group], p)
     return optimizer.state[p][key]
 
 

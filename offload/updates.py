@@ -113,7 +113,7 @@ def update_of(optimizer: Optimizer, group: int, parameter: torch.nn.Parameter) -
     chosen = settings["foreach"]
     # Left alone, torch takes its foreach kernels for plain tensors only.
     foreach = chosen if plain or chosen is not None or settings["fused"] is not None else False
-    states = _begin(optimizer, settings, parameter)
+    states = begin(optimizer, settings, parameter)
     return Update(optimizer, group, parameter, foreach, states)
 
 
@@ -163,9 +163,10 @@ def advance(optimizer: Optimizer, parameters: Sequence[torch.nn.Parameter]) -> C
     return after_step
 
 
-def _begin(
+def begin(
     optimizer: Optimizer, settings: dict[str, Any], parameter: torch.nn.Parameter
 ) -> tuple[str, ...]:
+    """Its state, where it has none; the keys of it."""
     if type(optimizer) is SGD and settings["momentum"] == 0:
         return ()
     state = optimizer.state[parameter]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import lightning as L
 from rich.console import Console
 from rich.table import Table
 
@@ -11,16 +12,21 @@ from loaders.adopt import resident
 from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
 from loaders.storage import Slab
+from offload import OffloadError
 from offload.sizes import say_size
 from perfect.assembly import (
+    Data,
     build_data,
     build_module,
     build_phase_switch,
     build_phases,
     build_trainer,
+    to_blame,
 )
+from perfect.callback import PhaseSwitch
 from perfect.config import RunConfig, dump_config
 from perfect.folder import RunFolder
+from perfect.plans import PhasePlan, plan_phases
 from perfect.record import RunLog
 from perfect.stop import StopSignal
 
@@ -28,10 +34,10 @@ from perfect.stop import StopSignal
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     """Builds everything, so that whatever is wrong is found here, and decodes one sample."""
     data = build_data(config)
-    build_module(config, data.num_classes)
+    module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)
-    stop = StopSignal(console)
-    build_trainer(config, out, build_phase_switch(config), RunLog(out), stop, data)
+    stop, switch = StopSignal(console), build_phase_switch(config)
+    trainer = build_trainer(config, out, switch, RunLog(out), stop, data)
     loader = data.train
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 
@@ -69,6 +75,37 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)
+    if config.offload is not None and config.trainer.devices > 1:
+        console.print(
+            "offload: every rank plans for itself, at its first step; with devices: 1 its plan is"
+            " shown here, but for the averaging of gradients",
+            highlight=False,
+        )
+    elif config.offload is not None:
+        for made in _planned(trainer, module, data, switch):
+            console.print()
+            for line in _explained(made):
+                console.print(line, highlight=False, markup=False)
+
+
+def _planned(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> list[PhasePlan]:
+    try:
+        return plan_phases(trainer, module, data, switch)
+    except OffloadError as error:
+        if refused := to_blame(error):
+            raise refused from error
+        raise
+
+
+def _explained(made: PhasePlan) -> Iterator[str]:
+    of = f"phase{'s' if len(made.phases) > 1 else ''} {', '.join(made.phases)}"
+    yield f"a step of {of}, batches of {made.batch_size}"
+    if made.plan is None:
+        yield "trains eagerly, without a plan: see the warning"
+    else:
+        yield made.plan.explain()
 
 
 def _size(loader: object) -> str:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from loaders.reuse import Mode
-from offload.sizes import parse_size
+from offload.sizes import is_share, parse_share, parse_size
 from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.schedule import Kind
 from perfect.text import TestText
@@ -38,6 +38,26 @@ Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Weight = Annotated[Number, Field(ge=0)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
+
+
+def _as_written(given: object) -> object:
+    """A size, checked and kept in its words."""
+    nbytes = parse_size(given)
+    return given if isinstance(given, str) else nbytes
+
+
+def _size_or_share(given: object) -> object:
+    if is_share(given):
+        parse_share(str(given))
+        return given
+    try:
+        return _as_written(given)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a share of what the step needs, such as 80%") from None
+
+
+Size = Annotated[str | int, BeforeValidator(_as_written)]
+Budget = Annotated[str | int, BeforeValidator(_size_or_share)]
 
 
 class Section(BaseModel):
@@ -334,6 +354,33 @@ class TrainerConfig(Section):
     """CPU threads of torch (None: torch's own choice)."""
 
 
+class OffloadConfig(Section):
+    """The arguments of `OffloadStrategy`. How a run is made, not what comes of it: a run may go on
+    with another one, or with none."""
+
+    budget: Budget | None = None
+    """Bytes of the device (8GiB), or a share of what the step needs (80%). None: all it needs."""
+    host_budget: Size | None = None
+    recompute: Literal["auto", "never"] = "auto"
+    optimizer: Literal["auto", "device", "host"] = "auto"
+    engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
+    verify: Flag = True
+    check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
+    """So many steps are made by plain Lightning too, and a difference stops the run."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "OffloadConfig":
+        idle = changed(self) & {"recompute", "host_budget", "optimizer"}
+        if self.optimizer == "host":
+            idle -= {"host_budget", "optimizer"}  # the updates' state is there
+        if self.budget is None and idle:
+            raise ValueError(
+                f"{', '.join(sorted(idle))}: no effect without a budget: everything stays on the"
+                " device"
+            )
+        return self
+
+
 class CheckpointConfig(Section):
     every_steps: Count = 500
 
@@ -350,6 +397,8 @@ class RunConfig(Section):
     switch: SwitchConfig = FixedSwitch()
     ema: EmaConfig = EmaConfig()
     trainer: TrainerConfig = TrainerConfig()
+    offload: OffloadConfig | None = None
+    """None: the whole step on the device, as Lightning does it."""
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = []
     """Beside metrics.csv, which is always written; csv: Lightning's own CSV files too."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -377,6 +426,8 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
             if says_something(name, section):
                 yield (name,), f"has no effect: {model['class_path']} decides this"
+    if isinstance(raw.get("offload"), dict) and given("trainer").get("accelerator") == "gpu":
+        yield ("trainer", "accelerator"), "gpu, but offload runs on the CPU so far: give cpu"
     data = given("data").get("name")
     if data in ("cifar10", "wikitext2"):
         default = LoaderConfig().model_dump(mode="json")

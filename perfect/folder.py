@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, whether it is done, where it goes on.
 
-config.yaml  complete; the folder belongs to this configuration and to no other
+config.yaml  complete; the folder belongs to this configuration and to no other (but for `offload`)
 last.ckpt    the newest checkpoint, to go on from
 final.ckpt   the weights of the finished run, as they were judged
 metrics.csv  one row a step that logged
@@ -21,6 +21,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from perfect.errors import FolderError
 from perfect.record import write_run
 
+HOW = ("offload",)
+"""Sections that say how a run is made, not what comes of it: it may go on with others."""
 State = Literal["new", "begun", "completed"]
 
 
@@ -48,7 +50,7 @@ class RunFolder:
             theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
-        odd = differences(theirs, config)
+        odd = differences(_what(theirs), _what(config))
         if odd:
             raise FolderError(
                 f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
@@ -59,7 +61,8 @@ class RunFolder:
     @rank_zero_only
     def begin(self, config: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.config.exists():
+        there = yaml.safe_load(self.config.read_text("utf-8")) if self.config.exists() else None
+        if there != config:
             part = self.config.with_suffix(".part")
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             part.write_text(text, encoding="utf-8")
@@ -95,6 +98,13 @@ class RunFolder:
     @rank_zero_only
     def write(self, run: dict[str, Any]) -> None:
         write_run(self.run, run)
+
+
+def _what(config: Any) -> Any:
+    """Without how."""
+    if not isinstance(config, dict):
+        return config
+    return {name: section for name, section in config.items() if name not in HOW}
 
 
 def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:

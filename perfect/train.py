@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from loaders import LoaderError
-from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer
+from offload import OffloadError
+from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer, to_blame
 from perfect.check import print_plan
 from perfect.config import RunConfig, dump_config
 from perfect.errors import (
@@ -109,6 +110,11 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     except (KeyboardInterrupt, SystemExit):  # Lightning makes the latter of the former
         status, code = "interrupted", 130
         console.print("stopped at once; the same command resumes from the last checkpoint")
+    except OffloadError as error:
+        run["error"] = str(error)
+        if refused := to_blame(error):
+            raise refused from error
+        console.print(f"[red]{error}[/]", highlight=False)
     except (LossNotFinite, LoaderError, PhaseError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         console.print(f"[red]{run['error']}[/]", highlight=False)

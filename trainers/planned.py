@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
@@ -96,6 +97,23 @@ class Planned(Strategy):
     def plans(self) -> tuple[MeasuredPlan, ...]:
         """Those that ran, and what their runs took."""
         return self._meter.plans
+
+    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
+        """Of the step on such a batch, as a fit would make it; nothing is run. None: the fit would
+        train eagerly. To be called where a step is about to begin: from `on_train_batch_start`."""
+        if not self._planned():
+            return None
+        takes_index = is_param_in_hook_signature(
+            self._module.training_step, "batch_idx", min_args=2
+        )
+        micro = self._micro(batch, batch_idx if takes_index else None)
+        try:
+            return self._begun().plan_for(micro, Batch.of(batch))
+        except CaptureError as error:
+            if mistake := user_error(error):
+                raise mistake from None
+            self._go_eager(str(error))
+            return None
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
@@ -179,6 +197,13 @@ class Planned(Strategy):
         assert self.lightning_module is not None
         return self.lightning_module
 
+    def _begun(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(
+                self._module, self.optimizers[0], self._asked, self._meter, self._ranks()
+            )
+        return self._steps
+
     def _planned(self) -> bool:
         if self._eager:
             return False
@@ -212,25 +237,22 @@ class Planned(Strategy):
         )
 
     def _run(self, micro: Micro) -> Any:
-        if self._steps is None:
-            self._steps = Steps(
-                self._module, self.optimizers[0], self._asked, self._meter, self._ranks()
-            )
+        steps = self._begun()
         if micro.first:
             self._expected = None
             if self._to_check == 0 and self._check_first_steps:
                 self.optimizers[0].zero_grad()  # what the checked steps have left
                 self._to_check = -1
         parts, step = self._captured(micro)
-        self._plan = self._steps.plan
+        self._plan = steps.plan
         context = self.precision_plugin.train_step_context
         if self._to_check <= 0:
-            output = step.recipe.serve(self._steps.run(step, parts), parts.tensors, context)
+            output = step.recipe.serve(steps.run(step, parts), parts.tensors, context)
             self._silence.begin(step.zeroed)
             return output
         self._checked = step
         start = Start.of(self._state(step))
-        outputs = self._steps.run(step, parts)
+        outputs = steps.run(step, parts)
         loss = step.recipe.loss(outputs, parts.tensors)
         self._expected = Expected.of(self._state(step), loss)
         start.restore(self._state(step))

@@ -8,7 +8,7 @@ that are added leave them where it put them.
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import offload
 from offload import OffloadError, Plan, Runner, TaskGraph
 from offload.capture import capture_step
 from offload.ranks import Ranks
-from offload.sizes import parse_size
+from offload.sizes import is_share, parse_share, parse_size
 from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Recipe
 from trainers.hooks import Hooks
@@ -62,18 +62,16 @@ class Asked:
             raise OffloadError(
                 f"engine={self.engine!r} is not available here: take auto or threads"
             )
-        if isinstance(self.budget, str) and self.budget.strip().endswith("%"):
-            self._share(self.budget)
-        elif self.budget is not None:
-            _check_size("budget", self.budget)
+        if self.budget is not None:
+            _check("budget", parse_share if is_share(self.budget) else parse_size, self.budget)
         if self.host_budget is not None:
-            _check_size("host_budget", self.host_budget)
+            _check("host_budget", parse_size, self.host_budget)
 
     def plan(self, graph: TaskGraph) -> Plan:
         budget = self.budget
-        if isinstance(budget, str) and budget.strip().endswith("%"):
+        if isinstance(budget, str) and is_share(budget):
             peak = offload.plan(graph, recompute=False).peak_bytes
-            budget = math.ceil(peak * self._share(budget))
+            budget = math.ceil(peak * parse_share(budget))
         return offload.plan(
             graph,
             budget,
@@ -83,20 +81,10 @@ class Asked:
             proven=self.verify,
         )
 
-    @staticmethod
-    def _share(budget: str) -> float:
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            share = math.nan
-        if not 0 < share < math.inf:
-            raise ValueError(f"budget={budget!r}: a share such as 80% of what the step needs")
-        return share
 
-
-def _check_size(name: str, given: str | int) -> None:
+def _check(name: str, parse: Callable[[Any], float], given: str | int) -> None:
     try:
-        parse_size(given)
+        parse(given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -152,6 +140,8 @@ class Steps:
         self.just_held: frozenset[Parameter] = frozenset()
         """Whose sums are those of `.grad` in an eager run, after this micro-batch."""
         self._shapes: dict[Any, None] = {}
+        """Of the steps that were captured in this epoch."""
+        self._epoch = 0
 
     def step_for(self, micro: Micro, parts: Batch) -> Step:
         """The one that was captured for such a batch in such a situation; or capture it."""
@@ -169,6 +159,18 @@ class Steps:
         self._steps.move_to_end(key)
         self._forget()
         return step
+
+    def plan_for(self, micro: Micro, parts: Batch) -> Plan:
+        """Of the whole step, as `step_for` would make it; nothing is run."""
+        graph, step = self._traced(micro, parts, micro.last, self._held)
+        whole = self._whole(micro, parts, graph, step)
+        if self.plan is None:
+            self.plan = found = self._asked.plan(whole)
+        else:
+            found = self.plan.replan(whole)
+        if not micro.last:
+            self.plan.replan(graph)  # it must fit, too
+        return found
 
     def run(self, step: Step, parts: Batch) -> Sequence[Any]:
         """What the step returns besides the loss that it minimizes."""
@@ -206,14 +208,17 @@ class Steps:
         graph, step = self._traced(micro, parts, micro.last, self._held)
         plan = None
         if self._runner is None:
-            whole = graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
-            plan = self.plan = self._asked.plan(whole)
+            plan = self.plan = self._asked.plan(self._whole(micro, parts, graph, step))
             self._runner = Runner(plan, key=step if micro.last else None)
         if plan is None or not micro.last:
             plan = self._runner.add(step, graph)
         assert isinstance(plan, Plan)
         self._meter.planned(step, plan, _shapes_of(parts.key), _part_of(micro))
         return step
+
+    def _whole(self, micro: Micro, parts: Batch, graph: TaskGraph, step: Step) -> TaskGraph:
+        """With the update, if `graph` has none."""
+        return graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
 
     def _traced(
         self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]
@@ -267,7 +272,9 @@ class Steps:
                 self._steps.popitem(last=False)
 
     def _say_many(self, key: Any, parts: Batch) -> None:
-        """Once, when it is no longer the last, smaller batch alone."""
+        """When it is no longer the last, smaller batch alone. A new epoch may have new ones."""
+        if self._epoch != self._module.current_epoch:
+            self._epoch, self._shapes = self._module.current_epoch, {}
         before, known = len(self._shapes), self._steps.get(key)
         self._shapes[parts.key] = None
         why = ""

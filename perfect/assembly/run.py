@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
 from perfect.assembly.data import Data
+from perfect.assembly.offload import build_strategy, check_device
 from perfect.assembly.own_class import construct, load_class
 from perfect.callback import PhaseSwitch
 from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
@@ -87,11 +88,12 @@ def build_trainer(
         torch.set_num_threads(config.trainer.threads)
     finite = FiniteLoss()
     saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop.asked)
+    strategy = build_strategy(config)
     try:
-        return L.Trainer(
+        trainer = L.Trainer(
             accelerator=config.trainer.accelerator,
             devices=config.trainer.devices,
-            strategy="ddp" if config.trainer.devices > 1 else "auto",
+            strategy=strategy,
             precision=config.trainer.precision,
             callbacks=[switch, StallLog(switch), finite, RunProgress(switch, run_log), stop, saver],
             plugins=[AtomicCheckpointIO()],
@@ -110,6 +112,8 @@ def build_trainer(
         )
     except MisconfigurationException as error:
         raise BuildError("trainer", str(error)) from error
+    check_device(config, trainer)
+    return trainer
 
 
 def _shortest_pass(config: RunConfig, switch: PhaseSwitch, data: Data) -> int:

@@ -4,6 +4,7 @@
 `python tests/unit/test_config.py` writes the texts anew: read the diff before you keep it.
 """
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from perfect.assembly import build_phases
 from perfect.config import RunConfig, dump_config
 from perfect.errors import ConfigError
 from perfect.reader import read_config
+from trainers import OffloadStrategy
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -223,6 +225,27 @@ def test_a_complete_configuration_means_what_the_short_one_did(path: Path) -> No
         return bool(short == whole or (isinstance(short, str) and float(short) == whole))
 
     assert subset(yaml.safe_load(path.read_text(encoding="utf-8")), dump_config(config))
+
+
+def test_offload_takes_the_arguments_of_the_strategy_with_their_defaults(tmp_path: Path) -> None:
+    given = inspect.signature(OffloadStrategy.__init__).parameters
+    defaults = {
+        name: p.default for name, p in given.items() if name != "self" and p.kind != p.VAR_KEYWORD
+    }
+    assert read(PLAIN, tmp_path).offload is None
+    section = read(f"{PLAIN}offload: {{}}\n", tmp_path).offload
+    assert section is not None
+    assert section.model_dump() == defaults
+
+
+@pytest.mark.parametrize("budget", ["8GiB", "50%", "12.5 %", "1000000"])
+def test_a_budget_stays_as_it_was_written(budget: str, tmp_path: Path) -> None:
+    config = read(f"{PLAIN}offload: {{budget: {budget}, host_budget: 2 GiB}}\n", tmp_path)
+    assert config.offload is not None
+    assert str(config.offload.budget) == budget
+    assert config.offload.host_budget == "2 GiB"
+    assert read(yaml.safe_dump(dump_config(config)), tmp_path) == config
+    OffloadStrategy(**config.offload.model_dump())
 
 
 def test_the_users_own_classes_keep_their_arguments_as_written(tmp_path: Path) -> None:

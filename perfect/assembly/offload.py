@@ -1,0 +1,44 @@
+"""config.offload -> who runs the steps; and which line of the YAML is to blame where that fails.
+
+no section   plain Lightning        a section   `OffloadStrategy` with its keys as arguments
+"""
+
+import lightning as L
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import Strategy
+
+from offload import BudgetTooSmall, CaptureError, OffloadError
+from perfect.config import RunConfig
+from perfect.errors import BuildError
+from trainers import OffloadDDPStrategy, OffloadStrategy
+
+
+def build_strategy(config: RunConfig) -> Strategy | str:
+    if config.offload is None:
+        return "ddp" if config.trainer.devices > 1 else "auto"
+    kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy
+    try:
+        return kind(**config.offload.model_dump())
+    except OffloadError as error:  # the schema has seen all but the machine
+        raise BuildError("offload.engine", str(error)) from error
+
+
+def check_device(config: RunConfig, trainer: L.Trainer) -> None:
+    """What `accelerator: auto` has found is known only now."""
+    if config.offload is not None and not isinstance(trainer.accelerator, CPUAccelerator):
+        found = type(trainer.accelerator).__name__
+        raise BuildError(
+            "trainer.accelerator",
+            f"{config.trainer.accelerator} gives {found}, and offload runs on the CPU so far: give"
+            " cpu",
+        )
+
+
+def to_blame(error: OffloadError) -> BuildError | None:
+    """The key that cannot be kept; None: the run failed, and no key would have saved it."""
+    if isinstance(error, BudgetTooSmall):
+        host = "host_budget" in str(error)
+        return BuildError("offload.host_budget" if host else "offload.budget", str(error))
+    if isinstance(error, CaptureError) or type(error) is OffloadError:
+        return BuildError("offload", str(error))
+    return None
