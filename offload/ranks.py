@@ -144,7 +144,7 @@ class AllReduce:
     group: Any
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        with _together(self.group):
+        with together(self.group):
             distributed.all_reduce(tensor, group=self.group)
 
 
@@ -160,7 +160,7 @@ class Same:
         digest = sha256("\n".join(self.contents).encode()).digest()
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         size = distributed.get_world_size(self.group)
-        with _together(self.group):
+        with together(self.group):
             seen = [torch.empty_like(mine) for _ in range(size)]
             distributed.all_gather(seen, mine, group=self.group)
             if not all(torch.equal(other, mine) for other in seen):
@@ -181,7 +181,7 @@ def _difference(everybody: Sequence[tuple[str, ...]]) -> str:
 
 
 @contextmanager
-def _together(group: Any) -> Iterator[None]:
+def together(group: Any) -> Iterator[None]:
     """What another rank's end looks like from here."""
     try:
         yield

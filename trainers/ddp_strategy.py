@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from offload import CaptureError, OffloadError
-from offload.ranks import Ranks
+from offload.ranks import Ranks, together
 from offload.training import parameters_of
 from trainers.closure import Batch
 from trainers.planned import Planned
@@ -129,7 +129,7 @@ class OffloadDDPStrategy(Planned, DDPStrategy):
         self._buffers_due = False
         buffers = [buffer.detach() for buffer in self._module.buffers()]
         if buffers and self._sends_buffers:
-            with torch.no_grad():
+            with torch.no_grad(), together(None):
                 _sync_params_and_buffers(_group(), buffers, BROADCAST_BYTES, 0)
 
     # ---- one decision ---------------------------------------------------------------------------
