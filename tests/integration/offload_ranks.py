@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
 
+from offload import CaptureError, OffloadError
 from trainers import OffloadDDPStrategy
 
 
@@ -75,24 +76,72 @@ def train(strategy: Any, **options: Any) -> ol.Result:
     return result
 
 
+class Odd(Module):
+    """On rank 1 it depends on values."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss + 0 if self.global_rank == 1 and loss > 0 else loss
+
+
+def compared(told: dict[str, Any], name: str, plain: ol.Result, result: ol.Result) -> None:
+    tasks = [task.name for task in result.strategy.plan.graph.tasks]
+    told[name] = {
+        "differences": ol.differences(plain, result),
+        "all_reduces": sum(name.startswith("all_reduce") for name in tasks),
+        "weight": float(result.module.head.weight.double().sum()),
+    }
+
+
+def resumed(told: dict[str, Any], folder: Path) -> None:
+    """Two epochs, a checkpoint, one more: each strategy from its own."""
+    saved, results = [], []
+    for kind, strategy in (
+        ("plain", DDPStrategy),
+        ("ours", functools.partial(OffloadDDPStrategy, "60%", check_first_steps=0)),
+    ):
+        result = train(strategy(), gradient_clip_val=0.1)
+        path = folder / f"{kind}.ckpt"
+        result.trainer.save_checkpoint(path)
+        saved.append(torch.load(path, weights_only=False))
+        result = train(strategy(), gradient_clip_val=0.1, max_epochs=3, ckpt_path=path)
+        results.append(result)
+    compared(told, "resumed", *results)
+    told["resumed"]["differences"] += ol._unequal("keys", [*saved[0]], [*saved[1]])
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "global_step"):
+        told["resumed"]["differences"] += ol._unequal(part, saved[0][part], saved[1][part])
+
+
+def eager(told: dict[str, Any]) -> None:
+    """What one rank cannot plan."""
+    options: dict[str, Any] = {"make": Odd, "accumulate_grad_batches": 2}
+    plain = train(DDPStrategy(), **options)
+    result = train(OffloadDDPStrategy(), **options)
+    told["eager"] = {"differences": ol.differences(plain, result), "planned": True}
+    try:
+        result.strategy.plan  # noqa: B018
+    except OffloadError as error:
+        told["eager"]["planned"] = str(error)
+    try:
+        train(OffloadDDPStrategy("60%"), **options)
+    except CaptureError as error:
+        told["eager"]["refused"] = str(error)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {"runs": {}}
     rank = 0
     for name, options in RUNS.items():
         plain = train(DDPStrategy(), **options)
         rank = plain.trainer.global_rank
         for kind, asked in STRATEGIES.items():
-            if kind in ONCE and name not in ("plain", "accumulated and clipped"):
-                continue
-            result = train(OffloadDDPStrategy(**asked), **options)
-            tasks = [task.name for task in result.strategy.plan.graph.tasks]
-            told[f"{name}, {kind}"] = {
-                "differences": ol.differences(plain, result),
-                "all_reduces": sum(name.startswith("all_reduce") for name in tasks),
-                "weight": float(result.module.head.weight.double().sum()),
-            }
+            if kind not in ONCE or name in ("plain", "accumulated and clipped"):
+                result = train(OffloadDDPStrategy(**asked), **options)
+                compared(told["runs"], f"{name}, {kind}", plain, result)
+    resumed(told["runs"], folder)
+    eager(told)
     (folder / f"rank{rank}.json").write_text(json.dumps(told))
 
 

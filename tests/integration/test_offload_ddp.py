@@ -26,12 +26,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.timeout(420)
 def test_every_run_is_plain_ddps_to_the_last_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        assert len(rank) == 12
-        assert {name: run["differences"] for name, run in rank.items() if run["differences"]} == {}
+        assert len(rank["runs"]) == 13
+        assert {n: r["differences"] for n, r in rank["runs"].items() if r["differences"]} == {}
 
 
 def test_all_ranks_have_the_same_weights(ranks: list[dict[str, Any]]) -> None:
-    weights = [[run["weight"] for run in rank.values()] for rank in ranks]
+    weights = [[run["weight"] for run in rank["runs"].values()] for rank in ranks]
     assert weights[0] == weights[1]
 
 
@@ -39,5 +39,20 @@ def test_gradients_are_averaged_in_buckets_inside_the_planned_step(
     ranks: list[dict[str, Any]],
 ) -> None:
     for rank in ranks:
-        assert rank["plain, no budget"]["all_reduces"] == 1
-        assert rank["plain, 60 %"]["all_reduces"] > 2  # of 10 KiB
+        assert rank["runs"]["plain, no budget"]["all_reduces"] == 1
+        assert rank["runs"]["plain, 60 %"]["all_reduces"] > 2  # of 10 KiB
+
+
+def test_what_one_rank_cannot_plan_all_train_eagerly_as_plain_ddp(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        assert rank["eager"]["differences"] == []
+        assert rank["eager"]["planned"] == "there is no plan: this run trains eagerly"
+
+
+def test_with_a_budget_all_ranks_refuse_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert "this run cannot be planned" in rank["eager"]["refused"]
+        assert "offload_ranks.py" in rank["eager"]["refused"]  # the user's line
+    assert "rank 1: " in ranks[0]["eager"]["refused"]
