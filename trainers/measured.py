@@ -8,7 +8,8 @@
 Transfer stall: the seconds of a step in which the compute engine had no kernel that it could run,
 as all that were left waited for copies (or for updates on the host, where the state went to make
 room). What it takes to choose the next kernel, and to hand over the batch and the outputs, is
-neither: a step without copies has no transfer stall.
+neither: a step without copies has no transfer stall. (Ranks wait for one another inside a kernel,
+the all-reduce.)
 
 A step costs 0.1 us a node and a few numbers to write down; the rest is made when it is asked for.
 """

@@ -1,7 +1,7 @@
 """A run with a memory budget: what it leaves in run.json and in its report."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +9,10 @@ import lightning as L
 import pytest
 
 from perfect.checkpoint import RunCheckpoint
-from trainers import OffloadStrategy
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 PARTS = ("compute_seconds", "transfer_seconds", "input_seconds", "planning_seconds")
-
-
-@pytest.fixture
-def budget() -> list[Any]:
-    return ["60%"]
-
-
-@pytest.fixture(autouse=True)
-def offloaded(monkeypatch: pytest.MonkeyPatch, budget: list[Any]) -> Iterator[None]:
-    plain: Any = L.Trainer
-
-    def trainer(**given: Any) -> L.Trainer:
-        strategy = OffloadStrategy(budget=budget[0], check_first_steps=1) if budget else "auto"
-        return plain(**given | {"strategy": strategy})
-
-    monkeypatch.setattr(L, "Trainer", trainer)
-    yield
 
 
 @pytest.fixture
@@ -39,6 +21,7 @@ def phased(recipe: Recipe) -> Recipe:
     recipe["loader"]["batch_size"] = 10
     recipe["phases"][0]["passes"] = 1
     recipe["phases"][1] |= {"passes": 1, "batch_size": 12}
+    recipe["offload"] = {"budget": "60%", "check_first_steps": 1}
     return recipe
 
 
@@ -100,13 +83,13 @@ def test_a_run_that_was_stopped_has_the_record_of_one_that_was_not(
 
 
 def test_a_run_that_goes_on_without_a_budget_keeps_what_was_measured(
-    train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]], budget: list[Any],
+    train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(RunCheckpoint, "on_train_batch_end", stopping(13))
         train(phased)
-    budget.clear()
+    del phased["offload"]
     code, folder = train(phased)
     assert code == 0 and read_run(folder)["steps"] == 23
     assert section(folder)["runs"] == 10
@@ -114,9 +97,9 @@ def test_a_run_that_goes_on_without_a_budget_keeps_what_was_measured(
 
 
 def test_a_run_without_a_budget_has_no_such_section(
-    train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]], budget: list[Any]
+    train: Train, phased: Recipe, read_run: Callable[[Path], dict[str, Any]]
 ) -> None:
-    budget.clear()
+    del phased["offload"]
     _, folder = train(phased)
     assert "offload" not in read_run(folder)
     assert "ransfer" not in (folder / "report.html").read_text()
