@@ -35,7 +35,7 @@ from offload.plan import Plan
 from offload.refusal import smallest_budget
 from offload.search import peak_bytes
 from offload.sizes import say_size
-from offload.taskgraph import HOST, Role, Task
+from offload.taskgraph import HOST, RANKS, Role, Task
 
 WIDTH, LABEL = 100, 12
 MOST_NOTES = 5
@@ -60,6 +60,7 @@ def explain(plan: Plan) -> str:
         ("recomputed", _recomputed(plan)),
         *_updates(plan),
         *_micro_batches(plan),
+        *_averaged(plan),
         *_waiting(plan),
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
@@ -240,6 +241,16 @@ def _micro_batches(plan: Plan) -> list[tuple[str, str]]:
         return []
     how = next((note for note in plan.graph.notes if note.startswith(ONCE)), f"{ONCE} each")
     return [("weights", f"{count} micro-batches in one step, {how}")]
+
+
+def _averaged(plan: Plan) -> list[tuple[str, str]]:
+    """What goes to the other ranks."""
+    sums = [task for task in plan.graph.tasks if task.engine == RANKS and task.touches]
+    if not sums:
+        return []
+    size = say_size(sum(task.traffic for task in sums))
+    rate = say_size(int(plan.costs.ranks))
+    return [("ranks", f"{size} of gradients averaged in {len(sums)} buckets, taken to be {rate}/s")]
 
 
 def _waiting(plan: Plan) -> list[tuple[str, str]]:

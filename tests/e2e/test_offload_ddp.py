@@ -41,4 +41,4 @@ def test_two_ranks_within_a_budget_learn_what_they_learn_without_to_the_bit(
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     told = json.loads((tmp_path / "offload" / "run.json").read_text())
-    assert told["offload"]
+    assert told["offload"]["runs"] > 10

@@ -122,6 +122,14 @@ def test_nothing_is_sent_while_a_step_is_captured_and_planned(
     assert [slow.of_task(task) for task in tasks] == [1e-5 + n / 1e6 for n in nbytes]
 
 
+def test_a_plan_tells_what_goes_to_the_other_ranks(group: None) -> None:
+    module = network()
+    said = offload.plan(captured(module, ranks_of(module))).explain()
+    (line,) = [line for line in said.splitlines() if line.startswith("ranks")]
+    assert "24.8 KiB of gradients averaged in 3 buckets" in line
+    assert "ranks " not in offload.plan(captured(module, None)).explain()
+
+
 def test_averaging_by_hand_gives_the_same_as_the_plan(group: None) -> None:
     module = network()
     module(torch.ones(8, 32)).sum().backward()
