@@ -150,6 +150,25 @@ def test_a_bucket_is_no_larger_than_the_largest_task() -> None:
     assert names(bucketed_updates(graph)) == names(graph)
 
 
+def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
+    graph = TaskGraph()
+    sizes = {f"{kind}{n}": nbytes for n in range(4) for kind, nbytes in (("w", 1600), ("b", 16))}
+    parameters = {name: graph.buffer(name, size, "parameter") for name, size in sizes.items()}
+    states = {name: graph.buffer(f"m {name}", size, "state") for name, size in sizes.items()}
+    activation, only_forward = graph.buffer("x", 2000), graph.buffer("y", 9000)
+    graph.task("forward", (), (activation, only_forward))
+    graph.task("more", (only_forward,), (activation,))
+    for name, size in sizes.items():
+        gradient = graph.buffer(f"g {name}", size, "gradient")
+        graph.task(f"backward {name}", (activation,), (gradient,), phase="backward")
+        both = parameters[name], states[name]
+        graph.task(f"u {name}", (*both, gradient), both, phase="update")
+    lowered = bucketed_updates(graph)
+    updates = [task.name for task in lowered.tasks if task.phase == "update"]
+    assert updates == ["u w0+1", "u w2+1", "u b0+3"]
+    assert max(lowered.live_bytes()) <= max(graph.live_bytes())
+
+
 def test_a_bucket_closes_before_a_task_that_reads_what_it_updates() -> None:
     graph = TaskGraph()
     w, v = graph.buffer("w", 8, Role.PARAMETER), graph.buffer("v", 8, Role.PARAMETER)
