@@ -109,3 +109,29 @@ def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -
         assert eager["cpu"][0] > 0
         assert [plan["name"] for plan in plans] == ["resident", "60 %", "40 %", "smallest"]
         assert all(plan["wrong_losses"] + plan["wrong_tensors"] == 0 for plan in plans)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", ["overhead", "gpt2", "plan", "matrix"])
+def test_every_part_of_the_strategys_benchmark_runs_and_finds_no_difference(
+    tmp_path: Path, part: str
+) -> None:
+    said = run_script("benchmarks/strategy_cpu.py", part, "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob(f"*_strategy_cpu_{part}.json")
+    found = json.loads(report.read_text())
+    assert found["rows"]
+    assert report.with_suffix(".md").read_text().strip() in said
+    differing = [asked for asked in found["asked"] if "differ" in asked["what"]]
+    assert all(asked["measured"] == 0 for asked in differing)
+    assert differing or part == "plan"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
+    run_script("benchmarks/strategy_cpu.py", "plan", "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob("*_strategy_cpu_plan.json")
+    [row] = json.loads(report.read_text())["rows"]
+    assert row["real"] <= row["predicted"] <= row["budget"]
+    assert row["real"] >= 0.99 * row["predicted"]
