@@ -28,7 +28,7 @@ from offload.account import (
     used,
     waiting,
 )
-from offload.lowering.host_updates import host_updates, moves
+from offload.lowering.host_updates import host_updates, is_update, moves
 from offload.lowering.micro_batches import ONCE
 from offload.memgraph import OFFLOAD, RELOAD, TASK
 from offload.plan import Plan
@@ -212,10 +212,10 @@ def _on_host(plan: Plan) -> list[Task]:
 
 def _updates(plan: Plan) -> list[tuple[str, str]]:
     """Which run on the host, and why."""
-    count = sum(task.phase == "update" for task in plan.source.tasks)
+    count = sum(task.phase == "update" and is_update(task) for task in plan.source.tasks)
     if plan.optimizer == "device" or not count:
         return []
-    names = {task.name for task in _on_host(plan) if task.phase == "update"}
+    names = {t.name for t in _on_host(plan) if t.phase == "update" and is_update(t)}
     why = "as asked for" if plan.optimizer == "host" else "the fastest of the plans tried"
     if not names:
         if plan.optimizer == "host":
@@ -232,7 +232,18 @@ def _updates(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
         ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
+        *_late(plan),
     ]
+
+
+def _late(plan: Plan) -> list[tuple[str, str]]:
+    if plan.rotation is None:
+        return []
+    before = plan.found.unturned
+    saved = (
+        "" if before is None else f": {say_seconds(before - plan.predicted_seconds)} less a step"
+    )
+    return [("", f"{plan.rotation.late} of them run while the next forward pass does{saved}")]
 
 
 def _micro_batches(plan: Plan) -> list[tuple[str, str]]:

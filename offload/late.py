@@ -41,6 +41,11 @@ class Late:
             self._run(self._flush)
             self.pending = False
 
+    def forget(self) -> None:
+        """The runner needs them no more; nothing is pending."""
+        for key in (self._steady, self._first, self._flush):
+            self._runner.forget(key)
+
     def _run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
         before = self._runner.trace
         try:

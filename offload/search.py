@@ -73,6 +73,8 @@ class Found:
     simulation: Simulation
     tried: tuple[str, ...] = ()
     """One line for every plan that was tried."""
+    unturned: float | None = None
+    """Seconds of the best that was no turned step, when those were tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +206,7 @@ class _Search:
         self._best: Found | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
+        self._unturned: float | None = None
 
     def best(self) -> Found:
         for share, policy in self._policies():
@@ -221,7 +224,7 @@ class _Search:
             others = [(name, other) for name, other in found if other is not graph]
             for name, other in others[: self._effort.recomputations]:
                 self._try(f"recompute {name}", self._best.policy, other)
-        return replace(self._best, tried=tuple(self._tried))
+        return replace(self._best, tried=tuple(self._tried), unturned=self._unturned)
 
     def _other_graphs(self) -> None:
         """A plan or two of each: what its host tasks touch is resident nowhere."""
@@ -232,6 +235,7 @@ class _Search:
 
     def _turned_graphs(self) -> None:
         """As much resident as there is room for. Not those whose work alone takes too long."""
+        self._unturned = self._best.simulation.makespan if self._best else None
         for name, graph in self._wanted.turned:
             most = WORTH * self._best.simulation.makespan if self._best else math.inf
             if least_seconds(graph, self._wanted.costs) < most:

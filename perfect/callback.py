@@ -203,6 +203,11 @@ class PhaseSwitch(L.Callback):
 
     # ---- every step -----------------------------------------------------------------------------
 
+    @property
+    def reads_weights_between_steps(self) -> bool:
+        """The average does: an offloaded run lets no update wait then (trainers/readers.py)."""
+        return self.policy.phase.ema
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:

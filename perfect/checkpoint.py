@@ -54,6 +54,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class FiniteLoss(L.Callback):
     """Stops at the first loss that is not finite. Asks the GPU only every `every` batches."""
 
+    reads_weights_between_steps = False
+    """Asked by an offloaded run (trainers/readers.py)."""
+
     def __init__(self, every: int = 20) -> None:
         self.every = every
         self._bad: torch.Tensor | None = None
@@ -94,6 +97,9 @@ class RunCheckpoint(Checkpoint):
 
     A save that fails (disk full) is reported and the run goes on with the previous checkpoint.
     """
+
+    reads_weights_between_steps = False
+    """Through the strategy, which has them all up to date (trainers/readers.py)."""
 
     def __init__(
         self,
@@ -144,7 +150,7 @@ class RunCheckpoint(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         self._finite.check()
-        weights = trainer.lightning_module.state_dict().values()
+        weights = trainer.strategy.lightning_module_state_dict().values()
         if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
             raise LossNotFinite(trainer.global_step - 1, float("nan"))
         trainer.save_checkpoint(self.path)

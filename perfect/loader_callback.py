@@ -27,6 +27,9 @@ LoaderState = dict[str, Any]
 class LoaderCallback(L.Callback):
     """Carries the train loader's state in checkpoints, and logs its counters."""
 
+    reads_weights_between_steps = False
+    """Asked by an offloaded run (trainers/readers.py)."""
+
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._loader: ReuseLoader | None = None

@@ -19,6 +19,9 @@ REFRESH_SECONDS = 0.25
 class RunProgress(L.Callback):
     """Shows what `switch` and the loader count."""
 
+    reads_weights_between_steps = False
+    """Asked by an offloaded run (trainers/readers.py)."""
+
     def __init__(
         self, switch: PhaseSwitch, run_log: RunLog, console: Console | None = None
     ) -> None:

@@ -62,6 +62,9 @@ class PhaseTime:
 class StallLog(L.Callback):
     """Behind `switch` in the list of callbacks: it has counted the batch then."""
 
+    reads_weights_between_steps = False
+    """Asked by an offloaded run (trainers/readers.py)."""
+
     def __init__(self, switch: PhaseSwitch, clock: Callable[[], float] = time.perf_counter) -> None:
         self._switch = switch
         self._clock = clock

@@ -175,6 +175,19 @@ class Planned(Strategy):
             self._to_check -= 1
         return result
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._flush()
+        return super().lightning_module_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._flush()
+        return super().optimizer_state(optimizer)
+
+    def _flush(self) -> None:
+        """Somebody looks at the weights."""
+        if self._steps is not None:
+            self._steps.waiting.flush()
+
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._close()
@@ -247,7 +260,8 @@ class Planned(Strategy):
         self._plan = steps.plan
         context = self.precision_plugin.train_step_context
         if self._to_check <= 0:
-            output = step.recipe.serve(steps.run(step, parts), parts.tensors, context)
+            outputs = steps.run(step, parts, wait=True)
+            output = step.recipe.serve(outputs, parts.tensors, context)
             self._silence.begin(step.zeroed)
             return output
         self._checked = step

@@ -26,6 +26,7 @@ from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Recipe
 from trainers.hooks import Hooks
 from trainers.measured import Meter
+from trainers.waiting import Waiting
 
 MOST = 16
 """Graphs that are kept; the one that was not used for longest goes first."""
@@ -67,7 +68,7 @@ class Asked:
         if self.host_budget is not None:
             _check("host_budget", parse_size, self.host_budget)
 
-    def plan(self, graph: TaskGraph) -> Plan:
+    def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
         budget = self.budget
         if isinstance(budget, str) and is_share(budget):
             peak = offload.plan(graph, recompute=False).peak_bytes
@@ -79,6 +80,7 @@ class Asked:
             recompute=self.recompute == "auto",
             optimizer=self.optimizer,
             proven=self.verify,
+            late=late,
         )
 
 
@@ -135,6 +137,7 @@ class Steps:
         self._meter = meter
         self._ranks = ranks
         self._runner: Runner | None = None
+        self.waiting = Waiting(module)
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
@@ -153,6 +156,7 @@ class Steps:
                 self._steps.move_to_end(key)
                 return step
         self._say_many(key, parts)
+        self.waiting.flush()
         with self._meter.planning():
             step = self._capture(micro, parts)
         self._steps.setdefault(key, []).append(step)
@@ -165,18 +169,18 @@ class Steps:
         graph, step = self._traced(micro, parts, micro.last, self._held)
         whole = self._whole(micro, parts, graph, step)
         if self.plan is None:
-            self.plan = found = self._asked.plan(whole)
+            self.plan = found = self._first_plan(whole)
         else:
             found = self.plan.replan(whole)
         if not micro.last:
             self.plan.replan(graph)  # it must fit, too
         return found
 
-    def run(self, step: Step, parts: Batch) -> Sequence[Any]:
-        """What the step returns besides the loss that it minimizes."""
+    def run(self, step: Step, parts: Batch, wait: bool = False) -> Sequence[Any]:
+        """What the step returns besides the loss that it minimizes. `wait`: updates may."""
         assert self._runner is not None
         begun = self._meter.begin()
-        _, *outputs = self._runner.run(step, *parts.tensors)
+        _, *outputs = self.waiting.run(self._runner, step, *parts.tensors, wait=wait)
         self._meter.ran(step, begun, self._runner.trace)
         self._held = step.holds
         self.just_held = frozenset() if step.last else step.holds
@@ -189,7 +193,10 @@ class Steps:
 
     def close(self) -> None:
         if self._runner is not None:
-            self._runner.close()
+            try:
+                self.waiting.end()
+            finally:
+                self._runner.close()
 
     def _situation(self) -> tuple[Any, ...]:
         trainer = self._module.trainer
@@ -208,8 +215,9 @@ class Steps:
         graph, step = self._traced(micro, parts, micro.last, self._held)
         plan = None
         if self._runner is None:
-            plan = self.plan = self._asked.plan(self._whole(micro, parts, graph, step))
-            self._runner = Runner(plan, key=step if micro.last else None)
+            whole = self._whole(micro, parts, graph, step)
+            plan, self._runner = self._settle(whole, step if micro.last else None)
+            self.plan = plan
         if plan is None or not micro.last:
             plan = self._runner.add(step, graph)
         assert isinstance(plan, Plan)
@@ -219,6 +227,25 @@ class Steps:
     def _whole(self, micro: Micro, parts: Batch, graph: TaskGraph, step: Step) -> TaskGraph:
         """With the update, if `graph` has none."""
         return graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
+
+    def _first_plan(self, whole: TaskGraph) -> Plan:
+        """Of a turned step if that is faster."""
+        why = self.waiting.why_not()
+        plan = self._asked.plan(whole, late=not why)
+        if why and any(task.engine == "host" for task in plan.graph.tasks):
+            whole.notes.insert(0, f"no update waits for the next forward pass: {why}")
+        return plan
+
+    def _settle(self, whole: TaskGraph, step: Step | None) -> tuple[Plan, Runner]:
+        """The first plan, and the runner."""
+        plan = self._first_plan(whole)
+        if plan.rotation is not None:
+            runner = Runner(plan, key=self.waiting.key(step))
+            if self.waiting.begin(runner, plan.rotation, step, whole):
+                return plan, runner
+            runner.close()
+            plan = self._asked.plan(whole)
+        return plan, Runner(plan, key=step)
 
     def _traced(
         self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]
@@ -266,6 +293,7 @@ class Steps:
         while sum(map(len, self._steps.values())) > MOST:
             _, steps = next(iter(self._steps.items()))
             step = steps.pop(0)
+            self.waiting.forget(step)
             self._runner.forget(step)
             self._meter.forget(step)
             if not steps:

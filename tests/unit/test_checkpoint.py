@@ -175,7 +175,10 @@ class Trainer:
         self.pass_ends, self.validates, self.accumulates = pass_ends, validates, False
         self.lightning_module = torch.nn.Linear(2, 2)
         self.fit_loop = SimpleNamespace(epoch_loop=loop, _data_fetcher=object())
-        self.strategy = SimpleNamespace(reduce_boolean_decision=lambda asked, all: asked)
+        self.strategy = SimpleNamespace(
+            reduce_boolean_decision=lambda asked, all: asked,
+            lightning_module_state_dict=self.lightning_module.state_dict,
+        )
 
     def save_checkpoint(self, path: Path) -> None:
         self.saved.append(self.global_step)

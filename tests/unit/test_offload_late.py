@@ -124,6 +124,20 @@ def test_a_turned_step_is_planned_only_where_it_is_asked_for() -> None:
     assert resident.rotation is None
 
 
+def test_explain_says_how_many_wait_and_what_that_saves() -> None:
+    late = planned(step(4.0), late=True, optimizer="host")
+    assert late.rotation is not None
+    [line] = [line for line in late.explain().splitlines() if "next forward pass does" in line]
+    assert line.strip().startswith(f"{late.rotation.late} of them run while"), line
+    assert late.found.unturned is not None
+    assert late.found.unturned == pytest.approx(
+        planned(step(4.0), late=False).predicted_seconds, rel=0.05
+    )
+    assert "ms less a step" in line
+    plain = planned(step(4.0), late=False, optimizer="host")
+    assert "next forward pass" not in plain.explain()
+
+
 def test_what_waits_is_at_home_on_the_host_between_two_steps() -> None:
     plan = planned(step(4.0), late=True)
     pending = {b for b, x in enumerate(plan.graph.buffers) if x.name.startswith("pending.")}
