@@ -25,7 +25,7 @@ from torch import distributed
 from offload.building import Build
 from offload.errors import CaptureError, StepError
 from offload.kernels import Call, Value
-from offload.taskgraph import RANKS, Role
+from offload.taskgraph import RANKS, Role, TaskGraph
 from offload.tracing import UPDATE
 
 Parameter = torch.nn.Parameter
@@ -166,11 +166,20 @@ class Same:
             if not all(torch.equal(other, mine) for other in seen):
                 everybody: list[Any] = [None] * size
                 distributed.all_gather_object(everybody, self.contents, group=self.group)
-                raise StepError(_difference(everybody))
+                raise StepError(difference(everybody))
 
 
-def _difference(everybody: Sequence[tuple[str, ...]]) -> str:
-    rank = next(n for n, contents in enumerate(everybody) if contents != everybody[0])
+def contents_of(graph: TaskGraph) -> tuple[str, ...]:
+    """What a step averages over all ranks, bucket by bucket."""
+    kernels = [task.kernel for task in graph.tasks if task.engine == RANKS]
+    return next((k.op.contents for k in kernels if isinstance(k.op, Same)), ())
+
+
+def difference(everybody: Sequence[tuple[str, ...]]) -> str:
+    """Between the `contents` of all ranks; empty: there is none."""
+    rank = next((n for n, contents in enumerate(everybody) if contents != everybody[0]), 0)
+    if not rank:
+        return ""
     ours, theirs = set(everybody[0]), set(everybody[rank])
     return (
         f"rank {rank} has other gradients in this step than rank 0:"

@@ -28,8 +28,8 @@ from torch.distributed.utils import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from offload import CaptureError, OffloadError
-from offload.ranks import Ranks, together
+from offload import CaptureError, OffloadError, Plan
+from offload.ranks import Ranks, contents_of, difference, together
 from offload.training import parameters_of
 from trainers.closure import Batch
 from trainers.planned import Planned
@@ -142,6 +142,11 @@ class OffloadDDPStrategy(Planned, DDPStrategy):
         why = super()._why_not() or next(self._reasons(), "")
         return _first(self._told(why))
 
+    def plan_for(self, batch: Any, batch_idx: int = 0) -> Plan | None:
+        raise OffloadError(
+            "several ranks make their plans together, at the first step: ask for strategy.plan then"
+        )
+
     def _reasons(self) -> Iterator[str]:
         if unknown := sorted(self._ddp_kwargs.keys() - KNOWN):
             yield f"{', '.join(unknown)} of torch's DistributedDataParallel is not known here"
@@ -153,9 +158,9 @@ class OffloadDDPStrategy(Planned, DDPStrategy):
         if getattr(self._module, "_ddp_params_and_buffers_to_ignore", None):
             yield "some parameters are left to each rank (_ddp_params_and_buffers_to_ignore)"
 
-    def _told(self, mine: str) -> list[str]:
+    def _told(self, mine: Any) -> list[Any]:
         """What every rank has to say."""
-        everybody: list[Any] = [""] * self.world_size
+        everybody: list[Any] = [None] * self.world_size
         distributed.all_gather_object(everybody, mine)
         return everybody
 
@@ -177,15 +182,22 @@ class OffloadDDPStrategy(Planned, DDPStrategy):
         try:
             found = plan()
         except CaptureError as error:
-            self._stop(self._told(f"{error}"), error)
+            self._stop(self._told((f"{error}", ())), error)
             raise
         except Exception as error:
-            self._told(f"{FATAL}{type(error).__name__}: {error}")
+            self._told((f"{FATAL}{type(error).__name__}: {error}", ()))
             raise
-        self._stop(self._told(""))
+        assert self._steps is not None and self._steps.plan is not None
+        everybody = self._told(("", contents_of(self._steps.plan.graph)))
+        self._stop(everybody)
+        if why := difference([contents for _, contents in everybody]):
+            raise CaptureError(why)
         return found
 
-    def _stop(self, said: list[str], error: CaptureError | None = None) -> None:
+    def _stop(
+        self, everybody: list[tuple[str, tuple[str, ...]]], error: CaptureError | None = None
+    ) -> None:
+        said = [why for why, _ in everybody]
         fatal = [line.removeprefix(FATAL) if line.startswith(FATAL) else "" for line in said]
         if why := _first(fatal):
             raise OffloadError(f"another rank cannot go on: {why}") from error

@@ -84,6 +84,18 @@ class Odd(Module):
         return loss + 0 if self.global_rank == 1 and loss > 0 else loss
 
 
+class Two(Module):
+    """Each rank uses a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.nn.Linear(ol.WIDTH, ol.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        head = self.head if self.global_rank == 0 else self.other
+        return head(self.blocks(self.enter(x)))
+
+
 def compared(told: dict[str, Any], name: str, plain: ol.Result, result: ol.Result) -> None:
     tasks = [task.name for task in result.strategy.plan.graph.tasks]
     told[name] = {
@@ -122,6 +134,14 @@ def eager(told: dict[str, Any]) -> None:
         result.strategy.plan  # noqa: B018
     except OffloadError as error:
         told["eager"]["planned"] = str(error)
+    unused = {"find_unused_parameters": True}
+    plain = train(DDPStrategy(**unused), make=Two)
+    result = train(OffloadDDPStrategy(**unused), make=Two)
+    told["eager"]["differences"] += ol.differences(plain, result)
+    try:
+        train(OffloadDDPStrategy("60%"), make=Two)
+    except CaptureError as error:
+        told["eager"]["other heads"] = str(error)
     try:
         train(OffloadDDPStrategy("60%"), **options)
     except CaptureError as error:

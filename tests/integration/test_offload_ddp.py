@@ -55,4 +55,5 @@ def test_with_a_budget_all_ranks_refuse_it(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "this run cannot be planned" in rank["eager"]["refused"]
         assert "offload_ranks.py" in rank["eager"]["refused"]  # the user's line
+        assert "rank 1 has other gradients" in rank["eager"]["other heads"]
     assert "rank 1: " in ranks[0]["eager"]["refused"]

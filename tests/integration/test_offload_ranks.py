@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 import offload
 from offload.capture import capture_step
 from offload.errors import StepError
-from offload.ranks import Ranks, _difference
+from offload.ranks import Ranks, contents_of, difference
 from offload.taskgraph import RANKS, TaskGraph
 from offload.training import Clip, TrainingStep
 
@@ -89,6 +89,8 @@ def test_collectives_stay_in_one_order_whatever_is_lowered(group: None) -> None:
     graph = captured(module, ranks_of(module))
     numbers = chain(graph)
     names = [graph.tasks[number].name for number in numbers]
+    contents = contents_of(graph)
+    assert [len(bucket.split(", ")) for bucket in contents] == [5, 4, 3]
     assert names == ["ranks", *(f"all_reduce {n}/3" for n in (1, 2, 3))]
     for before, number in pairwise(numbers):
         assert before in graph.tasks[number].after
@@ -140,9 +142,10 @@ def test_averaging_by_hand_gives_the_same_as_the_plan(group: None) -> None:
 
 
 def test_a_rank_with_other_gradients_is_told_by_its_number_and_theirs() -> None:
-    said = _difference([("8 of a", "9 of b"), ("8 of a", "9 of b"), ("8 of a", "5 of c")])
+    said = difference([("8 of a", "9 of b"), ("8 of a", "9 of b"), ("8 of a", "5 of c")])
     assert "rank 2 has other gradients" in said
     assert "5 of c, against 9 of b" in said
+    assert difference([("8 of a",), ("8 of a",)]) == ""
 
 
 def test_a_collective_that_fails_names_the_rank_that_waited(
