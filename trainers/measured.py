@@ -32,8 +32,8 @@ LATEST = 255
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """By all planned steps of a fit so far; where gradients are accumulated, by its micro-batches,
-    each of which is a run."""
+    """By all planned steps of a fit so far; where gradients are accumulated, by its micro-batches:
+    each is a run, or all of a step are one (groups.py)."""
 
     runs: int = 0
     seconds: float = 0.0

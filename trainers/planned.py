@@ -29,6 +29,7 @@ from offload.ranks import Ranks
 from trainers.check import Expected, Start, compare_gradients, state_of
 from trainers.closure import Batch
 from trainers.fallback import reason, user_error
+from trainers.groups import Groups
 from trainers.hooks import Silence
 from trainers.measured import MeasuredPlan, Meter, Spent
 from trainers.steps import Asked, Micro, Step, Steps
@@ -61,6 +62,7 @@ class Planned(Strategy):
             )
         self._check_first_steps = check_first_steps
         self._steps: Steps | None = None
+        self._groups: Groups | None = None
         self._silence = Silence()
         self._begin()
 
@@ -72,6 +74,8 @@ class Planned(Strategy):
         self._expected: Expected | None = None
         self._checked: Step | None = None
         self._plan: Plan | None = None
+        self._micro_batches = ""
+        """How several of an optimizer step are run, and why."""
         self._meter = Meter()
 
     # ---- what a user asks -----------------------------------------------------------------------
@@ -86,7 +90,7 @@ class Planned(Strategy):
 
     def explain(self) -> str:
         """One screen about the plan."""
-        return self.plan.explain()
+        return "\n".join(filter(None, (self.plan.explain(), self._micro_batches)))
 
     @property
     def spent(self) -> Spent:
@@ -185,8 +189,14 @@ class Planned(Strategy):
 
     def _flush(self) -> None:
         """Somebody looks at the weights."""
+        if self._groups is not None:
+            self._groups.flush()
         if self._steps is not None:
             self._steps.waiting.flush()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._flush()  # a run that was stopped between two micro-batches
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
@@ -199,7 +209,7 @@ class Planned(Strategy):
     def _close(self) -> None:
         """Memory of their own for all tensors."""
         self._silence.end()
-        steps, self._steps = self._steps, None
+        steps, self._steps, self._groups = self._steps, None, None
         if steps is not None:
             steps.close()
 
@@ -256,14 +266,10 @@ class Planned(Strategy):
             if self._to_check == 0 and self._check_first_steps:
                 self.optimizers[0].zero_grad()  # what the checked steps have left
                 self._to_check = -1
+        if self._to_check <= 0:
+            return self._run_planned(micro, steps)
         parts, step = self._captured(micro)
         self._plan = steps.plan
-        context = self.precision_plugin.train_step_context
-        if self._to_check <= 0:
-            outputs = steps.run(step, parts, wait=True)
-            output = step.recipe.serve(outputs, parts.tensors, context)
-            self._silence.begin(step.zeroed)
-            return output
         self._checked = step
         start = Start.of(self._state(step))
         outputs = steps.run(step, parts)
@@ -271,6 +277,21 @@ class Planned(Strategy):
         self._expected = Expected.of(self._state(step), loss)
         start.restore(self._state(step))
         return None
+
+    def _run_planned(self, micro: Micro, steps: Steps) -> Any:
+        context = self.precision_plugin.train_step_context
+        if self._groups is None:
+            self._groups = Groups(steps, self._module, context)
+        output = self._groups.take(micro)
+        if output is None:
+            parts, step = self._captured(micro)
+            outputs = steps.run(step, parts, wait=True)
+            output = step.recipe.serve(outputs, parts.tensors, context)
+            self._silence.begin(step.zeroed)
+        self._groups.leave()
+        self._plan = steps.plan
+        self._micro_batches = self._groups.said and f"micro-batches {self._groups.said}"
+        return output
 
     def _captured(self, micro: Micro) -> tuple[Batch, Step]:
         assert self._steps is not None
@@ -290,6 +311,8 @@ class Planned(Strategy):
         if self._asked.budget is not None and mistake is not None:
             raise mistake
         self._check_budget(str(error))
+        if self._groups is not None:
+            self._groups.flush()
         if self._steps is not None:
             self._steps.give_gradients()
         self._expected = None

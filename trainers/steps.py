@@ -9,6 +9,7 @@ that are added leave them where it put them.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,9 @@ class Step:
     """Whose `on_before_zero_grad` is a part of it."""
     outside: Mapping[str, torch.Tensor]
     """What it changes that belongs to neither module nor optimizer: a callback's averages, say."""
+    graph: TaskGraph
+    about: tuple[str, str]
+    """Shapes of its batch, and which part of an optimizer step it is."""
 
 
 class Steps:
@@ -138,6 +142,8 @@ class Steps:
         self._ranks = ranks
         self._runner: Runner | None = None
         self.waiting = Waiting(module)
+        self._plans: dict[Any, Plan] = {}
+        """Of what is in the runner now."""
         self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
@@ -146,15 +152,22 @@ class Steps:
         """Of the steps that were captured in this epoch."""
         self._epoch = 0
 
-    def step_for(self, micro: Micro, parts: Batch) -> Step:
-        """The one that was captured for such a batch in such a situation; or capture it."""
+    def known(self, micro: Micro, parts: Batch) -> Step | None:
+        """The one that was captured for such a batch in such a situation."""
         if micro.first:
             self._held = frozenset()
-        key = (parts.key, micro.last, self._held, *self._situation())
+        key = self._key(micro, parts)
         for step in self._steps.get(key, ()):
             if step.recipe.watched.same():
                 self._steps.move_to_end(key)
                 return step
+        return None
+
+    def step_for(self, micro: Micro, parts: Batch) -> Step:
+        """That one, or capture it."""
+        if (found := self.known(micro, parts)) is not None:
+            return found
+        key = self._key(micro, parts)
         self._say_many(key, parts)
         self.waiting.flush()
         with self._meter.planning():
@@ -166,25 +179,84 @@ class Steps:
 
     def plan_for(self, micro: Micro, parts: Batch) -> Plan:
         """Of the whole step, as `step_for` would make it; nothing is run."""
-        graph, step = self._traced(micro, parts, micro.last, self._held)
-        whole = self._whole(micro, parts, graph, step)
+        step = self._traced(micro, parts, micro.last, self._held)
+        whole = self._whole(micro, parts, step)
         if self.plan is None:
             self.plan = found = self._first_plan(whole)
         else:
             found = self.plan.replan(whole)
         if not micro.last:
-            self.plan.replan(graph)  # it must fit, too
+            self.plan.replan(step.graph)  # it must fit, too
         return found
 
     def run(self, step: Step, parts: Batch, wait: bool = False) -> Sequence[Any]:
         """What the step returns besides the loss that it minimizes. `wait`: updates may."""
         assert self._runner is not None
+        if step not in self._plans:
+            self.add(step, step.graph, *step.about)
         begun = self._meter.begin()
         _, *outputs = self.waiting.run(self._runner, step, *parts.tensors, wait=wait)
         self._meter.ran(step, begun, self._runner.trace)
-        self._held = step.holds
+        self.pass_over(step)
         self.just_held = frozenset() if step.last else step.holds
         return outputs
+
+    def run_as(self, key: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """What is in the runner by this key."""
+        assert self._runner is not None
+        self.waiting.flush()
+        begun = self._meter.begin()
+        outputs = self._runner.run(key, *tensors)
+        self._meter.ran(key, begun, self._runner.trace)
+        return outputs
+
+    def pass_over(self, step: Step) -> None:
+        """As if it had run: the next one adds its gradients to this one's."""
+        self._held = step.holds
+
+    # ---- other graphs over the same tensors -----------------------------------------------------
+
+    def plan_of(self, step: Step) -> Plan:
+        if step not in self._plans:
+            self.add(step, step.graph, *step.about)
+        return self._plans[step]
+
+    def add(self, key: Any, graph: TaskGraph, inputs: str, part: str) -> Plan:
+        """To the runner, by this key."""
+        assert self._runner is not None
+        plan = self._runner.add(key, graph)
+        assert isinstance(plan, Plan)
+        self._planned(key, plan, inputs, part)
+        return plan
+
+    def settle_as(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
+        """From now on all tensors are where this plan has them. Other steps are planned anew when
+        they are needed. The old arenas go before the new ones come; and come back if these are
+        refused."""
+        assert self.plan is not None
+        self.close()
+        self._runner = None
+        self._plans.clear()
+        try:
+            self._runner = Runner(plan, key=key)
+        except OffloadError:
+            self._runner = Runner(self.plan)
+            raise
+        self.plan = plan
+        self._planned(key, plan, inputs, part)
+
+    def planning(self) -> AbstractContextManager[None]:
+        """Around what is no part of a step's time."""
+        return self._meter.planning()
+
+    def forget(self, key: Any) -> None:
+        if self._runner is not None and self._plans.pop(key, None) is not None:
+            self._runner.forget(key)
+        self._meter.forget(key)
+
+    def _planned(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
+        self._plans[key] = plan
+        self._meter.planned(key, plan, inputs, part)
 
     def give_gradients(self) -> None:
         """To `.grad`: the rest of these micro-batches is not ours."""
@@ -197,6 +269,9 @@ class Steps:
                 self.waiting.end()
             finally:
                 self._runner.close()
+
+    def _key(self, micro: Micro, parts: Batch) -> tuple[Any, ...]:
+        return (parts.key, micro.last, self._held, *self._situation())
 
     def _situation(self) -> tuple[Any, ...]:
         trainer = self._module.trainer
@@ -212,21 +287,19 @@ class Steps:
         )
 
     def _capture(self, micro: Micro, parts: Batch) -> Step:
-        graph, step = self._traced(micro, parts, micro.last, self._held)
-        plan = None
+        step = self._traced(micro, parts, micro.last, self._held)
         if self._runner is None:
-            whole = self._whole(micro, parts, graph, step)
-            plan, self._runner = self._settle(whole, step if micro.last else None)
-            self.plan = plan
-        if plan is None or not micro.last:
-            plan = self._runner.add(step, graph)
-        assert isinstance(plan, Plan)
-        self._meter.planned(step, plan, _shapes_of(parts.key), _part_of(micro))
+            whole = self._whole(micro, parts, step)
+            self.plan, self._runner = self._settle(whole, step if micro.last else None)
+            if micro.last:
+                self._planned(step, self.plan, *step.about)
+                return step
+        self.add(step, step.graph, *step.about)
         return step
 
-    def _whole(self, micro: Micro, parts: Batch, graph: TaskGraph, step: Step) -> TaskGraph:
-        """With the update, if `graph` has none."""
-        return graph if micro.last else self._traced(micro, parts, True, step.holds)[0]
+    def _whole(self, micro: Micro, parts: Batch, step: Step) -> TaskGraph:
+        """With the update, if it has none."""
+        return step.graph if micro.last else self._traced(micro, parts, True, step.holds).graph
 
     def _first_plan(self, whole: TaskGraph) -> Plan:
         """Of a turned step if that is faster."""
@@ -247,9 +320,7 @@ class Steps:
             plan = self._asked.plan(whole)
         return plan, Runner(plan, key=step)
 
-    def _traced(
-        self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]
-    ) -> tuple[TaskGraph, Step]:
+    def _traced(self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]) -> Step:
         hooks = Hooks(self._module, self._optimizer)
         forward = Forward(self._module, parts, micro.batch_idx, hooks)
         step = TrainingStep(
@@ -267,7 +338,15 @@ class Steps:
             graph = capture_step(step, *parts.tensors)
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
-        return graph, Step(forward.recipe(), held | added, last, hooks.zero, self._outside(graph))
+        return Step(
+            forward.recipe(),
+            held | added,
+            last,
+            hooks.zero,
+            self._outside(graph),
+            graph,
+            (shapes_of(parts.key), _part_of(micro)),
+        )
 
     def _outside(self, graph: TaskGraph) -> Mapping[str, torch.Tensor]:
         changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}
@@ -294,8 +373,7 @@ class Steps:
             _, steps = next(iter(self._steps.items()))
             step = steps.pop(0)
             self.waiting.forget(step)
-            self._runner.forget(step)
-            self._meter.forget(step)
+            self.forget(step)
             if not steps:
                 self._steps.popitem(last=False)
 
@@ -307,7 +385,7 @@ class Steps:
         self._shapes[parts.key] = None
         why = ""
         if before < MANY <= len(self._shapes):
-            shapes = ", ".join(_shapes_of(key) for key in self._shapes)
+            shapes = ", ".join(shapes_of(key) for key in self._shapes)
             why = f"batches of other shapes came ({shapes}): give out batches of one shape"
         elif known is not None and len(known) == MANY - 1:
             why = f"the step reads what changes: {known[-1].recipe.watched.changed()}"
@@ -318,7 +396,7 @@ class Steps:
             )
 
 
-def _shapes_of(key: Any) -> str:
+def shapes_of(key: Any) -> str:
     return " ".join(str(tuple(leaf[0])) for leaf in key[1:] if len(leaf) > 2) or "constants"
 
 

@@ -13,7 +13,7 @@ it. So sums are added up, statistics advance and random numbers are drawn in the
 had, and every bit stays.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import Any
@@ -26,10 +26,9 @@ ONCE = "a weight moves once for"
 """Begins the note of a graph in which it does."""
 
 
-def in_turn(graphs: Sequence[TaskGraph], sums: Collection[str] = ()) -> TaskGraph:
-    """One graph for all of them: inputs, outputs and what comes after the step in their order.
-    `sums`: the tensors (by `Buffer.tensor`) that are needed by these micro-batches alone."""
-    joined = _Joined(sums)
+def in_turn(graphs: Sequence[TaskGraph]) -> TaskGraph:
+    """One graph for all of them: inputs, outputs and what comes after the step in their order."""
+    joined = _Joined()
     for turn, graph in enumerate(graphs):
         joined.add(graph, turn)
     return joined.finish(graphs)
@@ -38,8 +37,9 @@ def in_turn(graphs: Sequence[TaskGraph], sums: Collection[str] = ()) -> TaskGrap
 class _Joined:
     """Grows by a graph at a time."""
 
-    def __init__(self, sums: Collection[str]) -> None:
-        self._sums = sums
+    def __init__(self) -> None:
+        self._sums: set[str] = set()
+        """Tensors that these micro-batches alone need."""
         self._buffers: list[Buffer] = []
         self._tasks: list[Task] = []
         self._outputs: list[int] = []
@@ -76,7 +76,8 @@ class _Joined:
         name = self._tensor(graph.program, buffer.tensor, turn)
         piece = name, buffer.start, buffer.nbytes
         if piece not in self._known:
-            if buffer.tensor in self._sums:
+            if buffer.role is Role.SUM:
+                self._sums.add(name)
                 buffer = replace(buffer, role=Role.GRADIENT)
             self._known[piece] = self._new(replace(buffer, tensor=name))
         return self._known[piece]

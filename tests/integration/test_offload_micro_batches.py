@@ -58,13 +58,6 @@ class Captured:
                 self.forward, self.optimizer, {"": self.module}, last, sums, held, clip
             )
             self.graphs.append(capture_step(step, x))
-        ids = {id(total) for total in sums.values()}
-        self.sums = {
-            name
-            for graph in self.graphs
-            for name, source in graph.program.tensors.items()
-            if id(source) in ids
-        }
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         out = self.module(x)
@@ -103,7 +96,7 @@ def test_a_window_is_eagers_in_every_order(share: float, order: int) -> None:
     clip = Clip(0.01) if order else None
     data = batches([16, 16, 16, 5])
     captured = Captured(data, clip)
-    graph = [*orders(in_turn(captured.graphs, captured.sums))][order][1]
+    graph = [*orders(in_turn(captured.graphs))][order][1]
     expected, losses = eager(2, data, clip)
     found: list[Any] = []
     with Runner(planned(graph, share), "threads", "random", 3, poison=True, key="all") as runner:
@@ -123,7 +116,7 @@ def test_a_window_is_eagers_in_every_order(share: float, order: int) -> None:
 def test_separate_graphs_and_all_in_one_share_a_runner() -> None:
     data = batches([16, 16, 5])
     captured = Captured(data, None)
-    joined = in_turn(captured.graphs, captured.sums)
+    joined = in_turn(captured.graphs)
     expected, _ = eager(3, data, None)
     with Runner(planned(joined, 0.4), key="all", poison=True) as runner:
         for n, graph in enumerate(captured.graphs):
@@ -145,7 +138,7 @@ def test_the_weights_of_a_captured_step_come_in_once_for_all() -> None:
     [budget] = planned(captured.graphs[-1], 0.35).budget.values()
     slow = offload.Costs(h2d=2e8, d2h=2e8)
     separate = [offload.plan(graph, budget, slow) for graph in captured.graphs]
-    together = offload.plan(in_turn(captured.graphs, captured.sums), budget, slow)
+    together = offload.plan(in_turn(captured.graphs), budget, slow)
     assert weights(together) < 0.6 * sum(map(weights, separate))
     assert together.predicted_seconds < 0.9 * sum(plan.predicted_seconds for plan in separate)
     assert "a weight moves once for 4 micro-batches" in together.explain()

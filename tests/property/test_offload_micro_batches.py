@@ -84,7 +84,7 @@ def micro_batch(layers: int, first: bool, last: bool, activation: int = 64) -> T
     graph = TaskGraph()
     made = graph.buffer("x", activation, "input")
     weights = [graph.buffer(f"w{n}", BIG, "parameter") for n in range(layers)]
-    sums = [graph.buffer(f"s{n}", BIG, "state") for n in range(layers)]
+    sums = [graph.buffer(f"s{n}", BIG, "sum") for n in range(layers)]
     kept: list[int] = []
     for n, w in enumerate(weights):
         before, made = made, graph.buffer(f"a{n}", activation, "activation")
@@ -106,7 +106,7 @@ def micro_batch(layers: int, first: bool, last: bool, activation: int = 64) -> T
 def window(count: int, layers: int = 8, activation: int = 64) -> TaskGraph:
     """All micro-batches of a step."""
     parts = [micro_batch(layers, n == 0, n == count - 1, activation) for n in range(count)]
-    return in_turn(parts, {f"s{n}" for n in range(layers)})
+    return in_turn(parts)
 
 
 def reloaded(plan: offload.Plan) -> int:
@@ -155,7 +155,7 @@ def test_a_sum_is_a_gradient_that_nobody_keeps() -> None:
     assert sum(b.role == "gradient" and b.name.startswith("s") for b in graph.buffers) == 2
     alone = [micro_batch(2, False, False), micro_batch(2, False, True)]
     with pytest.raises(GraphError, match="nothing has written"):
-        in_turn(alone, {"s0", "s1"})
+        in_turn(alone)
 
 
 def test_segments_of_the_micro_batches_take_turns() -> None:
@@ -194,6 +194,6 @@ def test_what_is_returned_must_not_change_later() -> None:
 
 def test_tasks_that_were_put_together_take_turns_too() -> None:
     parts = [grouped(micro_batch(3, n == 0, n == 2)) for n in range(3)]
-    graph = layer_by_layer(in_turn(parts, {f"s{n}" for n in range(3)}), 3)
+    graph = layer_by_layer(in_turn(parts), 3)
     places = [task.turn for task in graph.tasks]
     assert len([*itertools.groupby(places)]) > 6
