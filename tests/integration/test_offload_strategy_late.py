@@ -22,6 +22,9 @@ from offload import Costs, Plan, TaskGraph
 from offload.late import Late
 from offload.lowering import host_updates
 from offload.lowering.late_updates import rotated, updates_of
+from perfect.callback import PhaseSwitch
+from perfect.checkpoint import FiniteLoss
+from perfect.phases import Phase
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -110,6 +113,22 @@ def test_the_first_steps_are_checked_without_late_updates(forced: list[str]) -> 
     ours = ol.train(OffloadStrategy(budget="60%", check_first_steps=2))
     assert ol.differences(ol.train(), ours) == []
     assert forced == ["first", "steady", "steady", "flush", *EPOCH]
+
+
+def test_a_checkpoint_of_weights_alone_has_those_of_its_step(
+    forced: list[str], tmp_path: Path
+) -> None:
+    """Nobody asks for the optimizer's state then."""
+    saved = []
+    for who, strategy in (("ours", OffloadStrategy(check_first_steps=0)), ("theirs", "auto")):
+        every = ModelCheckpoint(
+            tmp_path / who, every_n_train_steps=3, save_top_k=-1, save_weights_only=True
+        )
+        ol.train(strategy, callbacks=[every], enable_checkpointing=True, max_epochs=1)
+        path = tmp_path / who / "epoch=0-step=3.ckpt"
+        saved.append(torch.load(path, weights_only=False)["state_dict"])
+    assert ol._unequal("", *saved) == []
+    assert forced == ["first", "steady", "steady", "flush", "first", "steady", "flush"]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
@@ -260,3 +279,10 @@ def test_data_that_have_the_weights_at_hand_let_no_update_wait(forced: list[str]
 
     ours, theirs = run(OffloadStrategy(check_first_steps=0)), run("auto")
     assert ol.differences(theirs, ours) == [] and forced == []
+
+
+def test_a_run_in_phases_reads_weights_between_steps_where_it_averages_them() -> None:
+    averaging, plain = (Phase("pretrain", 2, passes=1, ema=average) for average in (True, False))
+    assert PhaseSwitch([averaging]).reads_weights_between_steps
+    assert not PhaseSwitch([plain]).reads_weights_between_steps
+    assert not FiniteLoss.reads_weights_between_steps
