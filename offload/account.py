@@ -124,8 +124,10 @@ def waiting(memgraph: MemGraph) -> Waiting | None:
 
 
 def _takes_a_gradient(graph: TaskGraph, task: Task) -> bool:
+    """An update: what clips gradients changes nothing that lasts."""
     made = any(not graph.buffers[b].persistent for b in task.reads)
-    return task.phase == "update" and made
+    lasts = any(graph.buffers[b].persistent for b in task.writes)
+    return task.phase == "update" and made and lasts
 
 
 def _below(needed: Sequence[Sequence[int]], tasks: Sequence[int]) -> list[int]:

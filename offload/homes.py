@@ -137,8 +137,10 @@ class Homes:
             if stays is not None and stays.has(home.key, self.places[home.key], home.tensors):
                 continue
             there: dict[int, torch.Tensor] = {}
-            for tensors in (home.tensors, self._live(home.key)):
-                for tensor, at in zip(tensors, home.at, strict=True):
+            # What is found by asking is not asked for: its owner may have given it up.
+            live = () if callable(self._tensors[home.key]) else self._live(home.key)
+            for tensors in (home.tensors, live):
+                for tensor, at in zip(tensors, home.at, strict=False):
                     if tensor.data_ptr() == at:
                         there[id(tensor)] = tensor
             move_out(list(there.values()))

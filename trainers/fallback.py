@@ -64,6 +64,8 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
         known = {getattr(kind, method, None) for kind in (Precision, MixedPrecision)}
         if getattr(type(plugin), method, None) not in known:
             yield f"the precision plugin {type(plugin).__name__} has its own {method}"
+    if torch.is_anomaly_enabled():
+        yield "detect_anomaly=True looks at the values of every gradient while it is made"
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         yield "training_step takes the loader's iterator (dataloader_iter)"
     fused = any(getattr(o, "_step_supports_amp_scaling", False) for o in trainer.optimizers)
