@@ -7,7 +7,7 @@ It is traced twice, the second time with another `batch_idx`, another epoch and 
 rates: where these change what is computed, a graph would freeze what must change.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,17 +38,55 @@ class Batch:
     @classmethod
     def of(cls, batch: Any) -> "Batch":
         leaves, spec = pytree.tree_flatten(batch)
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        leaves = [_Mapped.of(leaf) if isinstance(leaf, Mapping) else leaf for leaf in leaves]
+        tensors = [tensor for leaf in leaves for tensor in _tensors(leaf)]
         key = (spec, *(_leaf_key(leaf) for leaf in leaves))
-        return cls(tensors, key, tuple(leaves), spec)
+        return cls(tuple(tensors), key, tuple(leaves), spec)
 
-    def rebuilt(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def rebuilt(self, tensors: Iterable[torch.Tensor]) -> Any:
         new = iter(tensors)
-        leaves = [next(new) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        leaves = [_rebuilt(leaf, new) for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mapped:
+    """A mapping that is no dict, such as transformers' BatchEncoding: made anew from a dict, as
+    Lightning does it where it moves a batch."""
+
+    kind: Any
+    inside: Batch
+
+    @classmethod
+    def of(cls, mapping: Mapping[Any, Any]) -> "_Mapped":
+        made: Any = type(mapping)
+        inside = dict(mapping)
+        if _beside(made(inside)) != _beside(mapping):
+            raise CaptureError(
+                f"the batch holds a {made.__name__} with more than its items. Give out a dict"
+            )
+        return cls(made, Batch.of(inside))
+
+
+def _beside(mapping: Any) -> dict[str, Any]:
+    return {name: own for name, own in vars(mapping).items() if not isinstance(own, Mapping)}
+
+
+def _tensors(leaf: Any) -> tuple[torch.Tensor, ...]:
+    if isinstance(leaf, _Mapped):
+        return leaf.inside.tensors
+    return (leaf,) if isinstance(leaf, torch.Tensor) else ()
+
+
+def _rebuilt(leaf: Any, new: Iterator[torch.Tensor]) -> Any:
+    if isinstance(leaf, _Mapped):
+        return leaf.kind(leaf.inside.rebuilt(new))
+    return next(new) if isinstance(leaf, torch.Tensor) else leaf
+
+
 def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, _Mapped):
+        return (leaf.kind, leaf.inside.key)
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad)
     if not isinstance(leaf, PLAIN):

@@ -31,6 +31,7 @@ from trainers.closure import Batch
 from trainers.fallback import reason, user_error
 from trainers.groups import Groups
 from trainers.hooks import Silence
+from trainers.interrupt import Interrupt
 from trainers.measured import MeasuredPlan, Meter, Spent
 from trainers.steps import Asked, Micro, Step, Steps
 
@@ -64,6 +65,7 @@ class Planned(Strategy):
         self._steps: Steps | None = None
         self._groups: Groups | None = None
         self._silence = Silence()
+        self._interrupt = Interrupt()
         self._begin()
 
     def _begin(self) -> None:
@@ -189,14 +191,20 @@ class Planned(Strategy):
 
     def _flush(self) -> None:
         """Somebody looks at the weights."""
-        if self._groups is not None:
-            self._groups.flush()
-        if self._steps is not None:
-            self._steps.waiting.flush()
+        with self._interrupt.held():
+            if self._groups is not None:
+                self._groups.flush()
+            if self._steps is not None:
+                self._steps.waiting.flush()
+
+    def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
+        self._interrupt.deliver()
+        return super().batch_to_device(*args, **kwargs)
 
     def on_train_end(self) -> None:
         super().on_train_end()
         self._flush()  # a run that was stopped between two micro-batches
+        self._interrupt.deliver()
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
@@ -266,8 +274,13 @@ class Planned(Strategy):
             if self._to_check == 0 and self._check_first_steps:
                 self.optimizers[0].zero_grad()  # what the checked steps have left
                 self._to_check = -1
-        if self._to_check <= 0:
-            return self._run_planned(micro, steps)
+        with self._interrupt.held():
+            if self._to_check <= 0:
+                return self._run_planned(micro, steps)
+            return self._run_checked(micro, steps)
+
+    def _run_checked(self, micro: Micro, steps: Steps) -> None:
+        """The start is there again afterwards, for the eager step."""
         parts, step = self._captured(micro)
         self._plan = steps.plan
         self._checked = step
@@ -276,7 +289,6 @@ class Planned(Strategy):
         loss = step.recipe.loss(outputs, parts.tensors)
         self._expected = Expected.of(self._state(step), loss)
         start.restore(self._state(step))
-        return None
 
     def _run_planned(self, micro: Micro, steps: Steps) -> Any:
         context = self.precision_plugin.train_step_context

@@ -1,0 +1,284 @@
+"""Bad input, bad luck and odd batches under OffloadStrategy: told, or as in plain Lightning."""
+
+import os
+import signal
+import sys
+from collections import UserDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+from torch.utils.data import DataLoader
+
+from offload import BudgetTooSmall, CaptureError, training, updates
+from offload.executor import Runner
+from trainers import OffloadStrategy
+from trainers.check import DifferenceFound
+from trainers.closure import Batch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import offload_lightning as ol
+
+one_thread = ol.one_thread
+pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
+
+
+def planned() -> OffloadStrategy:
+    return OffloadStrategy(budget="70%", check_first_steps=0)
+
+
+# ---- what is asked for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "budget", [0, -1, True, 1.5, float("nan"), float("inf"), "0", "8", "", "1e9", "0 %", "-5%"]
+)
+def test_what_is_no_budget_is_told_at_once(budget: Any) -> None:
+    with pytest.raises(ValueError, match="budget") as refused:
+        OffloadStrategy(budget=budget)
+    assert repr(budget) in str(refused.value)
+    assert "8GiB" in str(refused.value) or "80%" in str(refused.value)
+
+
+@pytest.mark.parametrize("budget", ["NaN%", "nan %", "inf%", "x%", "%"])
+def test_what_is_no_share_is_told_at_once(budget: str) -> None:
+    with pytest.raises(ValueError, match="such as 80%"):
+        OffloadStrategy(budget=budget)
+
+
+def test_a_gigabyte_is_less_than_a_gibibyte_and_more_than_all_is_all() -> None:
+    budgets = [
+        ol.train(OffloadStrategy(budget=b), max_steps=1).strategy.plan.budget[0]
+        for b in ("8GB", "8GiB", "110%", "100%")
+    ]
+    assert budgets[0] == 8 * 10**9 < budgets[1] == 8 * 2**30
+    assert budgets[2] == -(-budgets[3] * 11 // 10)
+
+
+def test_a_budget_of_a_few_bytes_says_how_many_are_needed() -> None:
+    with pytest.raises(BudgetTooSmall, match=r"KiB are needed at task .*raise the budget to"):
+        ol.train(OffloadStrategy(budget=8))
+
+
+class NoOptimizer(ol.Module):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class Foreign(ol.Module):
+    """Trains nothing that the loss depends on."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+
+
+class Empty(ol.Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([{"params": []}], 0.1)
+
+
+@pytest.mark.parametrize(
+    "make, why",
+    [(Foreign, "nothing to train"), (Empty, "no parameter that requires a gradient")],
+)
+def test_an_optimizer_without_the_modules_parameters_trains_eagerly(make: Any, why: str) -> None:
+    with pytest.warns(UserWarning, match=f"trains eagerly.*{why}"):
+        ours = ol.train(OffloadStrategy(), make)
+    assert ol.differences(ol.train("auto", make), ours) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*will run with no optimizer")
+def test_a_run_without_an_optimizer_is_plain_lightnings() -> None:
+    trained = []
+    for strategy in (OffloadStrategy(), "auto"):
+        torch.manual_seed(0)
+        module = NoOptimizer()
+        trainer = L.Trainer(
+            strategy=strategy, accelerator="cpu", max_epochs=1, logger=False, barebones=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        if strategy == "auto":
+            trainer.fit(module, ol.data())
+        else:
+            with pytest.warns(UserWarning, match="trains eagerly"):
+                trainer.fit(module, ol.data())
+        trained.append(module.state_dict())
+    assert ol._unequal("", *trained) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*Total length of")
+@pytest.mark.filterwarnings("ignore:.*No training batches|.*limit_train_batches")
+@pytest.mark.parametrize("options", [{"limit_train_batches": 0}, {"loader": DataLoader([])}])
+def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None:
+    strategy = planned()
+    ours = ol.train(strategy, **options)
+    assert ol.differences(ol.train("auto", **options), ours) == []
+    with pytest.raises(Exception, match="made at the first batch"):
+        strategy.explain()
+
+
+# ---- a kernel that is broken -------------------------------------------------------------------
+
+
+def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = updates.adamw
+    broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
+    monkeypatch.setattr(updates, "adamw", broken)
+    with pytest.raises(
+        DifferenceFound, match=r"^enter\.weight differs after a planned and an eager step: element"
+    ):
+        ol.train(OffloadStrategy())
+    monkeypatch.setattr(updates, "adamw", real)
+    scale = training.scale
+    monkeypatch.setattr(training, "scale", lambda g, factor: scale(g, factor * 1.001))
+    with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
+        ol.train(OffloadStrategy(), gradient_clip_val=0.01)
+    ol.train(OffloadStrategy(check_first_steps=0), gradient_clip_val=0.01)  # nobody looks
+
+
+# ---- numbers that are none ---------------------------------------------------------------------
+
+
+class Explodes(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        loss = torch.where(batch[1].sum() == 17, loss * float("inf"), loss)
+        self.log("loss", loss, on_step=True)
+        return loss
+
+
+def test_a_run_stops_at_a_loss_that_is_not_finite_where_plain_lightning_does() -> None:
+    stopped = []
+    for strategy in (planned(), "auto"):
+        stop = EarlyStopping("loss", check_finite=True, patience=99, check_on_train_epoch_end=True)
+        torch.manual_seed(3)
+        result = ol.train(strategy, Explodes, callbacks=[stop], max_epochs=4, max_steps=-1)
+        stopped.append((result.trainer.global_step, result.metrics["callback loss"].isfinite()))
+    assert stopped[0] == stopped[1]
+
+
+# ---- Ctrl-C ------------------------------------------------------------------------------------
+
+
+class Saves(L.Callback):
+    """What is there when the run is stopped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        trainer.save_checkpoint(self.file)
+
+
+@contextmanager
+def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator[None]:
+    """Ctrl-C within the run of a step's nodes."""
+    real, count = Runner._run, 0
+
+    def run(runner: Runner, bound: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+        real(runner, bound)
+
+    monkeypatch.setattr(Runner, "_run", run)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.parametrize("at", [3, 6])
+@pytest.mark.parametrize("check", [0, 4])
+def test_ctrl_c_in_mid_step_leaves_a_checkpoint_of_whole_steps(
+    at: int, check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = OffloadStrategy(budget="70%", check_first_steps=check)
+    with struck(monkeypatch, at), pytest.raises(SystemExit):
+        ol.train(strategy, callbacks=[Saves(tmp_path / "struck.ckpt")], max_epochs=3)
+    found = torch.load(tmp_path / "struck.ckpt", weights_only=False)
+    plain = ol.train("auto", max_steps=at, max_epochs=3)
+    assert found["global_step"] == at
+    assert ol._unequal("", found["state_dict"], plain.module.state_dict()) == []
+    optimizer = plain.trainer.optimizers[0].state_dict()
+    assert ol._unequal("", found["optimizer_states"][0], optimizer) == []
+    # From there it goes on as plain Lightning does.
+    goes_on = {"ckpt_path": tmp_path / "struck.ckpt", "seed": 8}
+    assert ol.differences(ol.train("auto", **goes_on), ol.train(planned(), **goes_on)) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ol.Module()
+    with struck(monkeypatch, 3, times=2), pytest.raises(SystemExit):
+        ol.train(planned(), lambda: module)
+    for tensor in module.state_dict().values():
+        tensor.resize_(tensor.shape)
+    assert torch.is_grad_enabled()
+
+
+def test_the_handler_of_the_user_is_there_again_after_every_step() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ol.train(planned())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# ---- batches that are mappings -----------------------------------------------------------------
+
+
+class Encoded(UserDict[str, Any]):
+    """As transformers' BatchEncoding: its items are attributes, too."""
+
+    def __init__(self, data: Any = None, kind: str = "") -> None:
+        super().__init__(data or {})
+        self.kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data" or name not in self.data:
+            raise AttributeError(name)
+        return self.data[name]
+
+
+class Attributes(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert type(batch) is Encoded
+        return nn.functional.cross_entropy(self(batch.x), batch["more"]["y"])
+
+
+def encoded(kind: str) -> DataLoader[Any]:
+    def put(batch: Any) -> Any:
+        x, y = (torch.stack(part) for part in zip(*batch, strict=True))
+        return Encoded({"x": x, "more": {"y": y}}, kind)
+
+    return DataLoader(ol.data().dataset, ol.BATCH, collate_fn=put)
+
+
+def test_batches_may_be_mappings_that_are_made_of_a_dict() -> None:
+    strategy = planned()
+    options: dict[str, Any] = {"make": Attributes, "validate": False}
+    ours = ol.train(strategy, loader=encoded(""), **options)
+    assert ol.differences(ol.train("auto", loader=encoded(""), **options), ours) == []
+    assert strategy.plan
+    with pytest.raises(CaptureError, match="holds a Encoded with more than its items"):
+        Batch.of(Encoded({"x": torch.ones(2)}, "extra"))
+
+
+def test_an_encoding_of_transformers_is_one() -> None:
+    transformers = pytest.importorskip("transformers", reason="an extra: .[llm]")
+    batch = transformers.BatchEncoding({"ids": torch.arange(3), "mask": torch.ones(3)})
+    parts = Batch.of([batch, 1])
+    again = parts.rebuilt(parts.tensors)[0]
+    assert type(again) is type(batch) and again["ids"] is batch["ids"]
+    assert Batch.of([batch, 1]).key == parts.key != Batch.of([dict(batch), 1]).key
