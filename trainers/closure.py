@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from offload import CaptureError
 from trainers.hooks import Hooks
 from trainers.logged import Call, Live, Notes, described, filled, put_off, say
-from trainers.watching import Index, Reads, Watched, no_loggers
+from trainers.watching import Index, Progress, Reads, Watched, no_loggers
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
@@ -142,7 +142,8 @@ class Forward:
         batch = self._batch.rebuilt(tensors)
         second = bool(self._seen)
         with self._around(notes, second), self._trainer.precision_plugin.train_step_context():
-            self._numbers.append([live.read() for live in _live_numbers(self._trainer)])
+            numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]
+            self._numbers.append(numbers)
             output = self._module.training_step(batch, *self._index(second))
             result = notes.slots(output)
         loss = output.get("loss") if isinstance(output, dict) else output
@@ -210,12 +211,16 @@ class Forward:
 
     def _live(self, first: Any, second: Any, at: int) -> Any:
         """What stands for a pair of numbers, one of each trace; or the one of trace `at`."""
-        given = (first, second)
-        if all(type(number) in (int, float) for number in given) and first != second:
+        given = (_plain(first), _plain(second))
+        if all(type(number) in (int, float) for number in given) and given[0] != given[1]:
             for live, *numbers in zip(_live_numbers(self._trainer), *self._numbers, strict=True):
                 if tuple(numbers) == given:
                     return live
         return given[at]
+
+
+def _plain(number: Any) -> Any:
+    return int(number) if isinstance(number, Progress) else number
 
 
 def _live_numbers(trainer: L.Trainer) -> list[Live]:
@@ -248,19 +253,16 @@ def _frozen(what: str) -> CaptureError:
 @contextmanager
 def _moved(trainer: L.Trainer, really: bool) -> Iterator[None]:
     """As it will be in another step: epoch, global step, learning rates."""
-    if not really:
-        yield
-        return
     epoch: Any = trainer.fit_loop.epoch_progress.current
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     before = epoch.processed, epoch.completed, steps.completed
     rates = [(group, group["lr"]) for o in trainer.optimizers for group in o.param_groups]
     try:
         # Each by another number, so that one can be told from another.
-        epoch.processed += 3
-        epoch.completed += 3
-        steps.completed += 7
-        for number, (group, rate) in enumerate(rates, 1):
+        epoch.processed = Progress(epoch.processed + 3 * really)
+        epoch.completed = Progress(epoch.completed + 3 * really)
+        steps.completed = Progress(steps.completed + 7 * really)
+        for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # it may be 0 now
         yield
     finally:

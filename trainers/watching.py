@@ -100,18 +100,28 @@ def _plain(value: Any) -> Any:
 
 
 class Index(int):
-    """A `batch_idx` that may be handed on and printed, and not used."""
+    """A number of the trainer's that may be handed on, logged and printed, and not used."""
+
+    what = "batch_idx, which is another in every step. Do it in a hook (on_train_batch_end)"
 
     def _used(self, *_: Any) -> NoReturn:
-        raise CaptureError(
-            f"{say_frame(user_frame(sys._getframe(1)))}: training_step uses batch_idx, which is"
-            " another in every step. Do it in a hook (on_train_batch_end), or do without it"
-        )
+        line = say_frame(user_frame(sys._getframe(1)))
+        raise CaptureError(f"{line}: training_step uses {self.what}, or do without it")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
     __floordiv__ = __truediv__ = __rtruediv__ = __float__ = __pow__ = __and__ = _used  # type: ignore[assignment]
     __hash__ = int.__hash__
+
+
+class Progress(Index):
+    """The epoch, or the number of steps so far: two values of it do not show what follows from a
+    third, `if self.current_epoch > 20`."""
+
+    what = (
+        "current_epoch or global_step, and a captured step would do the same in every epoch. Set"
+        " an attribute of the module in on_train_epoch_start and read that, log it as it is"
+    )
 
 
 class _NoLoggers(list[Any]):

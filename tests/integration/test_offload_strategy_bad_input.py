@@ -29,6 +29,9 @@ one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 
+NOTHING: Any = []
+
+
 def planned() -> OffloadStrategy:
     return OffloadStrategy(budget="70%", check_first_steps=0)
 
@@ -115,7 +118,7 @@ def test_a_run_without_an_optimizer_is_plain_lightnings() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Total length of")
 @pytest.mark.filterwarnings("ignore:.*No training batches|.*limit_train_batches")
-@pytest.mark.parametrize("options", [{"limit_train_batches": 0}, {"loader": DataLoader([])}])
+@pytest.mark.parametrize("options", [{"limit_train_batches": 0}, {"loader": DataLoader(NOTHING)}])
 def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None:
     strategy = planned()
     ours = ol.train(strategy, **options)

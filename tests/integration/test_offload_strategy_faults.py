@@ -82,6 +82,14 @@ class Epochs(ol.Module):
         return nn.functional.cross_entropy(self(batch[0]), batch[1]) * weight
 
 
+class LaterEpochs(ol.Module):
+    """Neither the first epoch nor the fourth shows it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        return loss * 2 if self.trainer.current_epoch == 1 else loss
+
+
 class Rate(ol.Module):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
@@ -122,6 +130,7 @@ REASONS: dict[str, tuple[Any, str]] = {
     "batch_idx times": (Scaled, "uses batch_idx"),
     "batch_idx in a tensor": (Tensored, "do different things"),
     "epoch": (Epochs, "do different things"),
+    "later epoch": (LaterEpochs, r"training_step uses current_epoch or global_step"),
     "rate": (Rate, "logs different things.*'rate'"),
     "keeps": (Keeps, "losses.*keeps a tensor of the step"),
     "skips": (Skips, "returned NoneType"),

@@ -145,7 +145,7 @@ def test_lightnings_backbone_finetuning() -> None:
 class Adapter(nn.Module):
     """Low rank, beside a frozen layer: LoRA as peft makes it."""
 
-    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+    def __init__(self, base: Any, rank: int = 4) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
         self.down = nn.Linear(base.in_features, rank, bias=False)
