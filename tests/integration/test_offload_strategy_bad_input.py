@@ -133,14 +133,14 @@ def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None
 def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = updates.adamw
+    real = updates.adam
     broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
-    monkeypatch.setattr(updates, "adamw", broken)
+    monkeypatch.setattr(updates, "adam", broken)
     with pytest.raises(
         DifferenceFound, match=r"^enter\.weight differs after a planned and an eager step: element"
     ):
         ol.train(OffloadStrategy())
-    monkeypatch.setattr(updates, "adamw", real)
+    monkeypatch.setattr(updates, "adam", real)
     scale = training.scale
     monkeypatch.setattr(training, "scale", lambda g, factor: scale(g, factor * 1.001))
     with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
