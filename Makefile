@@ -1,4 +1,4 @@
-# make demo      train twice on generated pictures, without and with reuse, and compare
+# make demo      train on generated pictures: without reuse, with it, and with it in half the memory
 # make test      the tests (with CI=true the slow ones too)
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make check     ruff and pyright
@@ -21,7 +21,8 @@ demo: .venv/ready
 	$(BIN)/python examples/make_pictures.py runs/demo/pictures
 	$(BIN)/perfect-train configs/demo/fresh.yaml --out runs/demo/fresh
 	$(BIN)/perfect-train configs/demo/reuse.yaml --out runs/demo/reuse
-	$(BIN)/perfect-compare runs/demo/fresh runs/demo/reuse
+	$(BIN)/perfect-train configs/demo/reuse_offload.yaml --out runs/demo/reuse_offload
+	$(BIN)/perfect-compare runs/demo/fresh runs/demo/reuse runs/demo/reuse_offload
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "$(if $(CI),not gpu,not gpu and not slow)"

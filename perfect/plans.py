@@ -54,6 +54,9 @@ def plan_phases(
 
 
 class _Planner(L.Callback):
+    reads_weights_between_steps = False
+    """So the plans are those of the run, where it is not."""
+
     def __init__(self, switch: PhaseSwitch, batch_size: int) -> None:
         """`batch_size`: of phases that name none."""
         self.found: list[PhasePlan] = []

@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -115,7 +116,37 @@ def remarks(runs: Sequence[Run]) -> list[str]:
         )
     if len({run.record.get("accuracy_on") for run in runs if run.number("accuracy")}) > 1:
         said.append("Some accuracies are of the test set, others of the hold-out set.")
+    return said + _same_losses(runs)
+
+
+def _same_losses(runs: Sequence[Run]) -> list[str]:
+    """Of runs that differ in nothing but where their bytes were: whether they learned the same."""
+    said = []
+    named = list(zip(runs, labels(runs), strict=True))
+    for number, (run, name) in enumerate(named):
+        for other, before in named[:number]:
+            differ = differences([run.table("config"), other.table("config")])
+            alike = {key.partition(".")[0] for key, _ in differ} == {"offload"}
+            if not (alike and run.completed and other.completed):
+                continue
+            count, step = compared_losses(run, other)
+            if step is not None:
+                said.append(f"The losses of {before} and {name} differ from step {step:.0f} on.")
+            elif count:
+                said.append(f"All {count} losses of {before} and {name} are equal, bit for bit.")
     return said
+
+
+def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
+    """How many losses both have logged, and the first step at which they are not the same."""
+    count, steps = 0, []
+    for name in ("train_loss", "val_loss", "test_loss"):
+        rows, others = (
+            [*zip(*one.metrics.pairs("step", name), strict=True)] for one in (run, other)
+        )
+        count += min(len(rows), len(others))
+        steps += [min(a or b, b or a) for a, b in zip_longest(rows, others) if a != b]
+    return count, min(steps)[0] if steps else None
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:

@@ -349,3 +349,44 @@ def test_folders_that_are_all_no_runs_are_refused_each_with_its_reason(
     said = capsys.readouterr().err
     assert said.count("compare: ") == 2
     assert not (tmp_path / "compare.html").exists()
+
+
+def offloaded(folder: Path, losses: dict[int, float], **changes: Any) -> str:
+    """A run within a budget, with these training losses."""
+    config = {**BASE["config"], "offload": {"budget": "50%"}, **changes}
+    make_run(folder, config=config)
+    return with_losses(folder, losses)
+
+
+def with_losses(folder: Path, losses: dict[int, float]) -> str:
+    rows = [f"{step},{loss!r}" for step, loss in losses.items()]
+    (folder / "metrics.csv").write_text("\n".join(["step,train_loss", *rows, ""]))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ({10: 0.5, 20: 0.25}, "All 2 losses of plain and small are equal, bit for bit."),
+        ({10: 0.5, 20: 0.25000001}, "The losses of plain and small differ from step 20 on."),
+        ({10: 0.5, 21: 0.25}, "The losses of plain and small differ from step 20 on."),
+        ({10: 0.5}, "The losses of plain and small differ from step 20 on."),
+    ],
+)
+def test_a_run_within_a_budget_is_told_to_have_the_losses_of_the_one_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], losses: dict[int, float], said: str
+) -> None:
+    plain = with_losses(make_run(tmp_path / "plain"), {10: 0.5, 20: 0.25})
+    small = offloaded(tmp_path / "small", losses)
+    assert main([plain, small]) == 0
+    assert said in capsys.readouterr().out.splitlines()
+    assert said in (tmp_path / "compare.html").read_text()
+
+
+def test_losses_are_not_compared_where_more_than_the_budget_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = with_losses(make_run(tmp_path / "plain"), {10: 0.5})
+    small = offloaded(tmp_path / "small", {10: 0.5}, loader={"batch_size": 10})
+    assert main([plain, small]) == 0
+    assert "bit for bit" not in capsys.readouterr().out
