@@ -11,9 +11,15 @@ OffloadError
 An exception of a task itself reaches the caller as it is, with a note that names the task.
 """
 
+from typing import Any
+
 
 class OffloadError(Exception):
     """Base of everything this package raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With what it knows besides its message: it may come from another process."""
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class CaptureError(OffloadError):
@@ -57,3 +63,10 @@ class RaceFound(OffloadError):
 
 class StepError(OffloadError):
     """A call that does not fit the captured step, or a runner that is closed."""
+
+
+def _restored(kind: type[OffloadError], args: tuple[Any, ...], known: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(known)
+    return error

@@ -151,6 +151,7 @@ class Steps:
         self._shapes: dict[Any, None] = {}
         """Of the steps that were captured in this epoch."""
         self._epoch = 0
+        self._said_many = False
 
     def known(self, micro: Micro, parts: Batch) -> Step | None:
         """The one that was captured for such a batch in such a situation."""
@@ -378,7 +379,7 @@ class Steps:
                 self._steps.popitem(last=False)
 
     def _say_many(self, key: Any, parts: Batch) -> None:
-        """When it is no longer the last, smaller batch alone. A new epoch may have new ones."""
+        """Once, when it is not the last, smaller batch alone. A new epoch may have new ones."""
         if self._epoch != self._module.current_epoch:
             self._epoch, self._shapes = self._module.current_epoch, {}
         before, known = len(self._shapes), self._steps.get(key)
@@ -389,7 +390,8 @@ class Steps:
             why = f"batches of other shapes came ({shapes}): give out batches of one shape"
         elif known is not None and len(known) == MANY - 1:
             why = f"the step reads what changes: {known[-1].recipe.watched.changed()}"
-        if why:
+        if why and not self._said_many:
+            self._said_many = True
             rank_zero_warn(
                 f"OffloadStrategy has captured and planned the step {MANY} times, as {why}. Every"
                 f" time costs seconds; at most {MOST} plans are kept"

@@ -152,7 +152,8 @@ def _carried(graph: TaskGraph, late: set[int]) -> set[int]:
 
 def _pending(b: int, buffer: Buffer) -> Buffer:
     name = f"pending.{b}.{buffer.name}"
-    return replace(buffer, name=name, role=Role.STATE, tensor=name, start=0)
+    role = Role.SUM if buffer.role is Role.GRADIENT else Role.STATE
+    return replace(buffer, name=name, role=role, tensor=name, start=0)
 
 
 def _moved(graph: TaskGraph, numbers: Sequence[int], by: int) -> list[Task]:

@@ -249,7 +249,7 @@ def test_a_checkpoint_has_the_original_names_and_loads_into_the_bare_module(tmp_
 
 
 @pytest.mark.slow
-def test_a_batch_of_one_shape_after_the_other_is_planned_and_told_once_an_epoch() -> None:
+def test_a_batch_of_one_shape_after_the_other_is_planned_and_told_once() -> None:
     class Sizes(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 20
@@ -263,7 +263,7 @@ def test_a_batch_of_one_shape_after_the_other_is_planned_and_told_once_an_epoch(
     strategy = OffloadStrategy(check_first_steps=0)
     with pytest.warns(UserWarning, match="captured and planned the step 3 times") as said:
         ours = ol.train(strategy, loader=loader, validate=False)
-    assert len([w for w in said if "planned" in str(w.message)]) == 2
+    assert len([w for w in said if "planned" in str(w.message)]) == 1
     theirs = ol.train("auto", loader=loader, validate=False)
     assert ol.differences(theirs, ours) == []
 
