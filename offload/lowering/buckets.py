@@ -89,8 +89,11 @@ def _kind(task: Task) -> tuple[object, ...]:
 
 
 def _trains(graph: TaskGraph, task: Task) -> bool:
-    """No norm of a gradient, and no sum of some."""
-    return any(graph.buffers[b].role is Role.PARAMETER for b in task.writes)
+    """An update, or what clips a gradient for it: no norm of a gradient, and no sum of some."""
+    clips = {*task.writes} <= {*task.reads} and not any(
+        graph.buffers[b].persistent for b in task.touches
+    )
+    return clips or any(graph.buffers[b].role is Role.PARAMETER for b in task.writes)
 
 
 def _room(graph: TaskGraph, task: Task) -> int:
