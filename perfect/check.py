@@ -86,6 +86,11 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             console.print()
             for line in _explained(made):
                 console.print(line, highlight=False, markup=False)
+        if config.trainer.accumulate > 1:
+            console.print(
+                "later the micro-batches of a step may be planned as one, where that is faster",
+                highlight=False,
+            )
 
 
 def _planned(

@@ -39,7 +39,8 @@ def plan_phases(
 ) -> list[PhasePlan]:
     """The first is the one that a run makes at its first step. `trainer` is spent."""
     planner = _Planner(switch, data.train.batch_size)
-    trainer.callbacks = [switch, planner]  # pyright: ignore[reportAttributeAccessIssue]
+    # Beside the others: a plan depends on who may look at the weights.
+    trainer.callbacks.append(planner)  # pyright: ignore[reportAttributeAccessIssue]
     trainer.loggers = [DummyLogger()]
     try:
         if data.datamodule is not None:

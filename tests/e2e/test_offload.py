@@ -208,15 +208,20 @@ def test_phases_with_batches_of_one_size_share_a_plan(
     assert said.count("\nplan  ") == 1
 
 
+@pytest.mark.parametrize("averaged", [True, False])  # where nobody averages, updates may wait
 def test_the_plans_of_check_are_those_that_training_makes(
-    train: Train, phased: Recipe, write_yaml: Callable[..., Path], tmp_path: Path,
+    averaged: bool, train: Train, phased: Recipe, write_yaml: Callable[..., Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # Kernels are measured anew each time, and plans are chosen by the seconds: a clock that stands.
     monkeypatch.setattr(offload.profiling, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     phased["phases"][0]["batch_size"] = 10
     del phased["phases"][1]["batch_size"]
-    recipe = within("70%", phased)
+    for phase in phased["phases"]:
+        phase["ema"] = averaged
+    if not averaged:
+        del phased["ema"]
+    recipe = within("70%", phased, optimizer="host")
     config = read_config(write_yaml(recipe))[0]
     data, switch, stop = build_data(config), build_phase_switch(config), StopSignal(Console())
     module = build_module(config, data.num_classes)
