@@ -7,7 +7,7 @@ graph holds the step's own kernels in the order in which eager calls them: run s
 that keeps the dependencies, it gives eager's bits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,12 +28,17 @@ from offload.updates import check_optimizer
 
 
 def capture(
-    step: Callable[..., Any], *example_inputs: torch.Tensor, also: Sequence[str] = ()
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    also: Sequence[str] = (),
+    reaches: Mapping[str, Any] | None = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
-    `also`: passes that may change the last bits, by name (lowering)."""
-    return _ready(traced(step, *example_inputs), also)
+    `also`: passes that may change the last bits, by name (lowering). `reaches`: the things whose
+    tensors and attributes the step may use, by name; without it they are looked for in its
+    closure."""
+    return _ready(traced(step, *example_inputs, reaches=reaches), also)
 
 
 def capture_training_step(
@@ -61,13 +66,19 @@ def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
     return ready
 
 
-def traced(step: Callable[..., Any], *example_inputs: torch.Tensor) -> TaskGraph:
+def traced(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    reaches: Mapping[str, Any] | None = None,
+) -> TaskGraph:
     """As the step is, kernel by kernel."""
     check_batch(example_inputs)
-    around = surroundings({"": step})
+    around = surroundings({"": step} if reaches is None else reaches)
     recorder, result = guarded_trace(step, example_inputs, around)
     outputs = result if isinstance(result, tuple) else (result,)
-    return Build(recorder, around, outputs).finish(lambda *batch: traced(step, *batch))
+    return Build(recorder, around, outputs).finish(
+        lambda *batch: traced(step, *batch, reaches=reaches)
+    )
 
 
 def traced_training_step(

@@ -104,6 +104,13 @@ class Runner:
                 raise StepError(f"the step is for inputs of shape {shape}")
             return self._step(key, batch)
 
+    def astray(self) -> str:
+        """The name of a tensor that is not where the last step left it: somebody pointed it to
+        other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
+        Empty: there is none."""
+        with self._step_lock:
+            return self._current.homes.astray() if self._current else ""
+
     def forget(self, key: Hashable) -> None:
         """A step that was added. It must be added again to be run."""
         with self._step_lock:
@@ -136,7 +143,7 @@ class Runner:
                 bound = self._enter(key)
                 bound.begin(batch)
                 self._run(bound)
-                torch.autograd.graph.increment_version(bound.homes.tensors())
+                torch.autograd.graph.increment_version(bound.homes.counted())
                 return bound, bound.outputs()
             finally:
                 torch._C._set_grad_enabled(autograd)

@@ -104,12 +104,12 @@ class Homes:
 
     def settle(self) -> None:
         """Every tensor is at home afterwards, with the values that it has now."""
-        if list(map(torch.Tensor.data_ptr, _asked(self._sources))) == self._at:
+        if self._at_home():
             return
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
             live = self._live(home.key)
-            if [tensor.data_ptr() for tensor in live] != home.at:
+            if _addresses(live) != home.at:
                 _check(home, live)
                 strays.append((home, live))
         # One that is in these arenas, and not at home, may lie where another has its home.
@@ -127,8 +127,20 @@ class Homes:
         live = self._live(key)
         return len(live) == len(tensors) and all(map(operator.is_, live, tensors))
 
-    def tensors(self) -> list[torch.Tensor]:
-        return [tensor for home in self._homes for tensor in home.tensors]
+    def astray(self) -> str:
+        """The name of a tensor that somebody pointed elsewhere since; empty: all are at home. Not
+        of one whose owner makes another object of it."""
+        if self._at_home():
+            return ""
+        known = [home for home in self._homes if not callable(self._tensors[home.key])]
+        return next((h.key for h in known if _addresses(self._live(h.key)) != h.at), "")
+
+    def _at_home(self) -> bool:
+        return _addresses(_asked(self._sources)) == self._at
+
+    def counted(self) -> list[torch.Tensor]:
+        """Those that count their versions: all but what was made in inference mode."""
+        return [t for home in self._homes for t in home.tensors if not t.is_inference()]
 
     def release(self, stays: "Homes | None" = None) -> None:
         """Memory of its own, with the values of now, for every tensor that is still at home; but
@@ -150,6 +162,10 @@ def _asked(
     sources: Sequence[torch.Tensor | Callable[[], torch.Tensor]],
 ) -> list[torch.Tensor]:
     return [found if isinstance(found, torch.Tensor) else found() for found in sources]
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
 
 
 def _check(home: Home, live: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
-"""A LightningModule's training step as the forward pass of a graph, and what to do around its runs.
+"""A step of a LightningModule's as a function of tensors, and what to do around its graph's runs.
 
     batch --flatten--> tensors --> training_step under the precision plugin's context --> loss / n
-             constants: part of the key            self.log, metrics: logged.py
+             constants: part of the key   validation_step, ...                        --> tensors
+                                                   self.log, metrics: logged.py
 
 It is traced twice, the second time with another `batch_idx`, another epoch and other learning
 rates: where these change what is computed, a graph would freeze what must change.
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -23,6 +25,15 @@ from trainers.logged import Call, Live, Notes, described, filled, put_off, say
 from trainers.watching import Index, Progress, Reads, Watched, no_loggers
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
+CONTEXTS = MappingProxyType(
+    {
+        "training_step": "train_step_context",
+        "validation_step": "val_step_context",
+        "test_step": "test_step_context",
+        "predict_step": "predict_step_context",
+    }
+)
+"""Of the precision plugin, by the module's method."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +113,7 @@ class Recipe:
     """What to do with the outputs of a graph."""
 
     output: Any
-    """What `training_step` returned, with slots."""
+    """What the step returned, with slots."""
     calls: tuple[Call, ...]
     watched: Watched
     """What must be as it was while it was traced."""
@@ -115,77 +126,75 @@ class Recipe:
         self, outputs: Sequence[Any], given: Sequence[torch.Tensor], context: Callable[[], Any]
     ) -> Any:
         """Log, update the metrics, and return what the step returns."""
+        results: list[Any] = []
         if self.calls:
             with context():
-                say(self.calls, outputs, given)
-        return filled(self.output, outputs, given)
+                results = say(self.calls, outputs, given)
+        return filled(self.output, outputs, given, results)
 
 
-class Forward:
-    """`(loss, more) = forward(*tensors)`, to be traced."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What Lightning calls a step with."""
 
-    def __init__(
-        self, module: L.LightningModule, batch: Batch, batch_idx: int | None, hooks: Hooks
-    ) -> None:
+    kind: str
+    """The module's method: training_step, validation_step, test_step, predict_step."""
+    batch: Batch
+    batch_idx: int | None = None
+    """None where the method does not take it."""
+    more: tuple[Any, ...] = ()
+    """The dataloader's index, where there are several."""
+
+
+class Traced:
+    """Calls a step to be traced, and keeps what it says on the side."""
+
+    def __init__(self, module: L.LightningModule, given: Given) -> None:
         self._module = module
         self._trainer = module.trainer
-        self._batch = batch
-        self._batch_idx = batch_idx
-        self._hooks = hooks
+        self._given = given
         self._seen: list[tuple[Any, Notes]] = []
         self._numbers: list[list[Any]] = []
         """Of every trace: what `live_numbers` had."""
         self._reads = Reads()
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Notes]:
+        """What the step returns."""
         notes = Notes(tensors)
-        batch = self._batch.rebuilt(tensors)
+        given = self._given
+        batch = given.batch.rebuilt(tensors)
         second = bool(self._seen)
-        with self._around(notes, second), self._trainer.precision_plugin.train_step_context():
+        context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
+        with self._around(notes, second), context():
             numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]
             self._numbers.append(numbers)
-            output = self._module.training_step(batch, *self._index(second))
-            result = notes.slots(output)
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, torch.Tensor):
-            raise CaptureError(
-                f"training_step returned {type(loss).__name__} and no loss: a step that may be"
-                " skipped cannot be planned"
-            )
-        normalize = self._trainer.accumulate_grad_batches
-        loss = loss if normalize == 1 else loss / normalize
-        with self._around(notes, second):
-            self._hooks.call_before(loss, notes)
-        notes.check()
-        self._seen.append((result, notes))
-        return loss, tuple(notes.tensors)
-
-    def after(self) -> tuple[torch.Tensor, ...]:
-        """The hooks that see the gradients of this trace, in `.grad`. What they log."""
-        _, notes = self._seen[-1]
-        known = len(notes.tensors)
-        with self._around(notes, len(self._seen) > 1):
-            self._hooks.call_after(notes)
-        notes.check()
-        return tuple(notes.tensors[known:])
+            method = getattr(self._module, given.kind)
+            output = method(batch, *self._index(second), *given.more)
+            self._seen.append((notes.slots(output), notes))
+        return output, notes
 
     @contextmanager
     def _around(self, notes: Notes, second: bool) -> Iterator[None]:
         """All python of the user's is called in here."""
         with (
-            _moved(self._trainer, second),
+            _moved(self._trainer, self._given.kind, second),
             put_off(self._module, notes),
-            no_loggers(self._trainer),
-            self._reads.of(self._module, self._hooks.owners),
+            no_loggers(self._trainer, self._given.kind),
+            self._reads.of(self._module, self._others()),
         ):
             yield
 
+    def _others(self) -> Sequence[Any]:
+        """Whose python is called besides the module's."""
+        return ()
+
     def _index(self, second: bool) -> tuple[int, ...]:
-        if self._batch_idx is None:
+        batch_idx = self._given.batch_idx
+        if batch_idx is None:
             return ()
         # 0 is what most rules of the kind `every so many batches` do something at.
-        other = 0 if self._batch_idx else 1
-        return (Index(other if second else self._batch_idx),)
+        other = 0 if batch_idx else 1
+        return (Index.of(self._given.kind, other if second else batch_idx),)
 
     def recipe(self) -> Recipe:
         """After it was traced twice."""
@@ -223,15 +232,51 @@ def _plain(number: Any) -> Any:
     return int(number) if isinstance(number, Progress) else number
 
 
+class Forward(Traced):
+    """`(loss, more) = forward(*tensors)`: a training step, to be traced."""
+
+    def __init__(self, module: L.LightningModule, given: Given, hooks: Hooks) -> None:
+        super().__init__(module, given)
+        self._hooks = hooks
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        output, notes = self._call(tensors)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, torch.Tensor):
+            raise CaptureError(
+                f"training_step returned {type(loss).__name__} and no loss: a step that may be"
+                " skipped cannot be planned"
+            )
+        normalize = self._trainer.accumulate_grad_batches
+        loss = loss if normalize == 1 else loss / normalize
+        with self._around(notes, len(self._seen) > 1):
+            self._hooks.call_before(loss, notes)
+        return loss, notes.checked()
+
+    def after(self) -> tuple[torch.Tensor, ...]:
+        """The hooks that see the gradients of this trace, in `.grad`. What they log."""
+        _, notes = self._seen[-1]
+        known = len(notes.tensors)
+        with self._around(notes, len(self._seen) > 1):
+            self._hooks.call_after(notes)
+        return notes.checked()[known:]
+
+    def _others(self) -> Sequence[Any]:
+        return self._hooks.owners
+
+
 def _live_numbers(trainer: L.Trainer) -> list[Live]:
     """What people log, and what is another from step to step."""
 
-    def rate(group: int) -> Any:
-        return trainer.optimizers[0].param_groups[group]["lr"]
+    def rate(optimizer: int, group: int) -> Any:
+        return trainer.optimizers[optimizer].param_groups[group]["lr"]
 
-    groups = range(len(trainer.optimizers[0].param_groups))
     return [
-        *(Live(f"lr of group {n}", partial(rate, n)) for n in groups),
+        *(
+            Live(f"lr of group {n}", partial(rate, number, n))
+            for number, optimizer in enumerate(trainer.optimizers)
+            for n in range(len(optimizer.param_groups))
+        ),
         Live("epoch", lambda: trainer.current_epoch),
         Live("global_step", lambda: trainer.global_step),
     ]
@@ -251,7 +296,7 @@ def _frozen(what: str) -> CaptureError:
 
 
 @contextmanager
-def _moved(trainer: L.Trainer, really: bool) -> Iterator[None]:
+def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
     """As it will be in another step: epoch, global step, learning rates."""
     epoch: Any = trainer.fit_loop.epoch_progress.current
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -259,9 +304,9 @@ def _moved(trainer: L.Trainer, really: bool) -> Iterator[None]:
     rates = [(group, group["lr"]) for o in trainer.optimizers for group in o.param_groups]
     try:
         # Each by another number, so that one can be told from another.
-        epoch.processed = Progress(epoch.processed + 3 * really)
-        epoch.completed = Progress(epoch.completed + 3 * really)
-        steps.completed = Progress(steps.completed + 7 * really)
+        epoch.processed = Progress.of(kind, epoch.processed + 3 * really)
+        epoch.completed = Progress.of(kind, epoch.completed + 3 * really)
+        steps.completed = Progress.of(kind, steps.completed + 7 * really)
         for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # it may be 0 now
         yield

@@ -127,7 +127,7 @@ class Notes:
         self.calls.append(Call(name, function, args, kwargs))
         return Deferred(len(self.calls) - 1, name)
 
-    def check(self) -> None:
+    def checked(self) -> tuple[torch.Tensor, ...]:
         """Raise `CaptureError` where a tensor was changed after it was given away."""
         for tensor, version in zip(self.tensors, self._versions, strict=True):
             if tensor._version != version:
@@ -135,6 +135,7 @@ class Notes:
                     "a tensor that was logged or given to a metric is changed in place later in the"
                     " step. Give it away as a .clone()"
                 )
+        return tuple(self.tensors)
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
@@ -190,12 +191,13 @@ def put_off(module: L.LightningModule, notes: Notes) -> Iterator[None]:
                     del own[name]
 
 
-def say(calls: Sequence[Call], outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-    """Make the calls, in their order."""
+def say(calls: Sequence[Call], outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[Any]:
+    """Make the calls, in their order. Returns what they return."""
     results: list[Any] = []
     for call in calls:
         args, kwargs = filled((call.args, call.kwargs), outputs, given, results)
         results.append(call.function(*args, **kwargs))
+    return results
 
 
 def filled(

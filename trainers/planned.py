@@ -9,7 +9,8 @@ One graph a situation: shapes of the batch, first, middle or last micro-batch, p
 the step reads, what requires a gradient. All run over the same tensors in one runner, which gives
 them memory of their own again at the end of the fit. What cannot be planned is told (fallback.py).
 
-Validation, test and prediction run eagerly on the weights where they are, in host memory.
+Validation, test and prediction are graphs too (evaluation.py); a step of theirs that cannot be
+captured runs on the weights where they are, in host memory.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from offload import CaptureError, OffloadError, Plan
 from offload.ranks import Ranks
 from trainers.check import Expected, Start, compare_gradients, state_of
 from trainers.closure import Batch
+from trainers.evaluation import Evaluation
 from trainers.fallback import reason, user_error
 from trainers.groups import Groups
 from trainers.hooks import Silence
@@ -66,6 +68,7 @@ class Planned(Strategy):
         self._groups: Groups | None = None
         self._silence = Silence()
         self._interrupt = Interrupt()
+        self._evaluation: Evaluation | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -84,9 +87,10 @@ class Planned(Strategy):
 
     @property
     def plan(self) -> Plan:
-        """Of a whole step with its update; there after the first batch."""
+        """Of a whole step with its update, or of an evaluation step where nothing is trained;
+        there after the first batch."""
         if self._plan is None:
-            why = "this run trains eagerly" if self._eager else "it is made at the first batch"
+            why = "this run trains eagerly" if self._eager else "the first batch makes it"
             raise OffloadError(f"there is no plan: {why}")
         return self._plan
 
@@ -134,6 +138,7 @@ class Planned(Strategy):
     def setup(self, trainer: L.Trainer) -> None:
         self._close()
         super().setup(trainer)
+        self._eager = False
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin()
 
@@ -206,6 +211,15 @@ class Planned(Strategy):
         self._flush()  # a run that was stopped between two micro-batches
         self._interrupt.deliver()
 
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("validation_step", super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("test_step", super().test_step, *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("predict_step", super().predict_step, *args, **kwargs)
+
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._close()
@@ -217,9 +231,27 @@ class Planned(Strategy):
     def _close(self) -> None:
         """Memory of their own for all tensors."""
         self._silence.end()
+        evaluation, self._evaluation = self._evaluation, None
         steps, self._steps, self._groups = self._steps, None, None
+        if evaluation is not None:
+            evaluation.close()
         if steps is not None:
             steps.close()
+
+    # ---- without training -----------------------------------------------------------------------
+
+    def _evaluate(self, kind: str, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._flush()
+        if self._eager or kwargs:  # Lightning gives none
+            return eager(*args, **kwargs)
+        if self._evaluation is None:
+            self._evaluation = Evaluation(
+                self._module, self._asked, lambda: self._steps and self._steps.runner
+            )
+        output = self._evaluation.step(kind, eager, *args)
+        if self._module.trainer.state.fn != TrainerFn.FITTING:
+            self._plan = self._evaluation.plan
+        return output
 
     # ---- one step -------------------------------------------------------------------------------
 
@@ -230,6 +262,8 @@ class Planned(Strategy):
 
     def _begun(self) -> Steps:
         if self._steps is None:
+            if self._evaluation is not None:
+                self._evaluation.close()  # so that homes are where training wants them
             self._steps = Steps(
                 self._module, self.optimizers[0], self._asked, self._meter, self._ranks()
             )
@@ -344,6 +378,7 @@ class Planned(Strategy):
 
     def _begin_eager(self) -> None:
         self._eager = True
+        self._close()
 
     def _check_budget(self, why: str) -> None:
         if self._asked.budget is not None:

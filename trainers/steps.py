@@ -7,7 +7,6 @@ that are added leave them where it put them.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 import offload
@@ -24,14 +22,12 @@ from offload.capture import capture_step
 from offload.ranks import Ranks
 from offload.sizes import is_share, parse_share, parse_size
 from offload.training import Clip, Parameter, TrainingStep
-from trainers.closure import Batch, Forward, Recipe
+from trainers.closure import Batch, Forward, Given, Recipe
 from trainers.hooks import Hooks
+from trainers.kept import Kept, shapes_of
 from trainers.measured import Meter
 from trainers.waiting import Waiting
 
-MOST = 16
-"""Graphs that are kept; the one that was not used for longest goes first."""
-MANY = 3
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 RECOMPUTE = ("auto", "never")
 OPTIMIZERS = ("auto", "device", "host")
@@ -140,42 +136,32 @@ class Steps:
         self._asked = asked
         self._meter = meter
         self._ranks = ranks
-        self._runner: Runner | None = None
+        self.runner: Runner | None = None
+        """There after the first step was captured."""
         self.waiting = Waiting(module)
         self._plans: dict[Any, Plan] = {}
         """Of what is in the runner now."""
-        self._steps: OrderedDict[Any, list[Step]] = OrderedDict()
+        self._kept: Kept[Step] = Kept("the step", self._forget)
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
         """Whose sums are those of `.grad` in an eager run, after this micro-batch."""
-        self._shapes: dict[Any, None] = {}
-        """Of the steps that were captured in this epoch."""
-        self._epoch = 0
-        self._said_many = False
 
     def known(self, micro: Micro, parts: Batch) -> Step | None:
         """The one that was captured for such a batch in such a situation."""
         if micro.first:
             self._held = frozenset()
-        key = self._key(micro, parts)
-        for step in self._steps.get(key, ()):
-            if step.recipe.watched.same():
-                self._steps.move_to_end(key)
-                return step
-        return None
+        return self._kept.find(self._key(micro, parts))
 
     def step_for(self, micro: Micro, parts: Batch) -> Step:
         """That one, or capture it."""
         if (found := self.known(micro, parts)) is not None:
             return found
         key = self._key(micro, parts)
-        self._say_many(key, parts)
+        self._kept.say_many(key, parts, self._module.current_epoch)
         self.waiting.flush()
         with self._meter.planning():
             step = self._capture(micro, parts)
-        self._steps.setdefault(key, []).append(step)
-        self._steps.move_to_end(key)
-        self._forget()
+        self._kept.put(key, step)
         return step
 
     def plan_for(self, micro: Micro, parts: Batch) -> Plan:
@@ -192,23 +178,23 @@ class Steps:
 
     def run(self, step: Step, parts: Batch, wait: bool = False) -> Sequence[Any]:
         """What the step returns besides the loss that it minimizes. `wait`: updates may."""
-        assert self._runner is not None
+        assert self.runner is not None
         if step not in self._plans:
             self.add(step, step.graph, *step.about)
         begun = self._meter.begin()
-        _, *outputs = self.waiting.run(self._runner, step, *parts.tensors, wait=wait)
-        self._meter.ran(step, begun, self._runner.trace)
+        _, *outputs = self.waiting.run(self.runner, step, *parts.tensors, wait=wait)
+        self._meter.ran(step, begun, self.runner.trace)
         self.pass_over(step)
         self.just_held = frozenset() if step.last else step.holds
         return outputs
 
     def run_as(self, key: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """What is in the runner by this key."""
-        assert self._runner is not None
+        assert self.runner is not None
         self.waiting.flush()
         begun = self._meter.begin()
-        outputs = self._runner.run(key, *tensors)
-        self._meter.ran(key, begun, self._runner.trace)
+        outputs = self.runner.run(key, *tensors)
+        self._meter.ran(key, begun, self.runner.trace)
         return outputs
 
     def pass_over(self, step: Step) -> None:
@@ -224,8 +210,8 @@ class Steps:
 
     def add(self, key: Any, graph: TaskGraph, inputs: str, part: str) -> Plan:
         """To the runner, by this key."""
-        assert self._runner is not None
-        plan = self._runner.add(key, graph)
+        assert self.runner is not None
+        plan = self.runner.add(key, graph)
         assert isinstance(plan, Plan)
         self._planned(key, plan, inputs, part)
         return plan
@@ -236,12 +222,12 @@ class Steps:
         refused."""
         assert self.plan is not None
         self.close()
-        self._runner = None
+        self.runner = None
         self._plans.clear()
         try:
-            self._runner = Runner(plan, key=key)
+            self.runner = Runner(plan, key=key)
         except OffloadError:
-            self._runner = Runner(self.plan)
+            self.runner = Runner(self.plan)
             raise
         self.plan = plan
         self._planned(key, plan, inputs, part)
@@ -251,8 +237,8 @@ class Steps:
         return self._meter.planning()
 
     def forget(self, key: Any) -> None:
-        if self._runner is not None and self._plans.pop(key, None) is not None:
-            self._runner.forget(key)
+        if self.runner is not None and self._plans.pop(key, None) is not None:
+            self.runner.forget(key)
         self._meter.forget(key)
 
     def _planned(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
@@ -265,11 +251,11 @@ class Steps:
             p.grad = self.sums[p].clone()
 
     def close(self) -> None:
-        if self._runner is not None:
+        if self.runner is not None:
             try:
                 self.waiting.end()
             finally:
-                self._runner.close()
+                self.runner.close()
 
     def _key(self, micro: Micro, parts: Batch) -> tuple[Any, ...]:
         return (parts.key, micro.last, self._held, *self._situation())
@@ -289,9 +275,9 @@ class Steps:
 
     def _capture(self, micro: Micro, parts: Batch) -> Step:
         step = self._traced(micro, parts, micro.last, self._held)
-        if self._runner is None:
+        if self.runner is None:
             whole = self._whole(micro, parts, step)
-            self.plan, self._runner = self._settle(whole, step if micro.last else None)
+            self.plan, self.runner = self._settle(whole, step if micro.last else None)
             if micro.last:
                 self._planned(step, self.plan, *step.about)
                 return step
@@ -323,7 +309,7 @@ class Steps:
 
     def _traced(self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]) -> Step:
         hooks = Hooks(self._module, self._optimizer)
-        forward = Forward(self._module, parts, micro.batch_idx, hooks)
+        forward = Forward(self._module, Given("training_step", parts, micro.batch_idx), hooks)
         step = TrainingStep(
             forward,
             self._optimizer,
@@ -368,38 +354,9 @@ class Steps:
         by = self._module.trainer.gradient_clip_algorithm
         return Clip(float(limit), "norm" if by is None else str(by.value))
 
-    def _forget(self) -> None:
-        assert self._runner is not None
-        while sum(map(len, self._steps.values())) > MOST:
-            _, steps = next(iter(self._steps.items()))
-            step = steps.pop(0)
-            self.waiting.forget(step)
-            self.forget(step)
-            if not steps:
-                self._steps.popitem(last=False)
-
-    def _say_many(self, key: Any, parts: Batch) -> None:
-        """Once, when it is not the last, smaller batch alone. A new epoch may have new ones."""
-        if self._epoch != self._module.current_epoch:
-            self._epoch, self._shapes = self._module.current_epoch, {}
-        before, known = len(self._shapes), self._steps.get(key)
-        self._shapes[parts.key] = None
-        why = ""
-        if before < MANY <= len(self._shapes):
-            shapes = ", ".join(shapes_of(key) for key in self._shapes)
-            why = f"batches of other shapes came ({shapes}): give out batches of one shape"
-        elif known is not None and len(known) == MANY - 1:
-            why = f"the step reads what changes: {known[-1].recipe.watched.changed()}"
-        if why and not self._said_many:
-            self._said_many = True
-            rank_zero_warn(
-                f"OffloadStrategy has captured and planned the step {MANY} times, as {why}. Every"
-                f" time costs seconds; at most {MOST} plans are kept"
-            )
-
-
-def shapes_of(key: Any) -> str:
-    return " ".join(str(tuple(leaf[0])) for leaf in key[1:] if len(leaf) > 2) or "constants"
+    def _forget(self, step: Step) -> None:
+        self.waiting.forget(step)
+        self.forget(step)
 
 
 def _part_of(micro: Micro) -> str:

@@ -1,6 +1,7 @@
 """Python values that a training step reads: what a graph would freeze.
 
     traced     self.net.drop.p -> 0.1   self.alpha -> 0.5   self.training -> True    read, noted
+               self.net -> this module  self.scale -> this tensor, whatever its values
     later      the same attributes are looked at before every step: others, another graph
 
 `batch_idx` and the loggers are others in every step: a step that uses them cannot be captured.
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import lightning as L
 import torch
@@ -20,6 +21,7 @@ from offload import CaptureError
 from offload.frames import say_frame, user_frame
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+KNOWN = (torch.Tensor, torch.nn.Module)
 SEVERAL = 64
 """Values of a list or a dict that are looked at."""
 
@@ -30,6 +32,9 @@ class Watched:
 
     places: tuple[tuple[dict[str, Any], str], ...]
     values: tuple[Any, ...]
+    """Of modules and tensors: which ones they are."""
+    kept: tuple[Any, ...] = ()
+    """Those, so that no other gets the identity of one."""
 
     def same(self) -> bool:
         """Whether they still are."""
@@ -51,12 +56,20 @@ class Reads:
 
     def note(self, thing: Any, name: str) -> None:
         own = object.__getattribute__(thing, "__dict__")
-        if name in own and _is_plain(own[name]):
-            self._found[id(thing), name] = (own, name)
+        if name == "_modules":  # a Sequential that goes through what it has
+            for child in own[name]:
+                self.note(thing, child)
+            return
+        for kind in ("", "_parameters", "_buffers", "_modules"):
+            held = own.get(kind, {}) if kind else own
+            if name in held and (_is_plain(held[name]) or isinstance(held[name], KNOWN)):
+                self._found[id(held), name] = (held, name)
 
     def watched(self) -> Watched:
         places = tuple(self._found.values())
-        return Watched(places, tuple(_plain(own[name]) for own, name in places))
+        found = [own.get(name) for own, name in places]
+        kept = tuple(value for value in found if isinstance(value, KNOWN))
+        return Watched(places, tuple(map(_plain, found)), kept)
 
     @contextmanager
     def of(self, module: torch.nn.Module, others: Sequence[Any] = ()) -> Iterator[None]:
@@ -94,6 +107,8 @@ def _is_plain(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """To be compared with a later one."""
+    if isinstance(value, KNOWN):
+        return id(value)
     if isinstance(value, dict):
         return tuple((k, v) for k, v in value.items() if isinstance(v, PLAIN))
     return tuple(value) if isinstance(value, list) else value
@@ -102,11 +117,22 @@ def _plain(value: Any) -> Any:
 class Index(int):
     """A number of the trainer's that may be handed on, logged and printed, and not used."""
 
-    what = "batch_idx, which is another in every step. Do it in a hook (on_train_batch_end)"
+    kind: str
+
+    @classmethod
+    def of(cls, kind: str, number: int) -> Self:
+        """In a step of this kind."""
+        index = cls(number)
+        index.kind = kind
+        return index
+
+    @property
+    def why(self) -> str:
+        return f"batch_idx, which is another in every step. Do it in a hook ({_hook(self.kind)})"
 
     def _used(self, *_: Any) -> NoReturn:
         line = say_frame(user_frame(sys._getframe(1)))
-        raise CaptureError(f"{line}: training_step uses {self.what}, or do without it")
+        raise CaptureError(f"{line}: {self.kind} uses {self.why}, or do without it")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
@@ -118,25 +144,36 @@ class Progress(Index):
     """The epoch, or the number of steps so far: two values of it do not show what follows from a
     third, `if self.current_epoch > 20`."""
 
-    what = (
-        "current_epoch or global_step, and a captured step would do the same in every epoch. Set"
-        " an attribute of the module in on_train_epoch_start and read that, log it as it is"
-    )
+    @property
+    def why(self) -> str:
+        return (
+            "current_epoch or global_step, and a captured step would do the same in every epoch."
+            " Set an attribute of the module in on_train_epoch_start and read that, log it as it is"
+        )
+
+
+def _hook(kind: str) -> str:
+    stage = kind.removesuffix("_step")
+    return f"on_{'train' if stage == 'training' else stage}_batch_end"
 
 
 class _NoLoggers(list[Any]):
+    kind = ""
+
     def _used(self, *_: Any) -> NoReturn:
         raise CaptureError(
-            f"{say_frame(user_frame(sys._getframe(1)))}: training_step uses the logger itself, and"
-            " a captured step runs no python. Use self.log, or a hook (on_train_batch_end)"
+            f"{say_frame(user_frame(sys._getframe(1)))}: {self.kind} uses the logger itself, and a"
+            f" captured step runs no python. Use self.log, or a hook ({_hook(self.kind)})"
         )
 
     __len__ = __getitem__ = __iter__ = __bool__ = _used  # type: ignore[assignment]
 
 
 @contextmanager
-def no_loggers(trainer: L.Trainer) -> Iterator[None]:
-    before, trainer._loggers = trainer._loggers, _NoLoggers()
+def no_loggers(trainer: L.Trainer, kind: str) -> Iterator[None]:
+    """While a step of this kind is traced."""
+    before, trainer._loggers = trainer._loggers, (none := _NoLoggers())
+    none.kind = kind
     try:
         yield
     finally:

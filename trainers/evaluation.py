@@ -1,0 +1,192 @@
+"""Validation, test and prediction steps as graphs: weights are streamed as in training.
+
+    validation_step(batch)   key: method, stage, loader, shapes, python values  -->  a graph
+                             run it without autograd, then self.log and metrics for real
+
+    while it trains   the graph joins the training steps in their runner: one budget, the same homes
+    before, without   a runner of its own, up to the first training step or the end of the run
+
+Lightning is in inference mode here, where every tensor that is made is of no use to training.
+Whatever stays (the arenas, the homes) is made outside of it; what metrics and loggers keep is made
+in it, as ever. A step that cannot be captured runs on the host's tensors, which needs nothing of
+the device, and so it does under any budget.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.utils import _pytree as pytree
+
+from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
+from trainers.closure import CONTEXTS, PLAIN, Batch, Given, Recipe, Traced
+from trainers.fallback import user_error
+from trainers.kept import Kept
+from trainers.logged import Deferred
+from trainers.steps import Asked
+
+DOING = MappingProxyType(
+    {"validation_step": "validates", "test_step": "tests", "predict_step": "predicts"}
+)
+
+
+class Look(Traced):
+    """`tensors = look(*tensors)`: a step without a loss, to be traced."""
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output, notes = self._call(tensors)
+        for leaf in pytree.tree_leaves(output):
+            if not isinstance(leaf, (torch.Tensor, Deferred, *PLAIN)):
+                raise CaptureError(
+                    f"{self._given.kind} returns a {type(leaf).__name__}, which cannot be taken"
+                    " apart. Return tensors, numbers and text in dicts, lists and tuples"
+                )
+        return notes.checked()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Glance:
+    """A graph in the runner, by itself as the key."""
+
+    recipe: Recipe
+
+
+class Evaluation:
+    """Of one run of the trainer's."""
+
+    def __init__(
+        self, module: L.LightningModule, asked: Asked, training: Callable[[], Runner | None]
+    ) -> None:
+        """`training`: the runner of the training steps, once there is one."""
+        self.plan: Plan | None = None
+        """Of the first step in a runner of its own."""
+        self._module = module
+        self._asked = asked
+        self._training = training
+        self._own: Runner | None = None
+        self._runner: Runner | None = None
+        """The one that has the graphs."""
+        self._kept = self._nothing()
+        self._on_host: set[str] = set()
+        """Methods of which a step could not be captured."""
+        self._said: set[str] = set()
+
+    def step(self, kind: str, eager: Callable[..., Any], *args: Any) -> Any:
+        """What the module's method of this name returns; `eager` calls it as Lightning does."""
+        if kind in self._on_host:
+            return eager(*args)
+        if (runner := self._where()) is not None and (name := runner.astray()):
+            why = (
+                f"{name} was pointed to other memory since the last step (p.data = ...), and what"
+                " it was before must stay as it is. Copy the values into it (p.data.copy_(...))"
+            )
+            return self._host(kind, why, eager, *args)
+        try:
+            with _apart():
+                given = self._given(kind, *args)
+                outputs, recipe = self._run(given)
+        except CaptureError as error:
+            self._on_host.add(kind)
+            return self._host(kind, str(error), eager, *args, mistake=user_error(error))
+        except BudgetTooSmall as error:
+            if self._module.trainer.state.fn != TrainerFn.FITTING:
+                raise
+            self._on_host.add(kind)
+            return self._host(kind, str(error), eager, *args)
+        context = getattr(self._module.trainer.precision_plugin, CONTEXTS[kind])
+        return recipe.serve(outputs, given.batch.tensors, context)
+
+    def close(self) -> None:
+        """Memory of their own for all tensors that are in a runner of ours."""
+        self._runner, own, self._own = None, self._own, None
+        self._kept = self._nothing()
+        if own is not None:
+            with _apart():
+                own.close()
+
+    def _where(self) -> Runner | None:
+        """The runner that the graphs are in, or will be; None: there is none yet."""
+        training = self._training()
+        if training is not None and training is not self._runner:
+            self.close()
+            self._runner = training
+        return self._runner
+
+    def _nothing(self) -> Kept[Glance]:
+        return Kept("the evaluation", self._forget)
+
+    def _forget(self, step: Glance) -> None:
+        assert self._runner is not None
+        self._runner.forget(step)
+
+    def _given(self, kind: str, batch: Any, *more: Any) -> Given:
+        method = getattr(self._module, kind)
+        if is_param_in_hook_signature(method, "dataloader_iter", explicit=True):
+            raise CaptureError(f"{kind} takes the loader's iterator (dataloader_iter)")
+        # As Lightning decides whether to give it.
+        if more and is_param_in_hook_signature(method, "batch_idx", min_args=2):
+            return Given(kind, Batch.of(batch), more[0], more[1:])
+        return Given(kind, Batch.of(batch), None, more)
+
+    def _run(self, given: Given) -> tuple[Sequence[Any], Recipe]:
+        step = self._step_for(given)
+        assert self._runner is not None
+        return self._runner.run(step, *given.batch.tensors), step.recipe
+
+    def _step_for(self, given: Given) -> Glance:
+        state = self._module.trainer.state
+        loader = given.kind, given.more, state.stage
+        key = (*loader, state.fn, given.batch.key, torch.is_autocast_enabled("cpu"))
+        if (known := self._kept.find(key)) is not None:
+            return known
+        self._kept.say_many(key, given.batch, loader)
+        graph, step = self._traced(given)
+        if self._runner is None:
+            self.plan = self._asked.plan(graph)
+            self._own = self._runner = Runner(self.plan, key=step)
+        else:
+            self._runner.add(step, graph)
+        self._kept.put(key, step)
+        return step
+
+    def _traced(self, given: Given) -> tuple[TaskGraph, Glance]:
+        look = Look(self._module, given)
+        graph = capture(look, *given.batch.tensors, reaches={"": self._module})
+        return graph, Glance(look.recipe())
+
+    def _host(
+        self,
+        kind: str,
+        why: str,
+        eager: Callable[..., Any],
+        *args: Any,
+        mistake: BaseException | None = None,
+    ) -> Any:
+        """As Lightning does it, on the tensors where they are."""
+        if mistake is not None:
+            output = eager(*args)  # which makes the same mistake, as a rule
+            self._say(kind, why)
+            return output
+        self._say(kind, why)
+        return eager(*args)
+
+    def _say(self, kind: str, why: str) -> None:
+        """Once."""
+        if kind not in self._said:
+            self._said.add(kind)
+            rank_zero_warn(f"OffloadStrategy {DOING[kind]} on the host, without offloading: {why}")
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Out of Lightning's inference mode, still without autograd."""
+    autograd = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(autograd):
+        yield
