@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from offload import CaptureError
 from trainers.hooks import Hooks
 from trainers.logged import Call, Live, Notes, described, filled, put_off, say
+from trainers.texts import Text
 from trainers.watching import Index, Progress, Reads, Watched, no_loggers
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -45,6 +46,7 @@ class Batch:
     """Equal for two that one graph can serve."""
     leaves: tuple[Any, ...]
     spec: Any
+    texts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, batch: Any) -> "Batch":
@@ -52,11 +54,30 @@ class Batch:
         leaves = [_Mapped.of(leaf) if isinstance(leaf, Mapping) else leaf for leaf in leaves]
         tensors = [tensor for leaf in leaves for tensor in _tensors(leaf)]
         key = (spec, *(_leaf_key(leaf) for leaf in leaves))
-        return cls(tuple(tensors), key, tuple(leaves), spec)
+        texts = tuple(leaf for leaf in leaves if isinstance(leaf, str))
+        return cls(tuple(tensors), key, tuple(leaves), spec, texts)
 
-    def rebuilt(self, tensors: Iterable[torch.Tensor]) -> Any:
-        new = iter(tensors)
-        leaves = [_rebuilt(leaf, new) for leaf in self.leaves]
+    @property
+    def given(self) -> tuple[Any, ...]:
+        """What the step may hand on as it is."""
+        return (*self.tensors, *self.texts)
+
+    @property
+    def loose(self) -> "Batch":
+        """With any text, for a step that does not look at it; itself, where there is none."""
+        if not self.texts:
+            return self
+        leaves = tuple(Text() if isinstance(leaf, str) else leaf for leaf in self.leaves)
+        key = (self.spec, *((str,) if type(leaf) is Text else _leaf_key(leaf) for leaf in leaves))
+        return replace(self, leaves=leaves, key=key)
+
+    def rebuilt(self, tensors: Iterable[torch.Tensor], second: bool = False) -> Any:
+        """With these tensors, to be traced."""
+        new, numbers = iter(tensors), iter(range(len(self.texts)))
+        leaves = [
+            Text.of(next(numbers), second) if type(leaf) is Text else _rebuilt(leaf, new)
+            for leaf in self.leaves
+        ]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -118,12 +139,12 @@ class Recipe:
     watched: Watched
     """What must be as it was while it was traced."""
 
-    def loss(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> torch.Tensor:
+    def loss(self, outputs: Sequence[Any], given: Sequence[Any]) -> torch.Tensor:
         output = filled(self.output, outputs, given)
         return output["loss"] if isinstance(output, dict) else output
 
     def serve(
-        self, outputs: Sequence[Any], given: Sequence[torch.Tensor], context: Callable[[], Any]
+        self, outputs: Sequence[Any], given: Sequence[Any], context: Callable[[], Any]
     ) -> Any:
         """Log, update the metrics, and return what the step returns."""
         results: list[Any] = []
@@ -162,8 +183,8 @@ class Traced:
         """What the step returns."""
         notes = Notes(tensors)
         given = self._given
-        batch = given.batch.rebuilt(tensors)
         second = bool(self._seen)
+        batch = given.batch.rebuilt(tensors, second)
         context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
         with self._around(notes, second), context():
             numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]

@@ -14,7 +14,7 @@ the device, and so it does under any budget.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,9 +27,10 @@ from torch.utils import _pytree as pytree
 
 from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
 from trainers.closure import CONTEXTS, PLAIN, Batch, Given, Recipe, Traced
+from trainers.collected import gathered
 from trainers.fallback import user_error
-from trainers.kept import Kept
-from trainers.logged import Deferred
+from trainers.kept import MANY, Kept
+from trainers.logged import Deferred, Notes
 from trainers.steps import Asked
 
 DOING = MappingProxyType(
@@ -49,6 +50,12 @@ class Look(Traced):
                     " apart. Return tensors, numbers and text in dicts, lists and tuples"
                 )
         return notes.checked()
+
+    @contextmanager
+    def _around(self, notes: Notes, second: bool) -> Iterator[None]:
+        with super()._around(notes, second), gathered(self._module, notes) as names:
+            yield
+        self._reads.forget(self._module, names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +84,8 @@ class Evaluation:
         self._on_host: set[str] = set()
         """Methods of which a step could not be captured."""
         self._said: set[str] = set()
+        self._reading: dict[Any, int] = {}
+        """By method and loader: those that look at the batch's text, and for how many."""
 
     def step(self, kind: str, eager: Callable[..., Any], *args: Any) -> Any:
         """What the module's method of this name returns; `eager` calls it as Lightning does."""
@@ -101,7 +110,7 @@ class Evaluation:
             self._on_host.add(kind)
             return self._host(kind, str(error), eager, *args)
         context = getattr(self._module.trainer.precision_plugin, CONTEXTS[kind])
-        return recipe.serve(outputs, given.batch.tensors, context)
+        return recipe.serve(outputs, given.batch.given, context)
 
     def close(self) -> None:
         """Memory of their own for all tensors that are in a runner of ours."""
@@ -143,18 +152,35 @@ class Evaluation:
     def _step_for(self, given: Given) -> Glance:
         state = self._module.trainer.state
         loader = given.kind, given.more, state.stage
-        key = (*loader, state.fn, given.batch.key, torch.is_autocast_enabled("cpu"))
-        if (known := self._kept.find(key)) is not None:
-            return known
-        self._kept.say_many(key, given.batch, loader)
-        graph, step = self._traced(given)
+        situation = (*loader, state.fn, torch.is_autocast_enabled("cpu"))
+        for batch in (given.batch.loose, given.batch):
+            if (known := self._kept.find((*situation, batch.key))) is not None:
+                return known
+        self._kept.say_many((*situation, given.batch.key), given.batch.loose, loader)
+        graph, step, batch = self._captured(given)
         if self._runner is None:
             self.plan = self._asked.plan(graph)
             self._own = self._runner = Runner(self.plan, key=step)
         else:
             self._runner.add(step, graph)
-        self._kept.put(key, step)
+        self._kept.put((*situation, batch.key), step)
         return step
+
+    def _captured(self, given: Given) -> tuple[TaskGraph, Glance, Batch]:
+        """For any text in the batch, if the step only hands it on."""
+        loose = given.batch.loose
+        if loose is not given.batch and (given.kind, given.more) not in self._reading:
+            try:
+                return *self._traced(replace(given, batch=loose)), loose
+            except CaptureError:
+                self._reading[given.kind, given.more] = 0
+        if loose is not given.batch:
+            self._reading[given.kind, given.more] += 1
+            if self._reading[given.kind, given.more] > MANY:
+                raise CaptureError(
+                    f"the text of the batch is another every time, and {given.kind} looks at it"
+                )
+        return *self._traced(given), given.batch
 
     def _traced(self, given: Given) -> tuple[TaskGraph, Glance]:
         look = Look(self._module, given)

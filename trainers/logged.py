@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torchmetrics import Metric, MetricCollection
 
 from offload import CaptureError
+from trainers.texts import Text
 
 PLAIN = int | float | complex | str | bytes | None
 METHODS = ("forward", "update", "compute", "reset")
@@ -29,7 +30,7 @@ SMALL = 4096
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An output of the graph, by its number; of the batch, where `given`."""
+    """An output of the graph, by its number; of the batch's tensors and text, where `given`."""
 
     number: int
     given: bool = False
@@ -104,10 +105,12 @@ class Notes:
     _versions: list[int] = field(default_factory=list)
 
     def slots(self, tree: Any) -> Any:
-        """The same with slots for its tensors."""
-        return pytree.tree_map_only(torch.Tensor, self._slot, tree)
+        """The same with slots for its tensors, and for what stands for the batch's text."""
+        return pytree.tree_map_only((torch.Tensor, Text), self._slot, tree)
 
-    def _slot(self, tensor: torch.Tensor) -> Slot:
+    def _slot(self, tensor: torch.Tensor | Text) -> Slot:
+        if isinstance(tensor, Text):
+            return Slot(len(self.given) + tensor.number, given=True)
         for number, given in enumerate(self.given):
             if given is tensor:
                 return Slot(number, given=True)
@@ -191,7 +194,7 @@ def put_off(module: L.LightningModule, notes: Notes) -> Iterator[None]:
                     del own[name]
 
 
-def say(calls: Sequence[Call], outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[Any]:
+def say(calls: Sequence[Call], outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Make the calls, in their order. Returns what they return."""
     results: list[Any] = []
     for call in calls:
@@ -201,7 +204,7 @@ def say(calls: Sequence[Call], outputs: Sequence[Any], given: Sequence[torch.Ten
 
 
 def filled(
-    tree: Any, outputs: Sequence[Any], given: Sequence[torch.Tensor], results: Sequence[Any] = ()
+    tree: Any, outputs: Sequence[Any], given: Sequence[Any], results: Sequence[Any] = ()
 ) -> Any:
     """Tensors for the slots."""
 

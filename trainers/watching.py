@@ -49,7 +49,7 @@ class Watched:
 
 
 class Reads:
-    """Notes which plain attributes of modules are read."""
+    """Notes which attributes of modules are read."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
@@ -62,12 +62,21 @@ class Reads:
             return
         for kind in ("", "_parameters", "_buffers", "_modules"):
             held = own.get(kind, {}) if kind else own
-            if name in held and (_is_plain(held[name]) or isinstance(held[name], KNOWN)):
+            if name in held:
                 self._found[id(held), name] = (held, name)
 
+    def forget(self, thing: Any, names: Sequence[str]) -> None:
+        """Attributes that the step does not depend on, though it reads them."""
+        for name in names:
+            self._found.pop((id(vars(thing)), name), None)
+
     def watched(self) -> Watched:
-        places = tuple(self._found.values())
-        found = [own.get(name) for own, name in places]
+        places = tuple(
+            (own, name)
+            for own, name in self._found.values()
+            if name in own and _is_watched(own[name])
+        )
+        found = [own[name] for own, name in places]
         kept = tuple(value for value in found if isinstance(value, KNOWN))
         return Watched(places, tuple(map(_plain, found)), kept)
 
@@ -95,6 +104,10 @@ class Reads:
             return get(thing, name)
 
         return spy
+
+
+def _is_watched(value: Any) -> bool:
+    return isinstance(value, KNOWN) or _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -234,8 +234,8 @@ def test_the_plans_of_check_are_those_that_training_makes(
     before = OffloadStrategy.teardown
 
     def teardown(self: OffloadStrategy) -> None:
-        if self._steps is not None and self._steps._runner is not None:
-            made.extend(self._steps._runner._plans.values())
+        if self._steps is not None and self._steps.runner is not None:
+            made.extend(self._steps.runner._plans.values())
         before(self)
 
     monkeypatch.setattr(OffloadStrategy, "teardown", teardown)

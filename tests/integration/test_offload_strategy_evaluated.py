@@ -1,0 +1,402 @@
+"""Modules and batches of all kinds that are evaluated under OffloadStrategy, and what cannot be."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import nn
+from torch.utils.data import DataLoader
+
+from trainers import OffloadStrategy
+
+sys.path.insert(0, str(Path(__file__).parent))
+import offload_lightning as ol
+from offload_evaluation import HOST, METHODS, both, captures, run
+
+one_thread, captures = ol.one_thread, captures
+pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
+
+
+# ---- modules of all kinds -----------------------------------------------------------------------
+
+
+class Several(ol.Module):
+    """Two loaders, other things with each, metrics that are computed at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = nn.ModuleList(
+            torchmetrics.Accuracy("multiclass", num_classes=ol.CLASSES) for _ in range(2)
+        )
+        self.area = torchmetrics.AUROC("multiclass", num_classes=ol.CLASSES)
+        self.other = nn.Linear(ol.WIDTH, ol.CLASSES)
+
+    def _look(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        x, y = batch
+        hidden = self.blocks(self.enter(x))
+        out = self.other(hidden) if dataloader_idx else self.head(hidden)
+        metric: Any = self.right[dataloader_idx]
+        self.log("now", metric(out, y), on_step=True)
+        self.log(f"right_{dataloader_idx}", metric, add_dataloader_idx=False)
+        self.area.update(out.softmax(-1), y)
+        return {"out": out, "say": (f"loader {dataloader_idx}", 7, None), "x": x}
+
+    validation_step = _look
+    test_step = _look
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        out = self(batch[0]) + dataloader_idx
+        return {"out": out, "best": (out.argmax(-1), "text"), "batch": batch[1], "none": None}
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("area", self.area.compute())
+        self.area.reset()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+
+class Writes(BasePredictionWriter):
+    def __init__(self) -> None:
+        super().__init__("batch")
+        self.seen: list[Any] = []
+
+    def write_on_batch_end(  # type: ignore[override]
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, *more: Any
+    ) -> None:
+        self.seen.append((prediction, batch_indices))
+
+
+class Gathers(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_validation_batch_end(  # type: ignore[override]
+        self, trainer: Any, pl_module: Any, outputs: Any, *_: Any
+    ) -> None:
+        self.seen.append(outputs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_several_loaders_each_with_graphs_of_its_own(method: str, precision: Any) -> None:
+    loaders = [ol.data(20), ol.data(12)]
+    both(method, Several, loaders=loaders, precision=precision)
+
+
+def test_callbacks_get_what_the_steps_return() -> None:
+    seen = []
+    for make in (lambda: OffloadStrategy(budget="60%"), lambda: "auto"):
+        writes, gathers = Writes(), Gathers()
+        run("predict", make(), Several, callbacks=[writes])
+        run("validate", make(), Several, callbacks=[gathers])
+        seen.append((writes.seen, gathers.seen))
+    assert ol._unequal("", *seen) == []
+    assert len(seen[0][0]) == len(seen[0][1]) == 3
+
+
+class Dreams(ol.Module):
+    """Dropout is active in evaluation, and what is drawn goes on from batch to batch."""
+
+    def on_predict_epoch_start(self) -> None:
+        for part in self.modules():
+            if isinstance(part, nn.Dropout):
+                part.train()
+
+    on_validation_epoch_start = on_predict_epoch_start
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.stack([self(batch[0]) for _ in range(3)]), torch.rand(2)
+
+
+def test_random_numbers_are_drawn_in_the_order_of_plain_lightning() -> None:
+    both("predict", Dreams)
+    options: dict[str, Any] = {"make": Dreams, "num_sanity_val_steps": 2}
+    ours = ol.train(OffloadStrategy(budget="60%"), **options)
+    assert ol.differences(ol.train(**options), ours) == []
+
+
+class Numbers(ol.Module):
+    """What it reads changes between two evaluations, and its buffer is another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.register_buffer("shift", torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def on_validation_epoch_start(self) -> None:
+        self.scale = 1.0 + self.current_epoch
+        self.shift = torch.full((1,), float(self.current_epoch))  # in inference mode
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        out = self(batch[0]) * self.scale + self.shift
+        self.seen += len(batch[0])
+        self.log("val_loss", nn.functional.cross_entropy(out, batch[1]))
+        self.log("epoch", float(self.current_epoch))
+        self.log("steps", float(self.global_step))
+
+
+def test_python_values_and_buffers_that_a_step_reads_are_those_of_now() -> None:
+    options: dict[str, Any] = {"make": Numbers, "num_sanity_val_steps": 2}
+    ours = ol.train(OffloadStrategy(budget="60%"), **options)
+    assert ol.differences(ol.train(**options), ours) == []
+    assert ours.module.seen == 2 * 20 + 16
+
+
+class Replaced(ol.Module):
+    """Nothing but a tensor is another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+
+    def on_validation_epoch_start(self) -> None:
+        self.shift = self.shift + 1
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("shift", self.shift + batch[0].sum() * 0)
+
+
+def test_a_tensor_that_took_the_place_of_another_is_read() -> None:
+    ours = ol.train(OffloadStrategy(budget="60%"), Replaced)
+    assert ours.trainer.callback_metrics["shift"] == 2
+
+
+class Quiet(ol.Module):
+    """A step that computes nothing."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("one", 1.0)
+
+
+def test_a_step_that_computes_nothing_is_no_trouble() -> None:
+    assert run("validate", OffloadStrategy(budget="1KiB"), Quiet)[0] == [{"one": 1.0}]
+
+
+# ---- honest fallback ----------------------------------------------------------------------------
+
+
+class Pictures(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.log("first", batch[0].mean())
+        super().validation_step(batch, batch_idx)
+
+
+class Values(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_loss", loss.item())
+
+
+class Logger(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.logger is not None:
+            raise AssertionError("there is none")
+
+
+class Thing:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Objects(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        super().validation_step(batch, batch_idx)
+        return Thing(batch[0] + 1)
+
+
+HERE = r"test_offload_strategy_evaluated.py:\d+ in validation_step"
+REASONS: dict[str, tuple[Any, str]] = {
+    "batch_idx": (Pictures, f"{HERE}: validation_step uses batch_idx"),
+    "values": (Values, f"{HERE}: the value of a tensor is asked for"),
+    "logger": (Logger, "validation_step uses the logger itself.*on_validation_batch_end"),
+    "objects": (Objects, "validation_step returns a Thing"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_cannot_be_captured_runs_on_the_host_and_says_why_once(name: str) -> None:
+    make, why = REASONS[name]
+    with pytest.warns(UserWarning, match=f"validates {HOST}: .*{why}") as said:
+        ours = ol.train(OffloadStrategy(budget="60%"), make, num_sanity_val_steps=2)
+    assert len([w for w in said if HOST in str(w.message)]) == 1
+    theirs = ol.train("auto", make, num_sanity_val_steps=2)
+    assert ol.differences(theirs, ours) == []
+
+
+class Mistaken(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        raise ValueError("a mistake of mine")
+
+
+def test_an_exception_of_the_user_arrives_as_it_is() -> None:
+    with pytest.raises(ValueError, match=r"^a mistake of mine$"):
+        run("validate", OffloadStrategy(budget="60%"), Mistaken)
+
+
+def test_afterwards_every_tensor_has_memory_of_its_own_outside_of_inference_mode() -> None:
+    for method in METHODS:
+        _, trainer = run(method, OffloadStrategy(budget="60%"))
+        tensors = [*trainer.lightning_module.state_dict().values()]
+        assert not any(t.is_inference() for t in tensors)
+        tensors[0].resize_(1)
+        assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+
+
+def test_a_fit_goes_on_after_an_evaluation() -> None:
+    results = []
+    for strategy in (OffloadStrategy(budget="60%"), "auto"):
+        torch.manual_seed(3)
+        module = ol.Module()
+        trainer = L.Trainer(
+            strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, accelerator="cpu",
+        )  # fmt: skip
+        trainer.validate(module, ol.data(20), verbose=False)
+        trainer.fit(module, ol.data(), ol.data(20))
+        trainer.test(module, ol.data(20), verbose=False)
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(module, ol.data(), ol.data(20))
+        results.append((module.state_dict(), trainer.callback_metrics))
+    assert ol._unequal("", *results) == []
+
+
+# ---- outputs that the module gathers ------------------------------------------------------------
+
+
+class Gathered(ol.Module):
+    """As Lightning's own guide says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Any] = []
+        self.by_class: list[list[Any]] = [[], []]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        loss = nn.functional.cross_entropy(out, batch[1])
+        self.outs.append({"loss": loss, "n": len(out)})
+        self.by_class[1].append(out)
+        self.by_class[0] += [loss]
+        return loss
+
+    def on_validation_epoch_end(self) -> None:
+        losses = torch.stack([out["loss"] for out in self.outs])
+        assert torch.equal(losses, torch.stack(self.by_class[0]))
+        self.log("val_loss", losses.mean())
+        self.log("largest", torch.cat(self.by_class[1]).max())
+        self.log("count", float(sum(out["n"] for out in self.outs)))
+        self.outs = []
+        for values in self.by_class:
+            values.clear()
+
+
+def test_outputs_that_a_step_appends_to_lists_of_the_module_are_there_at_the_epochs_end(
+    captures: list[str],
+) -> None:
+    options: dict[str, Any] = {"make": Gathered, "num_sanity_val_steps": 2, "max_epochs": 3}
+    ours = ol.train(OffloadStrategy(budget="60%"), **options)
+    assert ol.differences(ol.train(**options), ours) == []
+    assert captures == ["validation_step"] * 3
+    assert ours.trainer.callback_metrics["count"] == 20
+    both("validate", Gathered)
+
+
+class LooksBefore(ol.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outs: list[Any] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.outs:
+            self.log("before", self.outs[-1])
+        self.outs.append(self(batch[0]).sum())
+
+
+class LooksAfter(LooksBefore):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outs.append(self(batch[0]).sum())
+        self.log("mean", torch.stack(self.outs).mean())
+
+
+class Counts(LooksBefore):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outs.append(self(batch[0]).sum())
+        self.log("count", float(len(self.outs)))
+
+
+@pytest.mark.parametrize("make", [LooksBefore, LooksAfter, Counts])
+def test_a_step_that_looks_at_what_it_gathers_runs_on_the_host(make: Any) -> None:
+    with pytest.warns(UserWarning, match=f"{HOST}: .*{HERE}"):
+        ours, trainer = run("validate", OffloadStrategy(budget="60%"), make)
+    theirs, plain = run("validate", "auto", make)
+    assert ol._unequal("", ours, theirs) == []
+    outs: list[Any] = [t.lightning_module.outs for t in (trainer, plain)]
+    assert len(outs[0]) == 3 and ol._unequal("", *outs) == []
+
+
+# ---- text in a batch ----------------------------------------------------------------------------
+
+
+class Named(ol.Module):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"out": self(batch["x"]), "name": batch["name"], "as": [batch["name"][0], "text"]}
+
+
+class Chooses(Named):
+    """Looks at the text, which is one of two."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch["x"]) * (2 if batch["kind"] == "even" else 1)
+
+
+class Spells(Named):
+    """Looks at text that is another in every batch."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch["x"]), "-".join(batch["name"])
+
+
+def named() -> DataLoader[Any]:
+    x, _ = ol.data(24).dataset.tensors  # type: ignore[attr-defined]
+    counter = iter(range(100))
+
+    def put(items: Any) -> Any:
+        n = next(counter)
+        name = [f"picture {n} {i}.jpg" for i in range(len(items))]
+        return {"x": torch.stack(items), "name": name, "kind": "odd" if n % 2 else "even"}
+
+    return DataLoader(x, 3, collate_fn=put)
+
+
+def test_text_that_is_handed_on_is_that_of_its_batch_with_one_graph(captures: list[str]) -> None:
+    ours, _ = run("predict", OffloadStrategy(budget="60%"), Named, loaders=named())
+    theirs, _ = run("predict", "auto", Named, loaders=named())
+    assert ol._unequal("", ours, theirs) == []
+    assert ours[5]["name"][1] == "picture 5 1.jpg" and type(ours[5]["name"][1]) is str
+    assert len(captures) == 1
+
+
+def test_text_that_is_looked_at_has_graphs_of_its_own_or_none_if_it_is_always_another() -> None:
+    for make, said in ((Chooses, ""), (Spells, "the text of the batch is another every time")):
+        loaders = (named(), named())
+        if make is Chooses:  # nothing but the kind differs
+            for loader in loaders:
+                loader.collate_fn = kinds(loader.collate_fn)
+            ours, _ = run("predict", OffloadStrategy(budget="60%"), make, loaders=loaders[0])
+        else:
+            with pytest.warns(UserWarning, match=f"predicts {HOST}: {said}"):
+                ours, _ = run("predict", OffloadStrategy(budget="60%"), make, loaders=loaders[0])
+        theirs, _ = run("predict", "auto", make, loaders=loaders[1])
+        assert ol._unequal("", ours, theirs) == []
+
+
+def kinds(collate: Any) -> Any:
+    return lambda items: {k: v for k, v in collate(items).items() if k != "name"}
