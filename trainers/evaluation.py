@@ -26,6 +26,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils import _pytree as pytree
 
 from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
+from offload.sizes import is_share
 from trainers.closure import CONTEXTS, PLAIN, Batch, Given, Recipe, Traced
 from trainers.collected import gathered
 from trainers.fallback import user_error
@@ -159,7 +160,7 @@ class Evaluation:
         self._kept.say_many((*situation, given.batch.key), given.batch.loose, loader)
         graph, step, batch = self._captured(given)
         if self._runner is None:
-            self.plan = self._asked.plan(graph)
+            self.plan = self._planned(graph)
             self._own = self._runner = Runner(self.plan, key=step)
         else:
             self._runner.add(step, graph)
@@ -181,6 +182,16 @@ class Evaluation:
                     f"the text of the batch is another every time, and {given.kind} looks at it"
                 )
         return *self._traced(given), given.batch
+
+    def _planned(self, graph: TaskGraph) -> Plan:
+        """A share is meant of a training step, which has more than one large task: here it is at
+        least the largest."""
+        try:
+            return self._asked.plan(graph)
+        except BudgetTooSmall as error:
+            if not is_share(self._asked.budget):
+                raise
+            return replace(self._asked, budget=error.needed).plan(graph)
 
     def _traced(self, given: Given) -> tuple[TaskGraph, Glance]:
         look = Look(self._module, given)

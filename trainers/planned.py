@@ -14,6 +14,7 @@ captured runs on the weights where they are, in host memory.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -69,6 +70,8 @@ class Planned(Strategy):
         self._silence = Silence()
         self._interrupt = Interrupt()
         self._evaluation: Evaluation | None = None
+        self._bytes: int | None = None
+        """The budget of the last fit."""
         self._begin()
 
     def _begin(self) -> None:
@@ -233,6 +236,8 @@ class Planned(Strategy):
         self._silence.end()
         evaluation, self._evaluation = self._evaluation, None
         steps, self._steps, self._groups = self._steps, None, None
+        if steps is not None and steps.plan is not None:
+            self._bytes = next(iter(steps.plan.budget.values()), None)
         if evaluation is not None:
             evaluation.close()
         if steps is not None:
@@ -245,8 +250,11 @@ class Planned(Strategy):
         if self._eager or kwargs:  # Lightning gives none
             return eager(*args, **kwargs)
         if self._evaluation is None:
+            asked = self._asked
+            if self._bytes is not None:  # a share is one of the training step
+                asked = replace(asked, budget=self._bytes)
             self._evaluation = Evaluation(
-                self._module, self._asked, lambda: self._steps and self._steps.runner
+                self._module, asked, lambda: self._steps and self._steps.runner
             )
         output = self._evaluation.step(kind, eager, *args)
         if self._module.trainer.state.fn != TrainerFn.FITTING:

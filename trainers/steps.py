@@ -68,8 +68,10 @@ class Asked:
     def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
         budget = self.budget
         if isinstance(budget, str) and is_share(budget):
-            peak = offload.plan(graph, recompute=False).peak_bytes
-            budget = math.ceil(peak * parse_share(budget))
+            whole, share = offload.plan(graph, recompute=False), parse_share(budget)
+            budget = math.ceil(whole.peak_bytes * share)
+            if share >= 1:  # nothing needs to move, but packed it may take a bit more
+                budget = max(budget, whole.device_bytes)
         return offload.plan(
             graph,
             budget,

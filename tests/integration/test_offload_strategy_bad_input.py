@@ -123,7 +123,7 @@ def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None
     strategy = planned()
     ours = ol.train(strategy, **options)
     assert ol.differences(ol.train("auto", **options), ours) == []
-    with pytest.raises(Exception, match="made at the first batch"):
+    with pytest.raises(Exception, match="the first batch makes it"):
         strategy.explain()
 
 

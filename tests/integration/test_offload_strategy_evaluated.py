@@ -137,8 +137,8 @@ class Numbers(ol.Module):
         out = self(batch[0]) * self.scale + self.shift
         self.seen += len(batch[0])
         self.log("val_loss", nn.functional.cross_entropy(out, batch[1]))
-        self.log("epoch", float(self.current_epoch))
-        self.log("steps", float(self.global_step))
+        self.log("epoch", self.current_epoch)
+        self.log("steps", self.global_step)
 
 
 def test_python_values_and_buffers_that_a_step_reads_are_those_of_now() -> None:
