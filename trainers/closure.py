@@ -54,8 +54,8 @@ class Batch:
         leaves = [_Mapped.of(leaf) if isinstance(leaf, Mapping) else leaf for leaf in leaves]
         tensors = [tensor for leaf in leaves for tensor in _tensors(leaf)]
         key = (spec, *(_leaf_key(leaf) for leaf in leaves))
-        texts = tuple(leaf for leaf in leaves if isinstance(leaf, str))
-        return cls(tuple(tensors), key, tuple(leaves), spec, texts)
+        texts = [text for leaf in leaves for text in _texts(leaf)]
+        return cls(tuple(tensors), key, tuple(leaves), spec, tuple(texts))
 
     @property
     def given(self) -> tuple[Any, ...]:
@@ -67,17 +67,13 @@ class Batch:
         """With any text, for a step that does not look at it; itself, where there is none."""
         if not self.texts:
             return self
-        leaves = tuple(Text() if isinstance(leaf, str) else leaf for leaf in self.leaves)
-        key = (self.spec, *((str,) if type(leaf) is Text else _leaf_key(leaf) for leaf in leaves))
-        return replace(self, leaves=leaves, key=key)
+        leaves = tuple(map(_loose, self.leaves))
+        return replace(self, leaves=leaves, key=(self.spec, *map(_leaf_key, leaves)))
 
-    def rebuilt(self, tensors: Iterable[torch.Tensor], second: bool = False) -> Any:
-        """With these tensors, to be traced."""
-        new, numbers = iter(tensors), iter(range(len(self.texts)))
-        leaves = [
-            Text.of(next(numbers), second) if type(leaf) is Text else _rebuilt(leaf, new)
-            for leaf in self.leaves
-        ]
+    def rebuilt(self, tensors: Iterable[torch.Tensor], texts: Iterable[Text] = ()) -> Any:
+        """With these in their places; `texts` of a loose one."""
+        new, said = iter(tensors), iter(texts)
+        leaves = [_rebuilt(leaf, new, said) for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -110,15 +106,31 @@ def _tensors(leaf: Any) -> tuple[torch.Tensor, ...]:
     return (leaf,) if isinstance(leaf, torch.Tensor) else ()
 
 
-def _rebuilt(leaf: Any, new: Iterator[torch.Tensor]) -> Any:
+def _texts(leaf: Any) -> tuple[str, ...]:
     if isinstance(leaf, _Mapped):
-        return leaf.kind(leaf.inside.rebuilt(new))
+        return leaf.inside.texts
+    return (leaf,) if isinstance(leaf, str) else ()
+
+
+def _loose(leaf: Any) -> Any:
+    if isinstance(leaf, _Mapped):
+        return replace(leaf, inside=leaf.inside.loose)
+    return Text() if isinstance(leaf, str) else leaf
+
+
+def _rebuilt(leaf: Any, new: Iterator[torch.Tensor], said: Iterator[Text]) -> Any:
+    if isinstance(leaf, _Mapped):
+        return leaf.kind(leaf.inside.rebuilt(new, said))
+    if type(leaf) is Text:
+        return next(said)
     return next(new) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, _Mapped):
         return (leaf.kind, leaf.inside.key)
+    if type(leaf) is Text:
+        return (str,)
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad)
     if not isinstance(leaf, PLAIN):
@@ -184,7 +196,7 @@ class Traced:
         notes = Notes(tensors)
         given = self._given
         second = bool(self._seen)
-        batch = given.batch.rebuilt(tensors, second)
+        batch = given.batch.rebuilt(tensors, Text.several(len(given.batch.texts), second))
         context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
         with self._around(notes, second), context():
             numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]

@@ -34,6 +34,7 @@ from trainers.kept import MANY, Kept
 from trainers.logged import Deferred, Notes
 from trainers.steps import Asked
 
+FAST = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 DOING = MappingProxyType(
     {"validation_step": "validates", "test_step": "tests", "predict_step": "predicts"}
 )
@@ -194,6 +195,7 @@ class Evaluation:
             return replace(self._asked, budget=error.needed).plan(graph)
 
     def _traced(self, given: Given) -> tuple[TaskGraph, Glance]:
+        _check_fast_path(self._module)
         look = Look(self._module, given)
         graph = capture(look, *given.batch.tensors, reaches={"": self._module})
         return graph, Glance(look.recipe())
@@ -219,6 +221,19 @@ class Evaluation:
         if kind not in self._said:
             self._said.add(kind)
             rank_zero_warn(f"OffloadStrategy {DOING[kind]} on the host, without offloading: {why}")
+
+
+def _check_fast_path(module: torch.nn.Module) -> None:
+    """Torch's own attention asks whether it is traced, and takes other kernels then."""
+    if not torch.backends.mha.get_fastpath_enabled():
+        return
+    for path, part in module.named_modules():
+        if isinstance(part, FAST) and not part.training:
+            raise CaptureError(
+                f"{path} ({type(part).__name__}) has a fast path for evaluation that it does not"
+                " take while it is captured, and whose last bits are others. With"
+                " torch.backends.mha.set_fastpath_enabled(False) there is one path for both"
+            )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ A step that only hands it on has one graph for all. One that looks at it is trac
 it is, and has a graph for every text.
 """
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from offload import CaptureError
 
@@ -18,11 +18,12 @@ class Text(str):
     """Among the texts of the batch."""
 
     @classmethod
-    def of(cls, number: int, second: bool) -> "Text":
+    def several(cls, count: int, second: bool) -> list[Self]:
         """Other letters in the second trace: where they count for something, the traces differ."""
-        text = cls(f"text {number}{' again' if second else ''}")
-        text.number = number
-        return text
+        found = [cls(f"text {number}{' again' if second else ''}") for number in range(count)]
+        for number, text in enumerate(found):
+            text.number = number
+        return found
 
     def _used(self, *_: Any) -> NoReturn:
         raise CaptureError("the step looks at the text of the batch")

@@ -1,6 +1,7 @@
 """Modules and batches of all kinds that are evaluated under OffloadStrategy, and what cannot be."""
 
 import sys
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,12 @@ class Logger(ol.Module):
             raise AssertionError("there is none")
 
 
+class Epochs(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.current_epoch >= 1:
+            super().validation_step(batch, batch_idx)
+
+
 class Thing:
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -214,6 +221,7 @@ class Objects(ol.Module):
 
 HERE = r"test_offload_strategy_evaluated.py:\d+ in validation_step"
 REASONS: dict[str, tuple[Any, str]] = {
+    "epoch": (Epochs, f"{HERE}: validation_step uses current_epoch or global_step"),
     "batch_idx": (Pictures, f"{HERE}: validation_step uses batch_idx"),
     "values": (Values, f"{HERE}: the value of a tensor is asked for"),
     "logger": (Logger, "validation_step uses the logger itself.*on_validation_batch_end"),
@@ -229,6 +237,34 @@ def test_what_cannot_be_captured_runs_on_the_host_and_says_why_once(name: str) -
     assert len([w for w in said if HOST in str(w.message)]) == 1
     theirs = ol.train("auto", make, num_sanity_val_steps=2)
     assert ol.differences(theirs, ours) == []
+
+
+class Attends(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(12, 2, 16, batch_first=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0][None])
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_torchs_attention_is_planned_where_eager_takes_the_same_kernels(
+    fast: bool,
+) -> None:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fast)
+    try:
+        theirs, _ = run("predict", "auto", Attends)
+        if fast:
+            with pytest.warns(UserWarning, match=rf"{HOST}: layer \(TransformerEnc.*fast path"):
+                ours, _ = run("predict", OffloadStrategy(), Attends)
+        else:
+            ours, trainer = run("predict", OffloadStrategy(), Attends)
+            assert trainer.strategy.plan  # type: ignore[attr-defined]
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    assert ol._unequal("", ours, theirs) == []
 
 
 class Mistaken(ol.Module):
@@ -364,21 +400,25 @@ class Spells(Named):
         return self(batch["x"]), "-".join(batch["name"])
 
 
-def named() -> DataLoader[Any]:
+def named(kind: Any = dict) -> DataLoader[Any]:
     x, _ = ol.data(24).dataset.tensors  # type: ignore[attr-defined]
     counter = iter(range(100))
 
     def put(items: Any) -> Any:
         n = next(counter)
         name = [f"picture {n} {i}.jpg" for i in range(len(items))]
-        return {"x": torch.stack(items), "name": name, "kind": "odd" if n % 2 else "even"}
+        parity = "odd" if n % 2 else "even"
+        return kind({"x": torch.stack(items), "name": name, "kind": parity})
 
     return DataLoader(x, 3, collate_fn=put)
 
 
-def test_text_that_is_handed_on_is_that_of_its_batch_with_one_graph(captures: list[str]) -> None:
-    ours, _ = run("predict", OffloadStrategy(budget="60%"), Named, loaders=named())
-    theirs, _ = run("predict", "auto", Named, loaders=named())
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_text_that_is_handed_on_is_that_of_its_batch_with_one_graph(
+    kind: Any, captures: list[str]
+) -> None:
+    ours, _ = run("predict", OffloadStrategy(budget="60%"), Named, loaders=named(kind))
+    theirs, _ = run("predict", "auto", Named, loaders=named(kind))
     assert ol._unequal("", ours, theirs) == []
     assert ours[5]["name"][1] == "picture 5 1.jpg" and type(ours[5]["name"][1]) is str
     assert len(captures) == 1
