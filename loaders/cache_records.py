@@ -117,7 +117,7 @@ def pack(leaves: Sequence[Any], layouts: Layouts) -> Packed | None:
             values.append(leaf)
         elif isinstance(leaf, torch.Tensor) and _is_plain_tensor(leaf):
             tensor = leaf.detach().resolve_conj().resolve_neg()
-            order = _outer_first(tensor.stride())
+            order = _outer_first(leaf.stride())  # resolved, an expanded one has lost its order
             memory = tensor.permute(order).contiguous().as_strided((tensor.numel(),), (1,))
             specs.append(("tensor", str(leaf.dtype)[len("torch.") :], list(leaf.shape), order))
             rows.append(memory.view(torch.uint8).numpy())
