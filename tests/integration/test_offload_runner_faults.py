@@ -241,8 +241,10 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
     before = signal.signal(signal.SIGALRM, strike)
     try:
         with Runner(hand.planned(graph, LEAST), engine) as runner, torch.autocast("cpu"):
-            runner(some(640))
-            seconds = max(runner.trace.seconds, 1e-4)
+            seconds = 1.0
+            for _ in range(5):  # the quickest: a machine that was busy once would aim too far
+                runner(some(640))
+                seconds = max(min(seconds, runner.trace.seconds), 1e-4)
             for attempt in range(150):
                 try:
                     armed = True
