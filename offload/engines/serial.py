@@ -49,7 +49,7 @@ class Serial:
             )
 
     def close(self) -> None:
-        pass
+        """It has no threads to end."""
 
 
 def legal_order(work: Work, rng: random.Random) -> list[int]:
