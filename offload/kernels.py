@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 View = Callable[["Value"], torch.Tensor]
-
+CPU = torch.device("cpu")
 
 Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
 """A tensor of the user's; several, over one storage; or how to find it, where its owner makes
@@ -102,6 +102,8 @@ class Program:
     """The graph of the same step for a batch of another shape."""
     after_step: tuple[Callable[[], None], ...] = ()
     """Called when a step is over: host-side counters of the optimizer."""
+    device: torch.device = CPU
+    """Where its kernels run. The host's arena is in the machine's memory whatever it is."""
 
     def renamed(self, names: Mapping[int, int]) -> "Program":
         """Over other buffers."""
