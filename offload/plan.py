@@ -12,7 +12,7 @@ from pathlib import Path
 
 from offload.arena import aligned
 from offload.costs import Costs
-from offload.errors import GraphError
+from offload.errors import BudgetTooSmall, GraphError
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.late_choice import rotations
@@ -21,7 +21,7 @@ from offload.lowering.micro_batches import orders
 from offload.memgraph import ALIGNMENT, MemGraph, Place
 from offload.search import Found, Wanted, best_plan, peak_bytes
 from offload.simulator import Bound, Simulation, least_seconds
-from offload.sizes import parse_size
+from offload.sizes import parse_size, say_size
 from offload.taskgraph import HOST, Role, Task, TaskGraph
 from offload.verify import verify
 
@@ -122,7 +122,8 @@ class Plan:
 
     def replan(self, graph: TaskGraph) -> "Plan":
         """The same step for another batch, or another over the same tensors: same budget, and
-        persistent tensors stay where they are, those too that it does not touch."""
+        persistent tensors stay where they are, those too that it does not touch. Where those on
+        a device are in its way, they lie elsewhere, and move whenever the two steps alternate."""
         graph = _with_idle(graph, self.graph)
         places = {
             (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
@@ -134,7 +135,15 @@ class Plan:
             for b, buffer in enumerate(graph.buffers)
             if buffer.persistent and (key := (buffer.tensor, buffer.start, buffer.nbytes)) in places
         }
-        return _planned(self, graph, homes)
+        try:
+            return _planned(self, graph, homes)
+        except BudgetTooSmall:
+            on_host = {b: place for b, place in homes.items() if place.arena == HOST}
+            if on_host == homes:
+                raise
+        moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
+        note = f"what stays on the device for another step ({say_size(moving)}) moves for this one"
+        return _planned(self, graph.with_tasks(graph.tasks, note=note), on_host)
 
 
 def plan(

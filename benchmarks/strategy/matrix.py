@@ -208,8 +208,9 @@ def _smallest(model: str, setting: str) -> Any:
         try:
             return strategy, _run(model, setting, strategy)
         except BudgetTooSmall as refused:
-            # Where tensors of the first plan are in the way, what it names may not be enough.
-            budget = refused.needed if refused.needed > budget else round(1.02 * budget)
+            if refused.needed <= budget:
+                raise
+            budget = refused.needed
     raise RuntimeError(f"{model}, {setting}: {budget} bytes are still refused")
 
 

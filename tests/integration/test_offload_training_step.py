@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import offload
-from offload import Runner, StepError
+from offload import Runner, StepError, capture_training_step
 from offload.capture import capture_step
+from offload.refusal import smallest_budget
+from offload.taskgraph import HOST
 from offload.training import Clip, TrainingStep
 
 
@@ -120,3 +123,37 @@ def test_numbers_written_in_a_step_are_those_of_its_batch() -> None:
         for _ in range(2):
             for n in (2, 3, 5):
                 assert torch.equal(runner(torch.ones(n))[0], torch.full((n,), float(n)))
+
+
+def test_a_larger_batch_is_planned_though_what_stays_on_the_device_is_in_its_way() -> None:
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Linear(32, 32), nn.ReLU())]
+    nets = [nn.Sequential(*copy.deepcopy(layers), nn.Linear(32, 8)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1, momentum=0.9) for net in nets]
+    small, large = (torch.randn(n, 32) for n in (4, 512))
+    graphs = [
+        capture_training_step(
+            nets[0], functional.mse_loss, optimizers[0], x, torch.zeros(len(x), 8)
+        )
+        for x in (small, large)
+    ]
+    budget = max(smallest_budget(graph, 0)[0] for graph in graphs)
+    planned = offload.plan(graphs[0], budget)
+    stays = [b for b, p in planned.memgraph.starts.items() if p.arena != HOST]
+    assert any(planned.graph.buffers[b].persistent for b in stays), "nothing is in the way"
+    with Runner(planned) as runner:
+        for x in (small, large, large, small, large, small):
+            zeros = torch.zeros(len(x), 8)
+            [loss] = runner(x, zeros)
+            expected = functional.mse_loss(nets[1](x), zeros)
+            optimizers[1].zero_grad()
+            expected.backward()
+            optimizers[1].step()
+            assert torch.equal(loss, expected.detach())
+    for ours, theirs in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        states = [
+            o.state[p]["momentum_buffer"] for o, p in zip(optimizers, (ours, theirs), strict=True)
+        ]
+        assert torch.equal(*states)
