@@ -1,0 +1,122 @@
+"""The GPU suite's parts run on the CPU, write what they measured, and go on where they stopped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_part(letter: str, out: Path, *more: str, python: str = sys.executable) -> str:
+    done = subprocess.run(
+        ["bash", "benchmarks/gpu/run.sh", letter, "--smoke", "--out", str(out), *more],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": python, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def results(out: Path, name: str) -> dict[str, Any]:
+    [report] = out.glob(f"*_gpu_{name}_smoke.json")
+    return json.loads(report.read_text())
+
+
+def rows(out: Path, name: str) -> dict[str, dict[str, Any]]:
+    return {row["cell"]: row for row in results(out, name)["rows"]}
+
+
+def table(out: Path, name: str) -> str:
+    [report] = out.glob(f"*_gpu_{name}_smoke.md")
+    return report.read_text()
+
+
+@pytest.mark.slow
+def test_the_ceilings_are_measured_and_written_down(tmp_path: Path) -> None:
+    said = run_part("a", tmp_path)
+    found = rows(tmp_path, "ceilings")
+    for cell in ("h2d", "d2h with h2d", "gemm bf16", "memory", "adam, all cores", "launch"):
+        assert found[cell]["median"] > 0
+        assert f"| {cell} | " in table(tmp_path, "ceilings")
+    assert "not finished" not in said
+    assert list(tmp_path.glob("*_gpu_ceilings_smoke.png"))
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
+    run_part("a", tmp_path)
+    lines = tmp_path / "gpu_ceilings_smoke.jsonl"
+    whole = lines.read_text().splitlines(keepends=True)
+    kept, last = whole[:-1], json.loads(whole[-1])
+    lines.write_text("".join(kept) + whole[-1][:20])  # as a crash leaves it
+    said = run_part("a", tmp_path)
+    assert f"everything: {last['cell']}\n" in said
+    assert lines.read_text().startswith("".join(kept))
+    assert json.loads(lines.read_text().splitlines()[-1])["cell"] == last["cell"]
+    assert "gpu.ceilings" not in run_part("a", tmp_path)
+
+
+BROKEN = """
+import os, signal
+from gpu.part import Outcome, Step
+from offloading.report import Report
+
+NAME, CLAIM = "broken", "Claim: the others go on"
+CELLS = ("good", "raises", "after", "killed", "last")
+
+def steps(smoke):
+    return [Step("broken:measure", CELLS), Step("broken:nothing", ("one", "two"))]
+
+def measure(job):
+    for cell in job.cells:
+        if cell == "raises":
+            raise ValueError("no such kernel")
+        if cell == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield cell, {"value": 1.0}
+
+def nothing(job):
+    raise RuntimeError("CUDA error: out of memory")
+    yield
+
+def report(found):
+    return Outcome(Report(NAME, CLAIM))
+"""
+DRIVER = """
+import gpu.part
+gpu.part.MODULES["a"] = "broken"
+from gpu.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_or_is_killed_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+
+    def run(*more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, "a", "--smoke", "--out", str(tmp_path), *more],
+            capture_output=True, text=True, check=False,
+            env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1",
+                 "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'benchmarks'}"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run()
+    found = rows(tmp_path, "broken")
+    assert [cell for cell, row in found.items() if row.get("value") == 1.0] == [
+        "good", "after", "last",
+    ]  # fmt: skip
+    assert "ValueError: no such kernel" in found["raises"]["problem"]
+    assert "memory" in found["killed"]["problem"]
+    assert all("CUDA error: out of memory" in found[cell]["problem"] for cell in ("one", "two"))
+    assert "| raises | ValueError: no such kernel" in table(tmp_path, "broken")
+    assert "broken:" not in run()
+    again = run("--retry")
+    assert "broken:measure: raises, killed\n" in again
