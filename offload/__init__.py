@@ -8,6 +8,7 @@
 step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
 
+from offload.calibration import calibrate
 from offload.capture import capture, capture_training_step
 from offload.costs import Costs
 from offload.errors import (
@@ -43,6 +44,7 @@ __all__ = [
     "StepError",
     "Task",
     "TaskGraph",
+    "calibrate",
     "capture",
     "capture_training_step",
     "lower",

@@ -18,6 +18,8 @@ class Costs:
     h2d: float = 8e9
     """Bytes per second."""
     d2h: float = 8e9
+    shared: float = 1.0
+    """Of its rate that a direction keeps while the other one copies too."""
     d2d: float = 8e9
     copy: float = 1e-5
     """Seconds that a copy takes at least."""

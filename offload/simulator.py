@@ -3,15 +3,16 @@
     h2d      R w1 | R w2 |      | R w3 |         an engine that is free takes at once what is ready:
     compute       |  F1  |  F2  |      |  F3     work-conserving, by number ("priority")
 
-Engines run one node at a time, the host as many as it has workers. A step lasts at least as long
-as its longest path of nodes, and as the work of its busiest engine (`Bound`).
+Engines run one node at a time, the host as many as it has workers. The two directions of a link
+slow each other down where `Costs.shared` says so. A step lasts at least as long as its longest path
+of nodes, and as the work of its busiest engine (`Bound`).
 
 A step that offloads forwards and reloads backwards cannot fill both directions at once: its
 two phases, before and after the fullest moment, add up. `two_phase` is that estimate.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
@@ -22,7 +23,8 @@ from offload.costs import Costs
 from offload.memgraph import TASK, MemGraph
 from offload.taskgraph import TaskGraph
 
-CRITICAL_PATH = "critical path"
+_End = tuple[int, float]
+CRITICAL_PATH, LINK = "critical path", "link"
 
 
 class HasMemGraph(Protocol):
@@ -40,7 +42,8 @@ class Bound:
     engine: str
     """What sets it: one of `parts`."""
     parts: Mapping[str, float]
-    """Each engine's work (of the host, a worker's share), and the critical path."""
+    """Each engine's work (of the host, a worker's share), the critical path, and of a link whose
+    directions share its rate the work of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,39 @@ class _Engine:
         return heappop(self.ready)[1]
 
 
+@dataclass(slots=True, eq=False)
+class _Links:
+    """The copies that run now. What one direction has left is stretched while the other copies."""
+
+    shared: float
+    left: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    """By engine: the node, seconds that are left of it by itself, since when, and its pace."""
+
+    def begin(self, engine: str, node: int, seconds: float, now: float) -> Iterator[_End]:
+        """(node, when it ends) of every copy whose end is another now."""
+        other = _other_way(engine)
+        self.left[engine] = (node, seconds, now, 1.0)
+        if other in self.left:
+            yield self._at(engine, now, self.shared)
+            yield self._at(other, now, self.shared)
+
+    def end(self, engine: str, now: float) -> Iterator[_End]:
+        del self.left[engine]
+        other = _other_way(engine)
+        if other in self.left:
+            yield self._at(other, now, 1.0)
+
+    def _at(self, engine: str, now: float, pace: float) -> _End:
+        node, seconds, since, before = self.left[engine]
+        seconds -= (now - since) * before
+        self.left[engine] = (node, seconds, now, pace)
+        return node, now + seconds / pace
+
+
+def _other_way(engine: str) -> str:
+    return ("d2h" if engine.startswith("h2d") else "h2d") + engine[3:]
+
+
 def _run(
     memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int
 ) -> tuple[tuple[int, str, float, float], ...]:
@@ -143,18 +179,38 @@ def _run(
     now = 0.0
     running: list[tuple[float, int]] = []
     timeline: list[tuple[int, str, float, float]] = []
+    links = _Links(costs.shared)
+    copies = {n for n, node in enumerate(nodes) if node.kind != TASK} if costs.shared < 1 else ()
+    rows: dict[int, int] = {}
+    """Of the copies that run: where they stand in the timeline."""
+
+    def moved(number: int, end: float) -> None:
+        name, start = timeline[rows[number]][1:3]
+        timeline[rows[number]] = (number, name, start, end)
+        heappush(running, (end, number))
+
     while True:
         for engine in engines.values():
             while (number := engine.next(order == "in_order")) is not None:
                 end = now + seconds[number]
                 timeline.append((number, engine.name, now, end))
                 heappush(running, (end, number))
+                if number in copies:
+                    rows[number] = len(timeline) - 1
+                    for node, then in links.begin(engine.name, number, seconds[number], now):
+                        moved(node, then)
         if not running:
             return tuple(timeline)
         now = running[0][0]
         # All that end now, before anybody chooses.
         while running and running[0][0] == now:
             _, done = heappop(running)
+            if done in copies:
+                if done not in rows or timeline[rows[done]][3] != now:
+                    continue  # its end is another by now
+                del rows[done]
+                for node, then in links.end(nodes[done].engine, now):
+                    moved(node, then)
             engines[nodes[done].engine].free += 1
             for later in successors[done]:
                 waits[later] -= 1
@@ -170,6 +226,12 @@ def _bound(
     for node, took in zip(memgraph.nodes, seconds, strict=True):
         ends.append(took + max((ends[dep] for dep in node.deps), default=0.0))
     parts[CRITICAL_PATH] = max(ends, default=0.0)
+    if costs.shared < 1:
+        both = [(work, busy.get(_other_way(e), 0.0)) for e, work in busy.items() if e[:3] == "h2d"]
+        # Side by side as long as both have something to do, or one after the other.
+        slower = min(1.0, 1 / costs.shared - 1)
+        links = [max(pair) + min(pair) * slower for pair in both]
+        parts[LINK] = max(links, default=0.0)
     engine = max(parts, key=lambda part: parts[part])
     return Bound(parts[engine], engine, parts)
 

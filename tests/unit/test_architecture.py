@@ -33,6 +33,7 @@ PURE = (
     "offload/memgraph.py",
     "offload/packing.py",
     "offload/planner.py",
+    "offload/rates.py",
     "offload/recompute.py",
     "offload/reduction.py",
     "offload/refusal.py",

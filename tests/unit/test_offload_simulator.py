@@ -137,6 +137,47 @@ def test_at_random_any_ready_node_may_come_first_and_a_seed_repeats_it() -> None
         assert runs[0] == runs[1]
 
 
+def test_two_directions_that_share_a_link_slow_each_other_down_while_both_copy() -> None:
+    steps = Steps()
+    steps.copy(RELOAD, 6)
+    steps.task(2)
+    steps.copy(OFFLOAD, 2, 1)
+    steps.copy(OFFLOAD, 1, 2)
+    found = steps.simulate(replace(SLOW, shared=0.5))
+    # Two seconds alone, six at half its pace, and the last one alone again.
+    assert [(node, start, end) for node, _, start, end in found.timeline] == [
+        (0, 0, 9),
+        (1, 0, 2),
+        (2, 2, 6),
+        (3, 6, 8),
+    ]
+    assert found.bound.parts["link"] == 9
+    assert (found.bound.seconds, found.bound.engine) == (9, "link")
+    assert steps.simulate().makespan == 6
+
+
+def test_links_of_two_devices_do_not_slow_each_other_down() -> None:
+    steps = Steps()
+    steps.copy(RELOAD, 6)
+    steps.copy(OFFLOAD, 6, device=1)
+    assert steps.simulate(replace(SLOW, shared=0.5)).makespan == 6
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([RELOAD, OFFLOAD]), st.integers(1, 9)), max_size=12),
+    st.floats(0.5, 0.99),
+)
+def test_a_shared_link_lets_nothing_be_faster_than_its_bound(
+    copies: list[tuple[str, int]], shared: float
+) -> None:
+    steps = Steps()
+    for kind, seconds in copies:
+        steps.copy(kind, seconds)
+    found = steps.simulate(replace(SLOW, shared=shared))
+    assert found.makespan == pytest.approx(found.bound.seconds)
+    assert len(found.timeline) == len(copies)
+
+
 def test_the_host_runs_as_many_as_it_has_workers() -> None:
     steps = Steps()
     for _ in range(5):

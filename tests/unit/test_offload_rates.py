@@ -1,0 +1,115 @@
+"""From samples to costs, by numbers worked out by hand; and calibrating by a fake clock."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload.calibration import Sizes, measure
+from offload.rates import Link, Rates, Sample, Samples, link, rates_of
+from offload.stopwatch import Run
+
+KIB = 1 << 10
+
+
+def samples() -> Samples:
+    """A copy takes 2 s and 1 s for 100 bytes; side by side 1.25 times as long."""
+    return Samples(
+        gemm={"float32": Sample(100, [1, 2, 50]), "bfloat16": Sample(100, [1])},
+        memory=Sample(300, [3]),
+        launch=Sample(10, [5]),
+        h2d=(Sample(100, [3]), Sample(1000, [12])),
+        d2h=(Sample(100, [3]), Sample(1000, [12])),
+        both=(Sample(1000, [12.5]), Sample(1000, [12.5])),
+        d2d=Sample(100, [2]),
+        host={1: Sample(100, [10]), 2: Sample(200, [10]), 4: Sample(400, [19.5])},
+    )
+
+
+def test_a_copy_has_a_part_that_grows_with_its_bytes_and_one_that_does_not() -> None:
+    assert link(Sample(100, [3, 3, 90]), Sample(1000, [12])) == Link(100, 2)
+
+
+def test_a_large_copy_that_took_no_longer_than_a_small_one_is_noise() -> None:
+    assert link(Sample(100, [3]), Sample(1000, [2])) == Link(500, pytest.approx(2.8))
+
+
+def test_costs_are_of_the_median_repeat_and_of_the_programs_precision() -> None:
+    rates = rates_of(samples())
+    costs = rates.costs()
+    assert (costs.flops, costs.memory, costs.launch, costs.d2d) == (50, 100, 0.5, 50)
+    assert (costs.h2d, costs.d2h, costs.copy) == (100, 100, 2)
+    assert rates.costs("bfloat16").flops == 100
+
+
+def test_a_precision_that_was_not_measured_is_an_error_that_names_those_that_were() -> None:
+    with pytest.raises(ValueError, match=r"'int8' was not measured: float32, bfloat16"):
+        rates_of(samples()).costs("int8")
+
+
+def test_directions_that_slow_each_other_down_share_the_link() -> None:
+    assert rates_of(samples()).shared == pytest.approx(0.8)
+    faster = replace(samples(), both=(Sample(1000, [5]), Sample(1000, [5])))
+    assert rates_of(faster).costs().shared == 1.0
+
+
+def test_as_many_host_workers_are_reckoned_with_as_the_memory_feeds() -> None:
+    # Two bring 20 a second, four together 20.5: two more would wait for the memory.
+    rates = rates_of(samples())
+    assert rates.host_workers == 2
+    assert (rates.costs().host_workers, rates.costs().host_memory) == (2, 10)
+
+
+def test_rates_can_be_written_to_a_file_and_read_again() -> None:
+    rates = rates_of(samples(), "a machine", ["a note"])
+    again = rates.as_dict()
+    again |= {name: Link(**again[name]) for name in ("h2d", "d2h")}
+    assert Rates(**again).costs() == rates.costs()
+
+
+class Fake:
+    """A device whose clock is the work that it was given: bytes of copies, kernels as one."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.now = 0.0
+        self.copied = 0
+
+    def clock(self) -> float:
+        self.now += 0.125  # looking at it takes time: so every loop ends
+        return self.now
+
+    def timed(self, run: Run) -> float:
+        self.copied = 0
+        run()
+        return 2.0 * self.copied or 1.0
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        assert to.numel() == source.numel()
+
+        def run() -> None:
+            self.copied += to.numel() + 10
+
+        return run
+
+    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+        return 4.0 * self.timed(into), 4.0 * self.timed(out)
+
+    def close(self) -> None: ...
+
+
+def test_what_is_measured_is_what_the_clock_says() -> None:
+    fake = Fake()
+    sizes = Sizes(link=64 * KIB, memory=4 * KIB, gemm={"float32": 8}, update=4 * KIB)
+    found = rates_of(measure(fake, sizes, 16.0, 3, fake.clock))
+    assert (found.h2d, found.d2h) == (Link(0.5, 20), Link(0.5, 20))
+    assert found.shared == pytest.approx(0.25, rel=1e-3)
+    assert (found.gemm, found.memory) == ({"float32": 2 * 8**3}, 3 * 4 * KIB)
+    assert found.launch == 1 / 32
+    assert sorted(found.host) == [1, 2, 3]
