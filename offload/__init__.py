@@ -14,6 +14,7 @@ from offload.costs import Costs
 from offload.errors import (
     BudgetTooSmall,
     CaptureError,
+    DeviceLost,
     GraphError,
     OffloadError,
     RaceFound,
@@ -33,6 +34,7 @@ __all__ = [
     "Buffer",
     "CaptureError",
     "Costs",
+    "DeviceLost",
     "GraphError",
     "MemGraph",
     "OffloadError",

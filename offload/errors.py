@@ -5,6 +5,7 @@ OffloadError
   GraphError       a TaskGraph, or a size, that makes no sense
   BudgetTooSmall   no plan fits: the smallest budget that would, and the task that sets it
   MemoryTooSmall   this machine, or its cgroup, has not the memory that a plan needs
+  DeviceLost       the device is gone in mid-run, and what was on it
   RaceFound        a MemGraph in which two tasks are not ordered, or bytes are not what is expected
   StepError        a call that does not fit the captured step, or a runner that is closed
 
@@ -48,6 +49,10 @@ class MemoryTooSmall(OffloadError):
         super().__init__(message)
         self.needed = needed
         self.left = left
+
+
+class DeviceLost(OffloadError):
+    """The device, or this process's use of it, is gone, and with it all values that were there."""
 
 
 class RaceFound(OffloadError):

@@ -1,0 +1,54 @@
+"""An error that leaves nothing to be read from a device is told from one that does not."""
+
+import pytest
+import torch
+
+from offload import DeviceLost
+from offload.lost import device_lost
+
+DEVICE = torch.device("cuda", 0)
+SAYS = "CUDA error: {}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ("an illegal memory access was encountered", "an address that is not its own"),
+        ("device-side assert triggered", "a target class out of range"),
+        ("unspecified launch failure", "a kernel failed"),
+        ("uncorrectable ECC error encountered", "ECC"),
+    ],
+)
+def test_what_the_runtime_says_of_a_lost_device_is_told_with_what_to_do(
+    said: str, told: str
+) -> None:
+    error = RuntimeError(SAYS.format(said))
+    lost = device_lost(error, DEVICE)
+    assert isinstance(lost, DeviceLost) and lost.__cause__ is error
+    assert told in str(lost) and "cuda:0 is lost" in str(lost) and "checkpoint" in str(lost)
+
+
+def test_the_number_of_an_error_goes_before_its_words() -> None:
+    error = RuntimeError("CUDA error")
+    error.error_code = 214  # type: ignore[attr-defined]
+    assert "ECC" in str(device_lost(error, DEVICE))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(SAYS.format("out of memory")),
+        RuntimeError(SAYS.format("invalid argument")),
+        torch.OutOfMemoryError("CUDA out of memory. an illegal memory access"),
+        RuntimeError("an unknown error of mine"),
+        ValueError("CUDA error: unspecified launch failure"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_an_error_after_which_the_device_goes_on_is_none(error: BaseException) -> None:
+    assert device_lost(error, DEVICE) is None
+
+
+def test_a_lost_device_is_told_once() -> None:
+    lost = DeviceLost("gone")
+    assert device_lost(lost, DEVICE) is lost
