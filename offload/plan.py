@@ -19,6 +19,7 @@ from offload.lowering.late_choice import rotations
 from offload.lowering.late_updates import Rotation
 from offload.lowering.micro_batches import orders
 from offload.memgraph import ALIGNMENT, MemGraph, Place
+from offload.renaming import renamed_as
 from offload.search import Found, Wanted, best_plan, peak_bytes
 from offload.simulator import Bound, Simulation, least_seconds
 from offload.sizes import parse_size, say_size
@@ -124,6 +125,8 @@ class Plan:
         """The same step for another batch, or another over the same tensors: same budget, and
         persistent tensors stay where they are, those too that it does not touch. Where those on
         a device are in its way, they lie elsewhere, and move whenever the two steps alternate."""
+        if self.graph.program is not None:
+            graph = renamed_as(graph, self.graph.program.tensors)
         graph = _with_idle(graph, self.graph)
         places = {
             (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]

@@ -40,17 +40,16 @@ def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[
 def resident_bytes(
     graph: TaskGraph, device: int, resident: Collection[int], homes: Mapping[int, Place]
 ) -> int:
-    """The bytes of a device below everything that comes and goes."""
+    """The bytes of a device below everything that comes and goes: homes that are given, and after
+    them (or in holes between) the others."""
     used = {b for task in graph.tasks for b in task.touches} | {*graph.outputs, *homes}
-    top = sum(
+    homeless = sum(
         aligned(graph.buffers[b].nbytes)
         for b in used
         if b in resident and b not in homes and graph.buffers[b].device == device
     )
-    for place in homes.values():
-        if place.arena == device:
-            top = max(top, place.offset + aligned(place.nbytes))
-    return top + scratch_bytes(graph, device)
+    there = (p.offset + aligned(p.nbytes) for p in homes.values() if p.arena == device)
+    return max(there, default=0) + homeless + scratch_bytes(graph, device)
 
 
 def smallest_budget(graph: TaskGraph, device: int) -> tuple[int, str]:

@@ -196,6 +196,32 @@ def test_what_requires_a_gradient_may_change_from_epoch_to_epoch() -> None:
     both(callbacks=[Unfreezes()])
 
 
+class Shares(L.Callback):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            pl_module.blocks[0] = pl_module.blocks[1]
+
+
+class Swaps(L.Callback):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            blocks = pl_module.blocks
+            blocks[0], blocks[1] = blocks[1], blocks[0]
+
+
+class Renews(L.Callback):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            torch.manual_seed(11)
+            pl_module.blocks[0] = type(pl_module.blocks[0])()
+
+
+@pytest.mark.parametrize("change", [Shares, Swaps, Renews])
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_submodules_may_be_replaced_between_two_epochs(change: Any, budget: Any) -> None:
+    both(callbacks=[change()], budget=budget)
+
+
 class NoStatistics(ol.Module):
     def __init__(self) -> None:
         super().__init__("sgd", "epoch")

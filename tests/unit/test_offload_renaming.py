@@ -1,0 +1,57 @@
+"""Tensors keep their names from plan to plan."""
+
+from functools import partial
+
+import torch
+
+from offload.kernels import Program, Source, Value
+from offload.renaming import renamed_as
+from offload.taskgraph import TaskGraph
+
+
+def graph_of(**tensors: Source) -> TaskGraph:
+    graph = TaskGraph()
+    for name in tensors:
+        graph.buffer(name, 4, "parameter")
+    graph.task("sum", range(len(tensors)), [])
+    value = Value(0, torch.float32, (1,), (1,))
+    graph.program = Program((), (value,), dict(tensors))
+    return graph
+
+
+def names(graph: TaskGraph) -> list[str]:
+    assert graph.program is not None
+    assert set(graph.program.tensors) == {b.tensor for b in graph.buffers}
+    return [buffer.tensor for buffer in graph.buffers]
+
+
+def state(tensors: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+    return tensors[key]
+
+
+def test_a_tensor_keeps_the_name_that_it_had() -> None:
+    a, b = torch.zeros(1), torch.zeros(1)
+    known: dict[str, Source] = {"first": a, "second": b}
+    later = graph_of(first=b, second=a)
+    assert names(renamed_as(later, known)) == ["second", "first"]
+    program = renamed_as(later, known).program
+    assert program is not None and program.tensors["second"] is b
+
+
+def test_another_tensor_of_a_known_name_gets_one_that_is_free() -> None:
+    a, b, c = (torch.zeros(1) for _ in range(3))
+    known: dict[str, Source] = {"w": a, "w#2": b}
+    assert names(renamed_as(graph_of(w=c), known)) == ["w#3"]
+
+
+def test_views_and_what_is_found_by_asking_are_known_again() -> None:
+    a, b, held = torch.zeros(1), torch.zeros(1), {"step": torch.zeros(1), "mean": torch.zeros(1)}
+    known: dict[str, Source] = {"tied": (a, b), "step": partial(state, held, "step")}
+    later = graph_of(one=b, two=partial(state, held, "step"), three=partial(state, held, "mean"))
+    assert names(renamed_as(later, known)) == ["tied", "step", "three"]
+
+
+def test_where_every_name_is_as_it_was_the_graph_is_the_same_object() -> None:
+    a = torch.zeros(1)
+    graph = graph_of(w=a)
+    assert renamed_as(graph, {"w": a, "other": torch.zeros(1)}) is graph
