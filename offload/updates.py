@@ -48,7 +48,7 @@ class Update:
         return Update, id(self.optimizer), self.group, self.foreach, self.states
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
-        now = self._numbers()
+        now = self.numbers()
         function = self._sgd if type(self.optimizer) is SGD else self._adam
         if torch.is_grad_enabled():  # entering `no_grad` costs a tenth of a small update
             with torch.no_grad():
@@ -56,16 +56,17 @@ class Update:
         else:
             function(now, p, g, states)
 
-    def _numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Any]:
+        """Of its group: those of today, or of the step that it belongs to."""
         if self.kept is not None:
             return self.kept.group(self.optimizer, self.group)
         return self.optimizer.param_groups[self.group]
 
-    def _counter(self) -> torch.Tensor:
-        """To be advanced."""
+    def counter(self) -> torch.Tensor:
+        """How many steps there were: the optimizer's own tensor."""
         if self.kept is not None:
-            return self.kept.counter(self.parameter).clone()
-        return self.optimizer.state[self.parameter]["step"].clone()
+            return self.kept.counter(self.parameter)
+        return self.optimizer.state[self.parameter]["step"]
 
     def _sgd(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
         sgd(
@@ -91,7 +92,7 @@ class Update:
             [states[0]],
             [states[1]],
             [*states[2:]],
-            [self._counter()],
+            [self.counter().clone()],
             foreach=self.foreach,
             fused=now["fused"],
             has_complex=torch.is_complex(p),
