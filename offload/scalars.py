@@ -1,6 +1,6 @@
 """The optimizer's numbers in memory of the device, so that a captured graph reads those of today.
 
-    host    lr, counter of today --one copy--> [ lr -lr step decay size root | ... ]  a row a parameter
+    host    lr, counter of today --one copy--> [ lr -lr step .. | lr -lr step .. | ]  a row each
     graph   update(p, g, m, v) reads its row          replayed, it reads what lies there then
 
 A captured graph keeps the numbers of the day of its capture. `refresh()` writes those that change

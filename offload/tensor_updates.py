@@ -108,7 +108,7 @@ class TensorUpdate:
         # A CPU's kernel gives eager's bits with float64; a device's takes float32 only.
         lr = self.wide.lr if p.device.type == "cpu" else self.single.lr
         if type(self.update.optimizer) is SGD:
-            torch._fused_sgd_(
+            torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]
                 [p],
                 [g],
                 [*states],
@@ -123,8 +123,8 @@ class TensorUpdate:
             return
         mean, square, *largest = states
         beta1, beta2 = now["betas"]
-        kernel = torch._fused_adamw_ if now["decoupled_weight_decay"] else torch._fused_adam_
-        kernel(
+        name = "_fused_adamw_" if now["decoupled_weight_decay"] else "_fused_adam_"
+        getattr(torch, name)(
             [p],
             [g],
             [mean],

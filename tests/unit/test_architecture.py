@@ -28,6 +28,7 @@ PURE = (
     "loaders/tuning.py",
     "offload/arena.py",
     "offload/costs.py",
+    "offload/engines/segments.py",
     "offload/errors.py",
     "offload/lowering/micro_batches.py",
     "offload/memgraph.py",
