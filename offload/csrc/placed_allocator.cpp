@@ -1,141 +1,13 @@
-// An allocator over PyTorch's own for the CPU: what an op allocates lies where the plan says.
-//
-//   slots   (64, a) (32, b) (64, a)         run(): op allocates 64, 32, 64 bytes: gets a, b, a
-//
-// serve   The k-th allocation of a call on its thread gets the k-th slot's address, if it asks for
-//         exactly that many bytes; a slot without an address goes to the base. The first one that
-//         does not fit, and all after it, go to the base: a miss, and `settle` is told.
-// record  Every allocation and every free of this thread is written down.
-// count   Bytes that the base gave out, of all threads: how many live at once.
-// else    Straight to the base.
-//
-// Nobody frees a served address: memory of an arena has an owner already. Whoever frees through
-// raw_deallocate reaches `release`, which knows the addresses that a living table may serve.
-//
-// Only c10's headers are needed. What is used of Python is its stable interface, declared here.
+// An allocator over PyTorch's own for the CPU: see placed.h. It stays: a CPU allocator is asked from
+// the first line of a process on, and frees may come until its last.
 
-#include <c10/core/Allocator.h>
-#include <pthread.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <mutex>
-#include <unordered_map>
-#include <vector>
-
-extern "C" {
-typedef struct _object PyObject;
-struct PyMethodDef {
-  const char* name;
-  PyObject* (*function)(PyObject*, PyObject*);
-  int flags;
-  const char* doc;
-};
-extern PyObject _Py_NoneStruct;
-PyObject* PyObject_CallObject(PyObject* callable, PyObject* args);
-PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ...);
-int PyObject_IsTrue(PyObject*);
-void Py_IncRef(PyObject*);
-void Py_DecRef(PyObject*);
-PyObject* PyCapsule_New(void* pointer, const char* name, void (*destructor)(PyObject*));
-void* PyCapsule_GetPointer(PyObject* capsule, const char* name);
-PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
-}
+#include "placed.h"
 
 namespace {
 
-struct Slot {
-  uint64_t nbytes;
-  void* address; // null: from the base
-};
-
-struct Event {
-  uint64_t nbytes; // 0: freed
-  void* address;
-};
-
-// What this thread's allocations are now.
-struct Thread {
-  const Slot* next = nullptr;
-  const Slot* end = nullptr;
-  bool serving = false;
-  bool missed = false;
-  std::vector<Event>* log = nullptr;
-};
-thread_local Thread here;
-
-struct Counted {
-  uint64_t nbytes;
-  uint64_t session; // which counting it belongs to
-};
-
-// Never destroyed: threads may still free when the process ends.
-struct Shared {
-  std::mutex mutex;
-  std::unordered_map<void*, int> served; // address -> how many slots have it
-  std::unordered_map<void*, Counted> watched; // what the base gave while someone watched
-  std::atomic<int> watchers{0}; // recorders, and the counting
-  int recorders = 0;
-  bool counting = false;
-  uint64_t session = 0, live = 0, peak = 0, passed = 0, elsewhere = 0;
-};
-Shared& shared = *new Shared;
-c10::Allocator* base = nullptr;
-
-void keep(void*) {}
-
-void release(void* address) {
-  {
-    std::lock_guard<std::mutex> lock(shared.mutex);
-    if (shared.served.count(address)) {
-      return;
-    }
-    auto found = shared.watched.find(address);
-    if (found != shared.watched.end()) {
-      if (shared.counting && found->second.session == shared.session) {
-        shared.live -= found->second.nbytes;
-      }
-      shared.watched.erase(found);
-    }
-  }
-  if (here.log && address) {
-    here.log->push_back({0, address});
-  }
-  base->raw_deleter()(address);
-}
-
-c10::DataPtr pass(size_t nbytes) {
-  c10::DataPtr given = base->allocate(nbytes);
-  if (shared.watchers.load(std::memory_order_relaxed) == 0 || nbytes == 0 ||
-      !given.compare_exchange_deleter(base->raw_deleter(), &release)) {
-    return given;
-  }
-  if (here.log) {
-    here.log->push_back({nbytes, given.get()});
-  }
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.watched[given.get()] = {nbytes, shared.counting ? shared.session : 0};
-  shared.elsewhere += shared.recorders && !here.log ? nbytes : 0;
-  if (shared.counting) {
-    shared.passed += 1;
-    shared.live += nbytes;
-    shared.peak = std::max(shared.peak, shared.live);
-  }
-  return given;
-}
-
 struct PlacedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    if (!here.serving || nbytes == 0) {
-      return pass(nbytes);
-    }
-    if (here.next == here.end || here.next->nbytes != nbytes) {
-      here.missed = true;
-      here.next = here.end;
-      return pass(nbytes);
-    }
-    void* address = (here.next++)->address;
+    void* address = served(nbytes);
     return address ? c10::DataPtr(address, address, &keep, c10::DeviceType::CPU) : pass(nbytes);
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -146,145 +18,19 @@ struct PlacedAllocator final : c10::Allocator {
   }
 };
 
-// A call and the slots of its allocations: the `self` of what `placed_bind` returns.
-struct Bound {
-  std::vector<Slot> slots;
-  PyObject* call;
-  PyObject* settle;
-  bool settled;
-};
-
-PyObject* run(PyObject* capsule, PyObject*) {
-  auto* bound = static_cast<Bound*>(PyCapsule_GetPointer(capsule, nullptr));
-  const Thread before = here;
-  here.next = bound->slots.data();
-  here.end = here.next + bound->slots.size();
-  here.serving = true;
-  here.missed = false;
-  PyObject* result = PyObject_CallObject(bound->call, nullptr);
-  const bool missed = here.missed || here.next != here.end;
-  here = before; // also after an exception
-  if (!result) {
-    return nullptr;
-  }
-  if (missed || !bound->settled) {
-    PyObject* again = PyObject_CallFunctionObjArgs(bound->settle, result, nullptr);
-    Py_DecRef(result);
-    if (!again) {
-      return nullptr;
-    }
-    bound->settled = !PyObject_IsTrue(again);
-    Py_DecRef(again);
-  } else {
-    Py_DecRef(result);
-  }
-  Py_IncRef(&_Py_NoneStruct);
-  return &_Py_NoneStruct;
-}
-
-void unbind(PyObject* capsule) {
-  auto* bound = static_cast<Bound*>(PyCapsule_GetPointer(capsule, nullptr));
-  {
-    std::lock_guard<std::mutex> lock(shared.mutex);
-    for (const Slot& slot : bound->slots) {
-      auto found = shared.served.find(slot.address);
-      if (found != shared.served.end() && --found->second == 0) {
-        shared.served.erase(found);
-      }
-    }
-  }
-  Py_DecRef(bound->call);
-  Py_DecRef(bound->settle);
-  delete bound;
-}
-
-constexpr int NO_ARGUMENTS = 0x0004; // METH_NOARGS
-PyMethodDef method = {"run", &run, NO_ARGUMENTS, "Runs a call at its planned addresses."};
-
 } // namespace
 
 extern "C" {
 
 // Once a process. Above every other priority: nobody may put theirs over it unseen.
-void placed_install() {
-  if (base) {
-    return;
+int placed_install() {
+  if (!base) {
+    static PlacedAllocator allocator;
+    base = c10::GetAllocator(c10::DeviceType::CPU);
+    c10::SetAllocator(c10::DeviceType::CPU, &allocator, 255);
+    mind_forks();
   }
-  static PlacedAllocator allocator;
-  base = c10::GetAllocator(c10::DeviceType::CPU);
-  c10::SetAllocator(c10::DeviceType::CPU, &allocator, 255);
-  // A child process must not inherit a lock that another thread held.
-  pthread_atfork(
-      [] { shared.mutex.lock(); },
-      [] { shared.mutex.unlock(); },
-      [] { shared.mutex.unlock(); });
-}
-
-// A Python callable without arguments: `call()`, its allocations served. `settle(result)` follows
-// the first run, every run with a miss, and the next one for as long as it returns true.
-PyObject* placed_bind(PyObject* call, PyObject* settle, const Slot* slots, uint64_t count) {
-  auto* bound = new Bound{{slots, slots + count}, call, settle, false};
-  Py_IncRef(call);
-  Py_IncRef(settle);
-  {
-    std::lock_guard<std::mutex> lock(shared.mutex);
-    for (const Slot& slot : bound->slots) {
-      if (slot.address) {
-        shared.served[slot.address] += 1;
-      }
-    }
-  }
-  PyObject* capsule = PyCapsule_New(bound, nullptr, &unbind);
-  PyObject* callable = PyCFunction_NewEx(&method, capsule, nullptr);
-  Py_DecRef(capsule);
-  return callable;
-}
-
-// Between the two, this thread's allocations and frees are written down.
-void placed_record_begin() {
-  here.log = new std::vector<Event>;
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.watchers += 1;
-  shared.recorders += 1;
-  shared.elsewhere = 0;
-}
-
-// How many events there are; the first `room` of them go to `events`. `elsewhere`: how many
-// bytes other threads were given meanwhile. Recording ends when `events` is given.
-uint64_t placed_record_end(Event* events, uint64_t room, uint64_t* elsewhere) {
-  const uint64_t count = here.log ? here.log->size() : 0;
-  if (events && here.log) {
-    std::copy_n(here.log->begin(), std::min(room, count), events);
-    delete here.log;
-    here.log = nullptr;
-    std::lock_guard<std::mutex> lock(shared.mutex);
-    shared.watchers -= 1;
-    shared.recorders -= 1;
-    *elsewhere = shared.elsewhere;
-  }
-  return count;
-}
-
-void placed_count_begin() {
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.watchers += !shared.counting;
-  shared.counting = true;
-  shared.session += 1;
-  shared.live = shared.peak = shared.passed = 0;
-}
-
-// out: the most bytes that lived at once, how many live now, how many allocations there were.
-void placed_count(uint64_t out[3]) {
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  out[0] = shared.peak;
-  out[1] = shared.live;
-  out[2] = shared.passed;
-}
-
-void placed_count_end() {
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  shared.watchers -= shared.counting;
-  shared.counting = false;
+  return 0;
 }
 
 } // extern "C"

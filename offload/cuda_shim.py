@@ -1,0 +1,124 @@
+"""The allocator of csrc/placed_cuda_allocator.cpp, and which shim belongs to a device.
+
+    cpu    shim.py's       wraps the allocator of the CPU
+    cuda   this one        wraps PyTorch's caching allocator; loads without a driver
+
+Needs a C++ compiler and the headers of the CUDA runtime: a toolkit's, those of pip's packages, or
+those that Triton brings. Without them there is no shim: `why_not_on(device)` says what is missing,
+and placement.py copies instead.
+"""
+
+import functools
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from offload import compiled, shim
+from offload.compiled import COMPILERS, CSRC, Recipe
+from offload.errors import OffloadError
+from offload.shim import Shim, opened
+
+SOURCE = CSRC / "placed_cuda_allocator.cpp"
+LIBRARIES = ("c10", "c10_cuda")
+NEEDED = ("cuda_runtime.h", "cuda_runtime_api.h", "crt/host_config.h")
+"""What c10's headers include; pip's runtime package alone lacks the last."""
+VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
+TOOLKITS = Path("/usr/local")
+_loading = threading.Lock()
+
+
+def available_on(device: torch.device) -> Shim | None:
+    """None where it cannot be built: `why_not_on` says why."""
+    if device.type != "cuda":
+        return shim.available()
+    found = _once()
+    return found if isinstance(found, Shim) else None
+
+
+def load_on(device: torch.device) -> Shim:
+    """The device's shim, or an error that says why there is none."""
+    if device.type != "cuda":
+        return shim.load()
+    found = _once()
+    if isinstance(found, Shim):
+        found.ask("placed_install")  # it may have been taken out since
+        return found
+    raise OffloadError(f"outputs on {device} cannot be placed by the allocator: {found}")
+
+
+def why_not_on(device: torch.device) -> str:
+    """Why there is no shim; empty where there is one."""
+    if device.type != "cuda":
+        return shim.why_not()
+    found = _once()
+    return "" if isinstance(found, Shim) else found
+
+
+def installed(found: Shim) -> int:
+    """2: in both of PyTorch's registers of allocators; less: somebody put theirs over it."""
+    return found.ask("placed_installed")
+
+
+def uninstall(found: Shim) -> None:
+    """Back to PyTorch's own allocator. What was given out stays good."""
+    found.ask("placed_uninstall")
+
+
+def _once() -> Shim | str:
+    with _loading:
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> Shim | str:
+    return built(COMPILERS, compiled.cache_folder(), headers(_places()))
+
+
+def built(compilers: Sequence[str], folder: Path | None, includes: Path | str) -> Shim | str:
+    """The shim, from `folder` if one of the same source lies there; or why there is none.
+    `includes`: the headers of CUDA, or why there are none."""
+    if isinstance(includes, str):
+        return includes
+    return compiled.built(recipe(includes), opened, compilers, folder)
+
+
+def recipe(includes: Path) -> Recipe:
+    return Recipe(SOURCE, LIBRARIES, (includes,))
+
+
+def headers(places: Iterable[Path], cuda: str | None = torch.version.cuda) -> Path | str:
+    """The first folder with all headers, of the CUDA that PyTorch was built with if there is one
+    such (any will do: what is used of them has not changed in years); or what is missing."""
+    if cuda is None:
+        return "this PyTorch was built without CUDA: install one that was"
+    sought = tuple(places)
+    found = [place for place in sought if all((place / name).is_file() for name in NEEDED)]
+    major = int(cuda.split(".")[0])
+    same = [place for place in found if _major(place) == major]
+    if not found:
+        return (
+            f"the headers of the CUDA runtime ({', '.join(NEEDED)}) are in none of"
+            f" {', '.join(map(str, sought))}: install the CUDA toolkit {cuda}"
+        )
+    return (same or found)[0]
+
+
+def _major(place: Path) -> int:
+    text = (place / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
+    found = VERSION.search(text)
+    return int(found[1]) // 1000 if found else 0
+
+
+def _places() -> list[Path]:
+    """Where headers may be: toolkits, newest first, then what pip installed beside PyTorch."""
+    beside = Path(torch.__file__).parent.parent
+    toolkits = [TOOLKITS / "cuda", *sorted(TOOLKITS.glob("cuda-*"), reverse=True)]
+    return [
+        *(toolkit / "include" for toolkit in toolkits),
+        *sorted((beside / "nvidia").glob("cu*/include"), reverse=True),
+        beside / "nvidia" / "cuda_runtime" / "include",
+        beside / "triton" / "backends" / "nvidia" / "include",
+    ]
