@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offload.arena import aligned
 from offload.costs import Costs
-from offload.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph
+from offload.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph, Node
 from offload.refusal import scratch_bytes
 from offload.taskgraph import HOST, Buffer, Role, Task, TaskGraph
 
@@ -96,12 +96,12 @@ class Waiting:
     """Bytes of theirs that are copied out meanwhile."""
 
 
-def waiting(memgraph: MemGraph) -> Waiting | None:
-    """None where gradients wait for nobody.
+def waiting(graph: TaskGraph, nodes: Sequence[Node] = ()) -> Waiting | None:
+    """None where gradients wait for nobody. `nodes`: of a plan, for what is copied.
 
     That is the last task on which every update depends, if it depends on all that updates take,
     and gradients are only scaled after it."""
-    graph, needed = memgraph.graph, memgraph.graph.dependencies()
+    needed = graph.dependencies()
     updates = [n for n, task in enumerate(graph.tasks) if _takes_a_gradient(graph, task)]
     below = _below(needed, updates)
     everything = (1 << len(updates)) - 1
@@ -118,7 +118,7 @@ def waiting(memgraph: MemGraph) -> Waiting | None:
     seen = _below(needed, [last])
     if len(found) < 2 or not all(seen[writer[b]] for b in found):
         return None
-    copied = sum(n.nbytes for n in memgraph.nodes if n.kind == OFFLOAD and n.buffer in found)
+    copied = sum(n.nbytes for n in nodes if n.kind == OFFLOAD and n.buffer in found)
     nbytes = sum(graph.buffers[b].nbytes for b in found)
     return Waiting(graph.tasks[last].name, found, nbytes, copied)
 

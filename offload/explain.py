@@ -266,10 +266,13 @@ def _averaged(plan: Plan) -> list[tuple[str, str]]:
 
 def _waiting(plan: Plan) -> list[tuple[str, str]]:
     """What a norm over all gradients costs."""
-    found = waiting(plan.memgraph)
+    turned = plan.rotation is not None
+    # A turned step begins with updates of the one before, which wait for the next one anyway.
+    found = waiting(plan.source) if turned else waiting(plan.graph, plan.memgraph.nodes)
     if found is None or not found.nbytes:
         return []
     copied = f"{say_size(found.copied)} copied out" if found.copied else "nothing copied out"
+    copied = "for updates that wait longer" if turned else copied
     return [
         ("clipping", f"no update before {found.task}, which waits for every gradient:"),
         ("", f"{say_size(found.nbytes)} of gradients are kept until then, {copied}"),

@@ -296,9 +296,9 @@ class Sizes(L.LightningDataModule):
 # ---- clipping in explain() --------------------------------------------------------------------
 
 
-def test_explain_says_what_clipping_by_norm_costs() -> None:
-    # Where updates wait for the next step, gradients wait for them anyway.
-    strategy = OffloadStrategy(budget="70%", optimizer="device", check_first_steps=0)
+@pytest.mark.parametrize("optimizer", ["auto", "device"])
+def test_explain_says_what_clipping_by_norm_costs(optimizer: str) -> None:
+    strategy = OffloadStrategy(budget="70%", optimizer=optimizer, check_first_steps=0)
     clipped = ol.train(strategy, gradient_clip_val=0.1, max_steps=1).strategy.explain()
     # `clip`, or the group of small tasks that it ends.
     assert re.search(r"clipping +no update before .*, which waits for every gradient:", clipped)

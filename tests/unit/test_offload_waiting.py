@@ -56,7 +56,7 @@ def tight(graph: TaskGraph) -> Plan:
 def test_gradients_that_wait_for_their_norm_are_counted(clip: str) -> None:
     graph = step_of(clip)
     for plan in (offload.plan(graph), tight(graph)):
-        found = waiting(plan.memgraph)
+        found = waiting(plan.graph, plan.memgraph.nodes)
         assert found is not None
         assert GRADIENTS <= found.nbytes <= GRADIENTS + 64, "and the scale"
         spilled = [
@@ -72,7 +72,7 @@ def test_gradients_that_wait_for_their_norm_are_counted(clip: str) -> None:
 
 def test_without_a_norm_no_gradient_waits() -> None:
     plan = tight(step_of(""))
-    assert waiting(plan.memgraph) is None
+    assert waiting(plan.graph, plan.memgraph.nodes) is None
     assert "clipping" not in plan.explain()
 
 
