@@ -1,0 +1,155 @@
+"""What holds a device's memory, so that a budget is one for all: with a file as the device."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))  # as run.sh has it
+
+from gpu.ballast import Ballast, BallastError, fill  # noqa: E402
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+HELPER = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, {benchmarks!r})
+from gpu.ballast import main
+
+class FileMemory:
+    '''A device in a file: its free bytes, and who holds the others.'''
+    path = Path({device!r})
+
+    def free(self):
+        held = json.loads(self.path.read_text())
+        return held["total"] - sum(held.get("held", {{}}).values()) - held["others"]
+
+    def take(self, nbytes):
+        held = json.loads(self.path.read_text())
+        there = held.setdefault("held", {{}})
+        there[str(os.getpid())] = there.get(str(os.getpid()), 0) + nbytes
+        self.path.write_text(json.dumps(held))
+        return True
+
+main(FileMemory())
+"""
+
+
+class Pieces:
+    """Memory that is free in pieces: no more than `most` at once."""
+
+    def __init__(self, free: int, most: int) -> None:
+        self.left, self.most = free, most
+        self.sizes: list[int] = []
+
+    def free(self) -> int:
+        return self.left
+
+    def take(self, nbytes: int) -> bool:
+        if nbytes > self.most:
+            return False
+        self.left -= nbytes
+        self.sizes.append(nbytes)
+        return True
+
+
+def device(tmp_path: Path, total: int, others: int = 0) -> tuple[Path, list[str]]:
+    """A file as a device, and the command of a helper that takes its memory."""
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps({"total": total, "others": others}))
+    helper = HELPER.format(benchmarks=str(BENCHMARKS), device=str(path))
+    return path, [sys.executable, "-c", helper]
+
+
+def taken(path: Path) -> int:
+    return sum(json.loads(path.read_text()).get("held", {}).values())
+
+
+def others(path: Path, nbytes: int) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"others": nbytes}))
+
+
+def test_all_but_what_is_left_is_taken_to_the_granule() -> None:
+    memory = Pieces(80 * GIB + 12345, most=1 << 62)
+    held = fill(memory, 9 * GIB)
+    assert held == sum(memory.sizes)
+    assert 0 <= memory.left - 9 * GIB < 2 * MIB
+
+
+def test_memory_that_is_free_in_pieces_is_taken_in_pieces() -> None:
+    memory = Pieces(GIB, most=100 * MIB)
+    fill(memory, 64 * MIB)
+    assert 0 <= memory.left - 64 * MIB < 2 * MIB
+    assert max(memory.sizes) <= 100 * MIB
+
+
+def test_a_device_that_has_less_than_the_budget_is_refused_in_mib() -> None:
+    with pytest.raises(BallastError, match=r"only 512 MiB .* 1,024 MiB are needed: another proc"):
+        fill(Pieces(512 * MIB, most=GIB), GIB)
+
+
+def test_the_helper_holds_until_it_is_closed_and_ends_then(tmp_path: Path) -> None:
+    path, command = device(tmp_path, 16 * GIB)
+    with Ballast(4 * GIB, spare=GIB, command=command) as ballast:
+        assert taken(path) == ballast.held == 11 * GIB
+        assert ballast.check() == 5 * GIB
+        process = ballast._process
+    assert process is not None and process.returncode == 0
+    ballast.close()
+
+
+def test_memory_that_somebody_took_meanwhile_is_noticed(tmp_path: Path) -> None:
+    path, command = device(tmp_path, 16 * GIB)
+    with Ballast(4 * GIB, spare=0, command=command) as ballast:
+        others(path, GIB)
+        with pytest.raises(BallastError, match=r"3,072 MiB are free, 4,096 MiB were left"):
+            ballast.check()
+
+
+def test_a_refusal_of_the_helper_is_raised_here(tmp_path: Path) -> None:
+    _, command = device(tmp_path, 16 * GIB, others=15 * GIB)
+    with pytest.raises(BallastError, match="another process holds"):
+        Ballast(4 * GIB, command=command).__enter__()
+
+
+def test_without_a_driver_it_is_said(tmp_path: Path) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a driver")
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r});"
+               " from gpu.ballast import main; main()"]  # fmt: skip
+    with pytest.raises(BallastError, match=r"no memory of a device to hold: .*libcuda"):
+        Ballast(GIB, command=command).__enter__()
+
+
+def test_the_helper_ends_when_the_one_who_started_it_is_killed(tmp_path: Path) -> None:
+    _, command = device(tmp_path, 16 * GIB)
+    starter = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        "from gpu.ballast import Ballast\n"
+        f"with Ballast({GIB}, command={command!r}) as ballast:\n"
+        "    print(ballast._process.pid, flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    helper = int(process.stdout.readline())
+    watched = os.pidfd_open(helper)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    try:
+        import select
+
+        ready, _, _ = select.select([watched], [], [], 20)
+        assert ready, "the helper is still there"
+    finally:
+        os.close(watched)
