@@ -72,6 +72,8 @@ class Found:
     missing: Sequence[str]
     device: str
     smoke: bool
+    cells: Sequence[str] = ()
+    """All of them, in order."""
 
     def number(self, cell: str, key: str) -> float | None:
         """None where there is none."""

@@ -74,13 +74,15 @@ class Store:
         os.replace(partial, self.path)
 
     def found(self, cells: Sequence[str], smoke: bool) -> Found:
-        there = {cell: line for cell, line in self.lines().items() if cell in cells}
+        lines = self.lines()
+        there = {cell: lines[cell] for cell in cells if cell in lines}
         return Found(
             rows={c: line.row for c, line in there.items() if line.row is not None},
             problems={c: line.problem for c, line in there.items() if line.problem},
             missing=[c for c in cells if c not in there],
             device=self.device,
             smoke=smoke,
+            cells=cells,
         )
 
 

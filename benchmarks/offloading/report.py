@@ -18,22 +18,25 @@ class Asked:
 
     what: str
     most: float
-    measured: float
+    """Or, `at_least`, the least."""
+    measured: float | None
+    """None: it is not there (yet)."""
     unit: str = ""
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
-        return self.measured <= self.most
+        if self.measured is None:
+            return False
+        return self.measured >= self.most if self.at_least else self.measured <= self.most
 
     def cells(self) -> list[str]:
         unit = f" {self.unit}" if self.unit else ""
-        falls = "" if self.met else f"no: {self.measured / self.most:.2f} times as much"
-        return [
-            self.what,
-            f"<= {self.most:g}{unit}",
-            f"{self.measured:.3g}{unit}",
-            falls or "yes",
-        ]
+        limit = f"{'>=' if self.at_least else '<='} {self.most:g}{unit}"
+        if self.measured is None:
+            return [self.what, limit, "", "not measured"]
+        falls = f"no: {self.measured / self.most:.2f} times as much" if self.most else "no"
+        return [self.what, limit, f"{self.measured:.3g}{unit}", "yes" if self.met else falls]
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Report:
     def text(self) -> str:
         parts = []
         if self.asked:
-            head = ["asked", "at most", "measured", "met"]
+            head = ["asked", "limit", "measured", "met"]
             parts.append(table(head, [one.cells() for one in self.asked]))
         parts += [f"## {title}\n\n{body}" for title, body in self.tables.items()]
         parts.append("\n".join(f"- {remark}" for remark in self.remarks))

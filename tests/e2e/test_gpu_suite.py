@@ -36,19 +36,15 @@ def table(out: Path, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_ceilings_are_measured_and_written_down(tmp_path: Path) -> None:
+def test_what_is_measured_is_written_down_and_not_measured_again(tmp_path: Path) -> None:
     said = run_part("a", tmp_path)
     found = rows(tmp_path, "ceilings")
-    for cell in ("h2d", "d2h with h2d", "gemm bf16", "memory", "adam, all cores", "launch"):
+    for cell in ("h2d", "d2h while h2d", "gemm bfloat16", "memory", "launch", "event query"):
         assert found[cell]["median"] > 0
         assert f"| {cell} | " in table(tmp_path, "ceilings")
     assert "not finished" not in said
     assert list(tmp_path.glob("*_gpu_ceilings_smoke.png"))
 
-
-@pytest.mark.slow
-def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
-    run_part("a", tmp_path)
     lines = tmp_path / "gpu_ceilings_smoke.jsonl"
     whole = lines.read_text().splitlines(keepends=True)
     kept, last = whole[:-1], json.loads(whole[-1])
@@ -58,6 +54,29 @@ def test_a_cell_that_is_there_is_not_measured_again(tmp_path: Path) -> None:
     assert lines.read_text().startswith("".join(kept))
     assert json.loads(lines.read_text().splitlines()[-1])["cell"] == last["cell"]
     assert "gpu.ceilings" not in run_part("a", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_planned_step_of_the_suite_is_eagers_to_the_bit(tmp_path: Path) -> None:
+    run_part("b", tmp_path)
+    found = rows(tmp_path, "equality")
+    assert len(found) == 6
+    assert all(row["losses"] == row["tensors"] == 0 < row["of"] for row in found.values())
+    asked = results(tmp_path, "equality")["asked"]
+    assert len(asked) == 3
+    assert all(one["met"] and one["most"] == 0 for one in asked)
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_planned_step_is_watched(tmp_path: Path) -> None:
+    run_part("c", tmp_path)
+    found = rows(tmp_path, "peaks")
+    assert len(found) == 2
+    for cell, row in found.items():
+        assert row["planned_mib"] <= row["budget_mib"] < row["peak_mib"]
+        assert row["looks"] > 10
+        assert row["of_budget"] > 0
+        assert f"{cell}: real peak, of the budget" in table(tmp_path, "peaks")
 
 
 BROKEN = """

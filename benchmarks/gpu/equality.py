@@ -1,0 +1,192 @@
+"""Part b: is a planned step eager's, bit for bit, whatever runs it and within whatever budget.
+
+    eager        s0 -> s1 -> s2 -> s3      the same weights, batches and seeds
+    eager again  s0 -> s1 -> s2 -> s3      the control: what eager itself does not repeat
+    ours         s0 -> s1 -> s2 -> s3      losses, parameters, buffers, optimizer state: counted
+
+Where torch's own kernels add up in an order of chance, the control says so, and the same is asked
+once more with deterministic kernels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from offloading.nets import Size
+from offloading.report import Asked, Report, table
+from torch import nn
+
+from gpu.models import TINY, Batch, Case, Kind, language
+from gpu.ours import ENGINES, MIB, SHARES, attempt, captured, eager, planned, run_by
+from gpu.part import Found, Job, Outcome, Row, Rows, Step
+from gpu.pictures import odd_net, resnet18, vit
+from gpu.timing import free
+
+NAME = "equality"
+CLAIM = "Claim: engines cuda and cudagraph give eager's bits, within any budget"
+STEPS = 4
+CASES = ("resnet18", "vit-b-16", "gpt2 with dropout", "llama bf16", "odd convnet")
+MODES = ("as it is", "deterministic")
+GPT2 = Size(50257, 768, 12, 12, 3072, 4, 512)
+LLAMA = Size(32000, 1024, 6, 16, 2752, 2, 1024)
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Read by cuBLAS when it begins, and asked for by torch's deterministic mode."""
+SMOKE = (
+    "gpt2 with dropout; as it is; control", "gpt2 with dropout; as it is; threads, 60 %",
+    "llama bf16; as it is; control", "llama bf16; as it is; serial, minimum",
+    "odd convnet; as it is; control", "odd convnet; as it is; threads, none",
+)  # fmt: skip
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where some steps led to."""
+
+    losses: list[torch.Tensor]
+    state: State
+
+
+def case_of(name: str, smoke: bool) -> Case:
+    if name == "resnet18":
+        return resnet18(smoke)
+    if name == "vit-b-16":
+        return vit("b-16", smoke, 16)
+    if name == "odd convnet":
+        return odd_net(smoke)
+    gpt2, llama = (TINY, TINY) if smoke else (GPT2, LLAMA)
+    if name == "gpt2 with dropout":
+        return language(Kind(gpt2, "gpt2", dropout=0.1, dtype=torch.float32))
+    return language(Kind(llama, dtype=torch.bfloat16))
+
+
+def steps(smoke: bool) -> Sequence[Step]:
+    if smoke:
+        return [Step("gpu.equality:compare", SMOKE, {"mode": MODES[0]})]
+    return [
+        Step("gpu.equality:compare", tuple(_cells(name, mode, ENGINES["cuda"])), {"mode": mode},
+             2.0, DETERMINISTIC if mode == "deterministic" else {})
+        for mode in MODES for name in CASES
+    ]  # fmt: skip
+
+
+def _cells(name: str, mode: str, engines: Sequence[str]) -> list[str]:
+    ways = [f"{engine}, {share}" for share in SHARES for engine in engines]
+    return [f"{name}; {mode}; {way}" for way in ("control", *ways)]
+
+
+def compare(job: Job) -> Rows:
+    torch.use_deterministic_algorithms(job.arguments["mode"] == "deterministic", warn_only=True)
+    reference: dict[str, End] = {}
+    for cell in job.cells:
+        name, _, way = cell.split("; ")
+        case = case_of(name, job.smoke)
+        if name not in reference:
+            reference = {name: _eager(case, job.device)}  # of one case at a time
+        yield cell, attempt(partial(_against, reference[name], case, way, job.device))
+        free(job.device)
+
+
+def _against(reference: End, case: Case, way: str, device: str) -> Row:
+    if way == "control":
+        return difference(reference, _eager(case, device)) | {"setting": case.setting}
+    engine, share = way.split(", ")
+    end, row = _ours(case, engine, SHARES[share], device)
+    return difference(reference, end) | row
+
+
+def _eager(case: Case, device: str) -> End:
+    module = case.build(device)
+    optimizer = case.optimizer(module)
+    losses = _walk(eager(case, module, optimizer), case, device)
+    return End(losses, state_of(module, optimizer))
+
+
+def _ours(case: Case, engine: str, share: float | None, device: str) -> tuple[End, Row]:
+    module = case.build(device)
+    optimizer = case.optimizer(module)
+    torch.manual_seed(0)
+    made = planned(captured(case, module, optimizer, case.batch(device), device), share)
+    with run_by(engine, made) as runner:
+        losses = _walk(lambda *batch: runner(*batch)[0], case, device)
+    row = {"device_mib": made.device_bytes / MIB, "peak_mib": made.peak_bytes / MIB}
+    return End(losses, state_of(module, optimizer)), row
+
+
+def _walk(step: Callable[..., torch.Tensor], case: Case, device: str) -> list[torch.Tensor]:
+    losses = []
+    for number in range(STEPS):
+        torch.manual_seed(1000 + number)
+        batch: Batch = case.batch(device)
+        torch.manual_seed(number)
+        losses.append(step(*batch).cpu())
+    return losses
+
+
+def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Copies, on the host."""
+    found: State = dict([*module.named_parameters(), *module.named_buffers()])
+    for number, state in enumerate(optimizer.state.values()):
+        found |= {f"state {number} {key}": v for key, v in state.items() if torch.is_tensor(v)}
+    return {name: t.detach().cpu().clone() for name, t in found.items()}
+
+
+def difference(a: End, b: End) -> Row:
+    """Tensors that differ in any bit, and by how much at the most."""
+    missing = set(a.state) ^ set(b.state)
+    wrong = [
+        name for name in a.state if name in b.state and not _same(a.state[name], b.state[name])
+    ]
+    most = [(a.state[n].double() - b.state[n].double()).abs().max().item() for n in wrong]
+    return {
+        "losses": sum(not _same(x, y) for x, y in zip(a.losses, b.losses, strict=True)),
+        "tensors": len(wrong) + len(missing),
+        "of": len(a.state),
+        "most": max(most, default=0.0),
+        "first": min([*wrong, *missing], default=""),
+    }
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Every bit: a NaN is itself, and the zeros differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def report(found: Found) -> Outcome:
+    said = Report(NAME, CLAIM, {"steps": STEPS})
+    lines = []
+    for cell, row in found.rows.items():
+        key, _, way = cell.rpartition("; ")
+        lines.append([
+            key, way, f"{row['losses']} of {STEPS}", f"{row['tensors']} of {row['of']}",
+            f"{row['most']:.3g}", row["first"],
+            f"{row['device_mib']:.1f} of {row['peak_mib']:.1f}" if "device_mib" in row else "",
+        ])  # fmt: skip
+    head = ["model; kernels", "way", "losses that differ", "tensors that differ",
+            "most", "the first", "device MiB of the peak"]  # fmt: skip
+    said.tables["Against eager"] = table(head, lines)
+    ways = [cell for cell in found.cells if not cell.endswith("control")]
+    said.asked = [_asked(cell, found) for cell in ways]
+    settings = {cell: row["setting"] for cell, row in found.rows.items() if "setting" in row}
+    said.tables["Models"] = table(
+        ["model; kernels", "setting"], [list(s) for s in settings.items()]
+    )
+    said.remarks = [
+        "control: eager once more. Asked: no more tensors differ than in the control.",
+        "tensors: parameters, buffers, optimizer state. most: the largest difference of a number.",
+    ]
+    return Outcome(said)
+
+
+def _asked(cell: str, found: Found) -> Asked:
+    control = found.number(f"{cell.rpartition('; ')[0]}; control", "tensors")
+    measured = found.number(cell, "tensors") if control is not None else None
+    return Asked(f"{cell}: tensors that differ", control or 0, measured)

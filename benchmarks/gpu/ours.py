@@ -1,0 +1,84 @@
+"""Every call of `offload` that the suite makes: captured on a device, planned, run by an engine.
+
+On a CPU the engines are those of the CPU.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from offloading.steps import MIB, planned
+from torch import nn
+
+from gpu.models import Batch, Case
+from gpu.part import Row
+from offload import OffloadError, Plan, Runner, TaskGraph, capture_training_step
+from offload.memgraph import OFFLOAD, RELOAD
+
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("cuda", "cudagraph"),
+    "cpu": ("threads", "serial"),
+}
+"""The loop first, then what has no loop."""
+SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
+"""Of the peak that the step has without a budget."""
+
+__all__ = ["ENGINES", "MIB", "SHARES", "attempt", "captured", "eager", "facts", "planned", "run_by"]
+
+
+def captured(
+    case: Case, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, device: str
+) -> TaskGraph:
+    """The step on `device`, wherever the module's tensors are now."""
+    more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
+    return capture_training_step(module, case.loss(module), optimizer, *batch, **more)
+
+
+def run_by(engine: str, made: Plan) -> Runner:
+    return Runner(made, engine)
+
+
+def eager(
+    case: Case, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[..., torch.Tensor]:
+    """The step as anybody writes it. Returns the loss."""
+    loss_of = case.loss(module)
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(module(*batch[:-1]), batch[-1])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def facts(made: Plan) -> Row:
+    nodes, tasks = made.memgraph.nodes, made.graph.tasks
+    return {
+        "placement": made.placement,
+        "peak_mib": made.peak_bytes / MIB,
+        "device_mib": made.device_bytes / MIB,
+        "host_mib": made.host_bytes / MIB,
+        "tasks": len(tasks),
+        "recomputed": sum(bool(task.recomputes) for task in tasks),
+        "offloads": sum(node.kind == OFFLOAD for node in nodes),
+        "reloads": sum(node.kind == RELOAD for node in nodes),
+        "out_mib": sum(node.nbytes for node in nodes if node.kind == OFFLOAD) / MIB,
+        "in_mib": sum(node.nbytes for node in nodes if node.kind == RELOAD) / MIB,
+        "predicted_s": made.predicted_seconds,
+        "bound_s": made.bound.seconds,
+        "binds": made.bound.engine,
+        "two_phase_s": made.simulation.two_phase,
+        "resident_s": made.resident_seconds,
+    }
+
+
+def attempt(measure: Callable[[], Row]) -> Row:
+    """What leaves the process whole is the cell's problem, and the next cell goes on in it. Any
+    other error ends the process: after one of the device nothing in it can be trusted."""
+    try:
+        return measure()
+    except (OffloadError, torch.OutOfMemoryError, MemoryError) as error:
+        return {"problem": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
