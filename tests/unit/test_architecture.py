@@ -29,6 +29,7 @@ PURE = (
     "offload/arena.py",
     "offload/costs.py",
     "offload/engines/segments.py",
+    "offload/engines/issue.py",
     "offload/errors.py",
     "offload/lowering/micro_batches.py",
     "offload/memgraph.py",
