@@ -13,13 +13,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offload.costs import Costs
+from offload.drivers import Driver
 from offload.engines import Record, Run, Work
 from offload.homes import Homes
 from offload.kernels import Program, Value
 from offload.memgraph import TASK, MemGraph, Node
 from offload.memory import Arenas
 from offload.placement import Bindings, bind_task
-from offload.poison import Poison
+from offload.poison import Poison, StreamPoison
 from offload.taskgraph import Role, TaskGraph
 
 
@@ -58,18 +59,26 @@ class Binding:
     """Of one plan. The tensors are not yet at home: `homes.settle()`."""
 
     def __init__(
-        self, plan: Plan, arenas: Arenas, placed: Bindings, *, poison: bool = False
+        self,
+        plan: Plan,
+        arenas: Arenas,
+        placed: Bindings,
+        *,
+        poison: bool = False,
+        driver: Driver | None = None,
     ) -> None:
-        """`placed` counts what became of the kernels' outputs."""
+        """`placed` counts what became of the kernels' outputs. `driver`: of the streams that the
+        nodes are enqueued on; None: whoever calls a node does it there and then."""
         self.memgraph = plan.memgraph
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
-        self._poison = Poison(self.memgraph, arenas) if poison else None
+        kind = Poison if driver is None else StreamPoison
+        self._poison = kind(self.memgraph, arenas) if poison else None
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
         self._outputs = [self._output(value, arenas) for value in outputs]
         runs = [
-            _bind(self.memgraph, node, arenas, plan.placement, placed)
+            _bind(self.memgraph, node, arenas, plan.placement, placed, driver)
             for node in self.memgraph.nodes
         ]
         if self._poison:
@@ -100,12 +109,21 @@ class Binding:
         )
 
 
-def _bind(memgraph: MemGraph, node: Node, arenas: Arenas, placement: str, placed: Bindings) -> Run:
+def _bind(
+    memgraph: MemGraph,
+    node: Node,
+    arenas: Arenas,
+    placement: str,
+    placed: Bindings,
+    driver: Driver | None,
+) -> Run:
     if node.kind == TASK:
         device = memgraph.graph.tasks[node.task].device
         scratch = memgraph.scratch.get(device)
         return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed)
     source, target = (access.place for access in node.accesses)
+    if driver is not None:
+        return driver.copy(arenas.bytes(target), arenas.bytes(source))
     # It lets go of the interpreter, and leaves torch's threads to the compute engine.
     return partial(memmove, arenas.address(target), arenas.address(source), node.nbytes)
 
@@ -140,6 +158,9 @@ def notes(memgraph: MemGraph, record: Record) -> list[str]:
             what = f"{memgraph.name(record.failed)} for {what}"
         where = f" ({task.where})" if task.where else ""
         found.append(f"in {what}{where}, on engine {node.engine}")
+    if record.under_way:
+        names = ", ".join(memgraph.name(node) for node in record.under_way)
+        found.append(f"the device told of it late; it had in its queues then: {names}")
     updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
     done = len(updates.intersection(record.finished))
     if updates:

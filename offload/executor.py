@@ -21,8 +21,11 @@ from typing import Any
 import torch
 
 from offload.binding import Binding, Plan, notes, program_of
+from offload.drivers import Driver
+from offload.drivers.cuda import Cuda
 from offload.engines import ORDERS, Engine, Record
 from offload.engines.serial import Serial
+from offload.engines.streams import Streams
 from offload.engines.threads import Threads
 from offload.errors import StepError
 from offload.kernels import Program
@@ -32,7 +35,8 @@ from offload.placement import Bindings
 from offload.taskgraph import TaskGraph
 from offload.trace import Trace
 
-ENGINES = ("threads", "serial")
+CUDA = "cuda"
+ENGINES = ("threads", "serial", CUDA)
 Shape = tuple[tuple[int, ...], ...]
 
 
@@ -49,14 +53,17 @@ class Runner:
         poison: bool = False,
         host_workers: int | None = None,
         key: Hashable = None,
+        driver: Driver | None = None,
     ) -> None:
         """`poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
         for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
-        with if not given. `key`: what `run` calls the plan's step, as if it were added."""
+        with if not given. `key`: what `run` calls the plan's step, as if it were added.
+        `driver`: what engine `cuda` drives; of the program's device, if not given."""
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
         if order not in ORDERS:
             raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)} is needed")
+        self._driver = _driver(engine, program_of(plan.graph), driver)
         self.trace = Trace()
         """Of the last step."""
         self.placed = Bindings()
@@ -73,9 +80,7 @@ class Runner:
         self._step_lock = threading.Lock()
         self._closed = False
         workers = plan.costs.host_workers if host_workers is None else host_workers
-        self._engine: Engine = (
-            Serial(order, seed) if engine == "serial" else Threads(order, seed, workers)
-        )
+        self._engine = _engine(engine, self._driver, order, seed, workers)
         self._enter(self._first)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
@@ -103,6 +108,12 @@ class Runner:
             if _checked(batch, program) != shape:
                 raise StepError(f"the step is for inputs of shape {shape}")
             return self._step(key, batch)
+
+    def measure(self, on: bool = True) -> None:
+        """Whether `trace` has the nodes' own times in the next steps, where that costs something:
+        engine `cuda` enqueues them, and knows nothing else of them. Others always measure."""
+        if isinstance(self._engine, Streams):
+            self._engine.measure = on
 
     def astray(self) -> str:
         """The name of a tensor that is not where the last step left it: somebody pointed it to
@@ -180,7 +191,13 @@ class Runner:
         if found is None:
             if not self._arenas.hold(memgraph.arenas):
                 self._grow(memgraph.arenas)
-            found = Binding(self._plans[key], self._arenas, self.placed, poison=self._poison)
+            found = Binding(
+                self._plans[key],
+                self._arenas,
+                self.placed,
+                poison=self._poison,
+                driver=self._driver,
+            )
             self._bindings[key] = found
         if found is not self._current:
             if self._current:
@@ -226,6 +243,21 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _driver(engine: str, program: Program, driver: Driver | None) -> Driver | None:
+    """Before anything is allocated."""
+    if engine == CUDA:
+        return Cuda(program.device) if driver is None else driver
+    if driver is not None:
+        raise ValueError(f"engine {engine!r} has no use for a driver: {CUDA} has")
+    return None
+
+
+def _engine(engine: str, driver: Driver | None, order: str, seed: int, host_workers: int) -> Engine:
+    if driver is not None:
+        return Streams(driver, order, seed, host_workers)
+    return Serial(order, seed) if engine == "serial" else Threads(order, seed, host_workers)
 
 
 def _checked(batch: Sequence[Any], program: Program) -> Shape:

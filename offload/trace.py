@@ -61,6 +61,12 @@ class Trace:
         return self._memgraph
 
     @property
+    def timed(self) -> bool:
+        """Whether a span is when a node ran. Else it is when the host enqueued it, on a device that
+        runs it later: see `Runner.measure`."""
+        return self._record.timed
+
+    @property
     def seconds(self) -> float:
         """From the first start to the last end."""
         spans = self.spans

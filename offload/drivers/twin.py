@@ -27,6 +27,8 @@ from offload.drivers import Run
 from offload.errors import OffloadError
 
 JOIN_SECONDS = 10.0
+LOOK_SECONDS = 0.1
+"""A bell that was rung too early is not missed for longer."""
 POLLS = 24
 """A host that asked so often, and enqueued nothing meanwhile, waits."""
 
@@ -68,14 +70,26 @@ class TwinStream:
 class Device:
     """What the threads know. They do not know the driver, so that it can be dropped."""
 
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(init=False)
+    """For the threads. The host has a bell, as a Ctrl-C must not strike it in a `Condition`."""
+    bell: threading.Lock = field(default_factory=threading.Lock)
     streams: dict[str, TwinStream] = field(default_factory=dict)
     error: BaseException | None = None
     lost: str = ""
-    waiting: int = 0
-    """Threads of the host that wait inside of `synchronize`."""
+    waiting: bool = False
+    """The host does, inside of `synchronize`."""
     polls: int = 0
     closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self.changed.notify_all()
+        if self.waiting and self.bell.locked():
+            self.bell.release()
 
     def check(self, error: bool = False) -> None:
         """Raises where the device is gone, and its error where that is asked for."""
@@ -87,11 +101,11 @@ class Device:
             raise self.error
 
     def put(self, stream: TwinStream, item: Run | Ticket | Wait) -> None:
-        with self.changed:
+        with self.lock:
             self.check()
             self.polls = 0
             stream.queue.append(item)
-            self.changed.notify_all()
+            self.tell()
 
     def advance(self, stream: TwinStream) -> Run | None:
         """What it runs next, past all marks; None: nothing now."""
@@ -106,7 +120,7 @@ class Device:
                 return None
             stream.queue.popleft()
             if isinstance(head, Ticket | Wait) or self.error is not None:
-                self.changed.notify_all()
+                self.tell()
                 continue
             stream.busy = True
             self.polls = 0
@@ -115,14 +129,14 @@ class Device:
 
     def at_rest(self) -> bool:
         """Only held streams could go on."""
-        idle = self.waiting > 0 or self.polls >= POLLS or self.closed
+        idle = self.waiting or self.polls >= POLLS or self.closed
         return idle and all(s.stuck for s in self.streams.values() if not s.held)
 
     def stop(self) -> None:
         """The threads end when they have run what is enqueued."""
-        with self.changed:
+        with self.lock:
             self.closed = True
-            self.changed.notify_all()
+            self.tell()
 
 
 def _serve(device: Device, stream: TwinStream) -> None:
@@ -130,17 +144,17 @@ def _serve(device: Device, stream: TwinStream) -> None:
     with torch.no_grad():  # every thread has a mode of its own
         while (run := _next(device, stream)) is not None:
             error = _ran(run)
-            with device.changed:
+            with device.lock:
                 stream.busy = False
                 if device.error is None:
                     device.error = error
-                device.changed.notify_all()
+                device.tell()
             del run, error
 
 
 def _next(device: Device, stream: TwinStream) -> Run | None:
     """Waits for it. None: closed, and all is done."""
-    with device.changed:
+    with device.lock:
         while (run := device.advance(stream)) is None:
             if device.closed and not stream.queue:
                 return None
@@ -169,18 +183,18 @@ class TwinEvent:
 
     def done(self) -> bool:
         device = self._device
-        with device.changed:
+        with device.lock:
             device.check(error=True)
             if not self.ticket.done:
                 device.polls += 1
                 if device.polls == POLLS:
-                    device.changed.notify_all()
+                    device.tell()
             return self.ticket.done
 
     def synchronize(self) -> None:
         ticket = self.ticket
         _await(self._device, lambda: ticket.done)
-        with self._device.changed:
+        with self._device.lock:
             self._device.check(error=True)
 
     def seconds_since(self, earlier: "TwinEvent") -> float:
@@ -189,16 +203,17 @@ class TwinEvent:
 
 def _await(device: Device, over: Callable[[], bool]) -> None:
     """The host waits for something that streams do."""
-    with device.changed:
-        device.check()
-        device.waiting += 1
-        device.changed.notify_all()
-        try:
-            while not over():
-                device.changed.wait()
+    try:
+        while True:
+            with device.lock:
                 device.check()
-        finally:
-            device.waiting -= 1
+                if over():
+                    return
+                device.waiting = True
+                device.tell()
+            device.bell.acquire(timeout=LOOK_SECONDS)
+    finally:
+        device.waiting = False
 
 
 class Twin:
@@ -216,7 +231,7 @@ class Twin:
         found = self._state.streams.get(engine)
         if found is None:
             found = TwinStream(engine, engine in self._hold)
-            with self._state.changed:
+            with self._state.lock:
                 self._state.check()
                 self._state.streams[engine] = found
             thread = threading.Thread(
@@ -258,11 +273,14 @@ class Twin:
             finally:
                 del error  # it knows this frame
 
+    def drain(self) -> None:
+        """A thread of the host does what it starts itself."""
+
     def lose(self, why: str) -> None:
         """From now on every call fails, as on a device that fell off its bus."""
-        with self._state.changed:
+        with self._state.lock:
             self._state.lost = why
-            self._state.changed.notify_all()
+            self._state.tell()
 
     def close(self) -> None:
         self._finalizer()

@@ -2,8 +2,9 @@
 
     serial    one node after the other on the caller's thread: the reference
     threads   compute on the caller's thread; copies, host tasks and further devices on their own
+    cuda      on the streams of a device, ahead of time (streams.py)
 
-Both write down what ran when. An exception of a node ends the step: nothing new begins, what runs
+All write down what ran when. An exception of a node ends the step: nothing new begins, what runs
 comes to its end, and the exception leaves `run` as it is. The next `run` starts afresh.
 """
 
@@ -17,7 +18,7 @@ Run = Callable[[], object]
 ORDERS = ("priority", "random")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Work:
     """The nodes of a MemGraph, bound to addresses."""
 
@@ -66,6 +67,10 @@ class Record:
     lanes: list[Lane] = field(default_factory=list)
     failed: int | None = None
     """The node whose exception ended it, or that was interrupted."""
+    under_way: Sequence[int] = ()
+    """Where a device told of an error late: what it had to do then."""
+    timed: bool = True
+    """Its times are those of the nodes. If not, they are when the host enqueued each of them."""
     waited: float = 0.0
     """Seconds in which no kernel of the (first) compute engine could run: all that were left waited
     for copies, or for what other engines do. What it takes to choose the next one is not in it."""

@@ -1,7 +1,7 @@
 """Which node is enqueued next on which stream, and what its stream waits for. Pure.
 
-    F1 F2 F3 |F4 F5     enqueued, not known to be complete: at most `depth` a stream
-    W5       |W6        W6 may be enqueued as soon as what it waits for IS ENQUEUED
+    F1 F2 F3 |F4 F5     enqueued, not known to be complete: at most `depth` a stream, until
+    W5       |W6        all that are left are of one stream
 
 A node may be enqueued when all that it waits for is enqueued: its stream then waits for the rest,
 on the device. Those that would wait for nothing come first, then the smallest rank. A node of a
@@ -92,6 +92,11 @@ class Issue:
         self._chart = chart
         self._rank = range(count) if rank is None else rank
         self._node_of = sorted(range(count), key=self._rank.__getitem__)
+        self._unissued = [0] * streams
+        for engine in chart.engine:
+            self._unissued[engine] += 1
+        self._alone = False
+        """All that are left are of one stream: whatever is known, its order is by rank."""
         self._room = [
             (workers or {}).get(name, 1) if host else most
             for name, host in zip(chart.engines, chart.on_host, strict=True)
@@ -128,6 +133,10 @@ class Issue:
     def unissued(self) -> int:
         return len(self._issued) - self._total
 
+    def under_way(self) -> list[int]:
+        """Enqueued, and not known to be complete."""
+        return [node for queued in self._queued for node in queued]
+
     def marks(self) -> list[int]:
         """Of every stream the next node whose event the host may ask for."""
         return [marks[0] for marks in self._marks if marks]
@@ -136,7 +145,7 @@ class Issue:
         """What to enqueue now; None: the host must wait until something is complete."""
         best, chosen = (2, 0), -1
         for engine, room in enumerate(self._room):
-            if room <= 0:
+            if room <= 0 and not self._alone:
                 continue
             if (ready := self._ready[engine]) and (0, ready[0]) < best:
                 best, chosen = (0, ready[0]), engine
@@ -159,6 +168,10 @@ class Issue:
         self._total += 1
         self._sequence[node] = self._total
         self._room[engine] -= 1
+        self._unissued[engine] -= 1
+        if not self._unissued[engine] or self._total == 1:
+            rest = [e for e, count in enumerate(self._unissued) if count]
+            self._alone = self._alone or (len(rest) == 1 and not chart.on_host[rest[0]])
         if chart.on_host[engine]:
             return Issued(node, (), False)
         waits = self._waits(node, engine) if chart.deps[node] else ()
@@ -167,7 +180,8 @@ class Issue:
         self._position[node] = behind[engine] = self._lengths[engine]
         self._queued[engine].append(node)
         self._unmarked[engine] += 1
-        mark = chart.awaited[node] or self._unmarked[engine] >= self._mark_every
+        often = self._unmarked[engine] >= self._mark_every and not self._alone
+        mark = chart.awaited[node] or often
         if mark:
             self._unmarked[engine] = 0
             self._marks[engine].append(node)

@@ -7,177 +7,18 @@
 
 The caller computes, because Ctrl-C arrives on the main thread, and because torch has a team of
 threads for each thread that computes: this way it is the team that eager torch has.
-
-One lock guards a step's counters. A Ctrl-C can strike the caller between any two of its lines, so
-it holds the lock in `with` blocks only, and waits for its bell outside of them (a `Condition` that
-is struck while it takes its lock again goes on without it). A bell is a lock: released is rung.
-Whatever a struck caller left half done belongs to its step, and every step has a state of its own;
-that a thread runs a node is written down by that thread alone.
 """
 
 import random
-import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-
-import torch
+from collections.abc import Callable, Sequence
 
 from offload.engines import Lane, Record, Work
-from offload.errors import OffloadError, StepError
+from offload.engines.crew import LOOK_SECONDS, Crew, Hands, Step, Worker
+from offload.errors import StepError
 
-JOIN_SECONDS = 10.0
-LOOK_SECONDS = 0.5
-"""A Ctrl-C that strikes just before the caller begins to wait is seen after so long."""
-COMPUTE, HOST = "compute", "host"
-
-
-def _bell() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One that runs nodes of one engine: a thread, or the caller. Changed under the lock."""
-
-    engine: str = ""
-    name: str = ""
-    """Its row in the trace."""
-    bell: threading.Lock = field(default_factory=_bell)
-    idle: bool = True
-    """It waits for its bell, or will before it looks for work."""
-    busy: bool = False
-    """It runs a node: only it says so."""
-    lane: Lane = field(default_factory=Lane)
-
-    def ring(self) -> None:
-        """Safe to do twice."""
-        self.idle = False
-        if self.bell.locked():
-            self.bell.release()
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One run of some work."""
-
-    work: Work
-    workers: Mapping[str, Sequence[Worker]]
-    """By engine."""
-    rank: Sequence[int]
-    """The priority of a node: a smaller one is taken first."""
-    node_of: Sequence[int]
-    """By rank."""
-    pending: list[int]
-    """For how many others a node waits now."""
-    heaps: Mapping[str, list[int]]
-    """By engine, the ranks of the nodes that are ready."""
-    left: int
-    stopping: bool = False
-    error: BaseException | None = None
-    failed: int | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.stopping or not self.left
-
-    def ready(self, node: int) -> None:
-        engine = self.work.engines[node]
-        heappush(self.heaps[engine], self.rank[node])
-        for worker in self.workers[engine]:
-            if worker.idle:
-                worker.ring()
-                return
-
-    def fail(self, error: BaseException, node: int) -> None:
-        """The first error is the one that is told."""
-        if not self.stopping:
-            self.stopping, self.error, self.failed = True, error, node
-
-
-@dataclass(slots=True, eq=False)
-class Crew:
-    """What the threads know. They do not know the engine, so that it can be dropped."""
-
-    clock: Callable[[], float]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    caller: Worker = field(default_factory=Worker)
-    hired: dict[str, list[Worker]] = field(default_factory=dict)
-    """By engine: the threads."""
-    step: Step | None = None
-    closed: bool = False
-
-    def stop(self) -> None:
-        """The threads end as soon as they are at rest."""
-        with self.lock:
-            self.closed = True
-            for worker in self.threads():
-                worker.ring()
-
-    def threads(self) -> list[Worker]:
-        return [worker for workers in self.hired.values() for worker in workers]
-
-    def take(self, worker: Worker, step: Step) -> int | None:
-        """Its next node, if one is ready. Under the lock."""
-        heap = step.heaps[worker.engine]
-        if heap and not step.stopping:
-            worker.busy, worker.idle = True, False
-            return step.node_of[heappop(heap)]
-        worker.busy, worker.idle = False, True
-        if step.over and worker is not self.caller:
-            self.caller.ring()
-        return None
-
-    def drain(self, worker: Worker, step: Step, lane: Lane) -> None:
-        """Run what is ready for this worker until nothing is."""
-        lock, clock, take = self.lock, self.clock, self.take
-        runs, successors, pending = step.work.runs, step.work.successors, step.pending
-        begin, start, end = lane.nodes.append, lane.starts.append, lane.ends.append
-        with lock:
-            node = take(worker, step)
-        while node is not None:
-            begin(node)
-            start(clock())
-            runs[node]()
-            end(clock())
-            with lock:
-                for after in successors[node]:
-                    pending[after] -= 1
-                    if not pending[after]:
-                        step.ready(after)
-                step.left -= 1
-                node = take(worker, step)
-
-
-def _serve(crew: Crew, worker: Worker) -> None:
-    """A thread, parked between its nodes."""
-    with torch.no_grad():  # every thread has a mode of its own
-        while True:
-            worker.bell.acquire()
-            if not _look(crew, worker):
-                return
-
-
-def _look(crew: Crew, worker: Worker) -> bool:
-    """Do what there is to do, and keep nothing of it. False: the crew is dismissed."""
-    with crew.lock:
-        if crew.closed:
-            return False
-        step, lane = crew.step, worker.lane
-    if step is None:
-        return True
-    try:
-        crew.drain(worker, step, lane)
-    except BaseException as error:
-        with crew.lock:
-            step.fail(error, lane.nodes[-1])
-            worker.busy, worker.idle = False, True
-            crew.caller.ring()
-    return True
+COMPUTE = "compute"
 
 
 class Threads:
@@ -191,9 +32,8 @@ class Threads:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._random = random.Random(seed) if order == "random" else None
-        self._host_workers = host_workers
         self._crew = Crew(clock)
-        self._threads: list[threading.Thread] = []
+        self._hands = Hands(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
 
     def run(self, work: Work, record: Record) -> None:
@@ -255,40 +95,11 @@ class Threads:
 
     def _workers(self, engine: str) -> Sequence[Worker]:
         crew = self._crew
-        if engine == crew.caller.engine:
-            return (crew.caller,)
-        if engine not in crew.hired:
-            count = self._host_workers if engine == HOST else 1
-            names = [f"{engine}-{n}" for n in range(count)] if count > 1 else [engine]
-            crew.hired[engine] = [Worker(engine, name) for name in names]
-            for worker in crew.hired[engine]:
-                name = f"perfect-offload-{worker.name}"
-                thread = threading.Thread(
-                    target=_serve, args=(crew, worker), name=name, daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-        return crew.hired[engine]
+        return (crew.caller,) if engine == crew.caller.engine else self._hands.of(engine)
 
     def _rest(self) -> None:
-        """Until no thread runs a node. A Ctrl-C ends the wait; the next step waits again."""
-        crew = self._crew
-        while True:
-            with crew.lock:
-                if crew.step is None:
-                    return
-                crew.step.stopping = True
-                if not any(worker.busy for worker in crew.threads()):
-                    crew.step = None
-                    return
-            crew.caller.bell.acquire(timeout=LOOK_SECONDS)
+        self._crew.rest()
 
     def close(self) -> None:
         self._finalizer()
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
-        hung = [thread.name for thread in self._threads if thread.is_alive()]
-        if hung:
-            raise OffloadError(
-                f"{', '.join(hung)} did not end within {JOIN_SECONDS:.0f} s: a kernel hangs there"
-            )
+        self._hands.join()

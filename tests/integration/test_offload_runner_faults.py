@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from offload import binding
-from offload.engines import threads
+from offload.engines import crew
 from offload.errors import OffloadError, StepError
 from offload.executor import Runner
 from offload.taskgraph import HOST, TaskGraph
@@ -312,7 +312,7 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
     hand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was left running by a Ctrl-C while the runner waited for it."""
-    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(crew, "JOIN_SECONDS", 0.05)
     free, main = threading.Event(), threading.main_thread().ident
     assert main is not None
     graph = hand.layers(1)

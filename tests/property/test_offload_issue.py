@@ -100,7 +100,10 @@ class Model:
             assert sum(case.engines[n] == case.engines[node] for n in self.host) <= case.workers
             return
         queue = self.queues.setdefault(case.engines[node], [])
-        assert len([i for i in queue if i.node not in self.known]) < case.depth
+        assert (
+            alone(case, {*self.issued} - {node})
+            or len([i for i in queue if i.node not in self.known]) < case.depth
+        )
         # What surely comes before: what the host knew, the stream, what the events say.
         sure = set(self.known)
         for other in [*([queue[-1].node] if queue else []), *item.waits]:
@@ -147,13 +150,20 @@ class Model:
         return bool(told)
 
 
+def alone(case: Case, issued: set[int]) -> bool:
+    """All that are left are of one stream."""
+    left = {engine for node, engine in enumerate(case.engines) if node not in issued}
+    return bool(issued) and len(left) == 1 and left <= {*STREAMS}
+
+
 def best(case: Case, model: Model, rank: Sequence[int]) -> int | None:
     """By the rule as it is written: those of complete deps first, then by rank."""
     found: list[tuple[bool, int, int]] = []
     for node, deps in enumerate(case.deps):
         engine, host = case.engines[node], model.on_host(node)
         busy = [n for n in model.issued if case.engines[n] == engine and n not in model.known]
-        if node in model.issued or len(busy) >= (case.workers if host else case.depth):
+        full = len(busy) >= (case.workers if host else case.depth)
+        if node in model.issued or (full and not alone(case, {*model.issued})):
             continue
         ready = model.known.issuperset(deps)
         firm = [d for d in deps if host or model.on_host(d)]
@@ -221,10 +231,22 @@ def test_of_a_chain_through_another_stream_only_what_says_something_new_is_waite
 
 
 def test_a_long_stretch_of_one_stream_has_a_mark_now_and_then() -> None:
-    issue = Issue(Chart.of(["compute"] * 100, [[n + 1] for n in range(99)] + [[]], ()), 6)
+    # The last node is of another stream: until then the host must know how far the first is.
+    chain = [[n + 1] for n in range(99)] + [[]]
+    issue = Issue(Chart.of(["compute"] * 99 + ["d2h"], chain, ()), 6)
     marks = []
     while issue.unissued:
         while (item := issue.next()) is not None:
             marks += [item.node] if item.mark else []
-        issue.complete(issue.marks()[0])
-    assert marks == list(range(2, 100, 3))
+        if issue.unissued:
+            issue.complete(issue.marks()[0])
+    assert marks == [*range(2, 99, 3)]
+
+
+def test_what_is_left_of_one_stream_is_enqueued_without_a_look_at_the_device() -> None:
+    chain = [[n + 1] for n in range(99)] + [[]]
+    issue = Issue(Chart.of(["h2d"] + ["compute"] * 99, chain, ()), 6)
+    found = []
+    while (item := issue.next()) is not None:
+        found.append((item.node, item.mark))
+    assert found == [(n, n == 0) for n in range(100)]

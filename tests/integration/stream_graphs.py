@@ -1,0 +1,139 @@
+"""Graphs of torch kernels that run on any device, and what they must come to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from offload.costs import Costs
+from offload.kernels import Program, Value
+from offload.memgraph import MemGraph
+from offload.taskgraph import TaskGraph
+
+Bytes = Sequence[torch.Tensor]
+Kernel = Callable[[Bytes, Bytes], None]
+
+
+def mixed(salt: int) -> Kernel:
+    """What it writes depends on all bytes that it reads, and on the last of each everywhere."""
+
+    def kernel(reads: Bytes, writes: Bytes) -> None:
+        seen = torch.full_like(writes[0], salt)
+        for read in reads:
+            n = min(read.numel(), seen.numel())
+            seen[:n].mul_(3).add_(read[:n])
+            seen.add_(read[-1])
+        for number, written in enumerate(writes):
+            n = min(written.numel(), seen.numel())
+            torch.mul(seen[:n], 2 * number + 1, out=written[:n])
+            written[n:].fill_(salt)
+
+    return kernel
+
+
+def chain(
+    count: int = 4,
+    wide: int = 4096,
+    thin: int = 640,
+    host_updates: bool = False,
+) -> TaskGraph:
+    """Forward and back through weights of `wide` bytes by way of activations of `thin` bytes, and
+    an update of each weight: on the device, or on the host's copies."""
+    graph = TaskGraph()
+    x = graph.buffer("x", thin, "input")
+    weights = [graph.buffer(f"w{n}", wide, "parameter") for n in range(count)]
+    states = [graph.buffer(f"m{n}", wide, "state") for n in range(count)]
+    made = [x]
+    for n, w in enumerate(weights):
+        made.append(graph.buffer(f"a{n}", thin, "activation"))
+        graph.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mixed(n))
+    loss = graph.buffer("loss", 64)
+    graph.task("loss", made[-1:], [loss], kernel=mixed(100))
+    graph.output(loss)
+    g = graph.buffer("g", thin, "gradient")
+    graph.task("start", [loss], [g], kernel=mixed(101), phase="backward")
+    for n, w in reversed(list(enumerate(weights))):
+        d = graph.buffer(f"d{n}", wide, "gradient")
+        graph.task(f"weight{n}", [g, made[n]], [d], kernel=mixed(20 + n), phase="backward")
+        graph.task(f"backward{n}", [g, w], [g], kernel=mixed(50 + n), phase="backward")
+        graph.task(
+            f"update{n}",
+            [d, w, states[n]],
+            [w, states[n]],
+            kernel=mixed(70 + n),
+            phase="update",
+            where=f"model.py:{n}",
+            engine="host" if host_updates else "compute",
+        )
+    return graph
+
+
+def bound(graph: TaskGraph, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Give it a program; returns the persistent tensors."""
+
+    def value(number: int) -> Value:
+        return Value(number, torch.uint8, (graph.buffers[number].nbytes,), (1,))
+
+    tensors = {
+        b.tensor: (torch.arange(b.nbytes) * 7 + n).to(torch.uint8).to(device)
+        for n, b in enumerate(graph.buffers)
+        if b.persistent
+    }
+    graph.program = Program(
+        inputs=tuple(value(n) for n, b in enumerate(graph.buffers) if b.role.value == "input"),
+        outputs=tuple(value(number) for number in graph.outputs),
+        tensors=dict(tensors),
+        device=torch.device(device),
+    )
+    return tensors
+
+
+@dataclass
+class Plainly:
+    """Program order, on the CPU, in memory of its own."""
+
+    graph: TaskGraph
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def step(self, x: torch.Tensor) -> list[torch.Tensor]:
+        memory: dict[int, torch.Tensor] = {}
+        for n, buffer in enumerate(self.graph.buffers):
+            memory[n] = torch.zeros(buffer.nbytes, dtype=torch.uint8)
+            if buffer.persistent:
+                memory[n] = self.held[buffer.tensor]
+            elif buffer.role.value == "input":
+                memory[n] = x.clone()
+        for task in self.graph.tasks:
+            task.kernel([memory[b] for b in task.reads], [memory[b] for b in task.writes])
+        return [memory[b].clone() for b in self.graph.outputs]
+
+
+@dataclass(frozen=True)
+class HandPlan:
+    """Nothing but its MemGraph."""
+
+    memgraph: MemGraph
+    placement: str = "copy"
+    costs: Costs = field(default_factory=Costs)
+    reserve: int = 0
+
+    def explain(self) -> str:
+        return "made by hand"
+
+    @property
+    def graph(self) -> TaskGraph:
+        return self.memgraph.graph
+
+    def replan(self, graph: TaskGraph) -> Any:
+        raise NotImplementedError
+
+
+def batch(nbytes: int = 640, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def changed(graph: TaskGraph, name: str, **changes: Any) -> None:
+    [number] = [n for n, task in enumerate(graph.tasks) if task.name == name]
+    graph.tasks[number] = replace(graph.tasks[number], **changes)

@@ -1,0 +1,451 @@
+"""Engine `cuda` over streams: the bits of program order, whatever a stream is late for.
+
+Every test that computes runs on the CPU's twin, and, marked `gpu`, on a device.
+"""
+
+import gc
+import importlib
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from offload.drivers.cuda import Cuda
+from offload.drivers.twin import Twin
+from offload.engines.issue import DEPTH
+from offload.errors import DeviceLost, OffloadError, RaceFound, StepError
+from offload.executor import Runner
+from offload.refusal import smallest_budget
+from offload.verify import verify
+
+HERE = Path(__file__).parent
+HELD = ("", "compute", "h2d", "d2h")
+NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
+CYCLES = 200_000
+"""0.1 ms of a device."""
+Bytes = Sequence[torch.Tensor]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stream_graphs")
+
+
+def driver(device: str, held: str = "") -> Any:
+    """One of whose streams comes late."""
+    if device == "cpu":
+        return Twin((held,) if held else ())
+    return Cuda(torch.device(device), {held: CYCLES} if held else None)
+
+
+def planned(graph: Any, budget: Any = None, **more: Any) -> Any:
+    made = offload.plan(graph, budget, placement="copy", recompute=False, **more)
+    made.verify()
+    return made
+
+
+def same(runner: Runner, plainly: Any, tensors: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
+    [expected] = plainly.step(x)
+    [found] = runner(x.to(next(iter(tensors.values())).device))
+    right = torch.equal(found.cpu(), expected)
+    return right and all(torch.equal(tensors[k].cpu(), plainly.held[k]) for k in tensors)
+
+
+def ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("order", ["priority", "random"])
+@pytest.mark.parametrize("poison", [False, True])
+def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
+    device: str, held: str, order: str, poison: bool, graphs: Any
+) -> None:
+    for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
+        graph = graphs.chain(**shape)
+        tensors = graphs.bound(graph, device)
+        plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
+        x = graph.buffers[0].nbytes
+        for budget in (None, smallest_budget(graph, 0)[0]):
+            made = planned(graph, budget)
+            with Runner(
+                made, "cuda", order, 3, poison=poison, driver=driver(device, held)
+            ) as runner:
+                for step in range(4):
+                    assert same(runner, plainly, tensors, graphs.batch(x, step)), (shape, step)
+
+
+# ---- what keeps the edges, and what happens without one -----------------------------------------
+
+
+def without_edge(memgraph: Any, node: int, dep: int) -> Any:
+    nodes = list(memgraph.nodes)
+    nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
+    return replace(memgraph, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(
+    device: str, graphs: Any
+) -> None:
+    """Taken away one by one: the proof refuses each such plan, and most of them come to other bits
+    when the stream that was waited for is late."""
+    graph = graphs.chain(3, wide=2048, thin=512)
+    tensors = graphs.bound(graph, device)
+    made = planned(graph, smallest_budget(graph, 0)[0])
+    nodes = made.memgraph.nodes
+    edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
+    crossing = [(n, d) for n, d in edges if nodes[n].engine != nodes[d].engine]
+    wrong = 0
+    for node, dep in crossing:
+        broken = without_edge(made.memgraph, node, dep)
+        with pytest.raises(RaceFound):
+            verify(broken)
+        plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
+        held = nodes[dep].engine
+        with Runner(
+            graphs.HandPlan(broken), "cuda", poison=True, driver=driver(device, held)
+        ) as runner:
+            wrong += not all(
+                same(runner, plainly, tensors, graphs.batch(512, step)) for step in range(2)
+            )
+    assert len(crossing) > 10
+    assert wrong > len(crossing) / 2, f"{wrong} of {len(crossing)}"
+
+
+class Deaf:
+    """A driver that leaves out the n-th wait for an event."""
+
+    def __init__(self, inner: Any, leave_out: int) -> None:
+        self.inner, self.left = inner, leave_out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        self.left -= 1
+        if self.left != 0:
+            self.inner.wait(stream, event)
+
+
+def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late(graphs: Any) -> None:
+    graph = graphs.chain(3, wide=2048, thin=512)
+    tensors = graphs.bound(graph)
+    made = planned(graph, smallest_budget(graph, 0)[0])
+    wrong = 0
+    for held in HELD[1:]:
+        for leave_out in (0, *range(1, 9)):
+            plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
+            deaf = Deaf(Twin((held,)), leave_out)
+            with Runner(made, "cuda", poison=True, driver=deaf) as runner:
+                right = same(runner, plainly, tensors, graphs.batch(512))
+            assert right or leave_out, "nothing was left out"
+            wrong += not right
+    assert wrong >= 5
+
+
+def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None:
+    """And it does have several: the first nodes of a stream that is held up are all there."""
+    depth, most = DEPTH, 0
+    gate = threading.Event()
+
+    class Counting(Twin):
+        def enqueue(self, stream: Any, run: Any) -> None:
+            nonlocal most
+            super().enqueue(stream, run)
+            waiting = sum(not hasattr(item, "ticket") for item in stream.queue)
+            most = max(most, sum(callable(item) for item in stream.queue) + stream.busy)
+            if waiting and stream.engine == "compute" and most >= depth - 1:
+                gate.set()
+
+    graph = graphs.chain(6)
+    first = graph.tasks[0].kernel
+
+    def slow(reads: Bytes, writes: Bytes) -> None:
+        assert gate.wait(20.0)
+        first(reads, writes)
+
+    graphs.changed(graph, "forward0", kernel=slow)
+    tensors = graphs.bound(graph)
+    plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
+    with Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Counting()) as runner:
+        x = graphs.batch()
+        [found] = runner(x)
+    assert torch.equal(found, plainly.step(x)[0])
+    assert most == depth
+
+
+# ---- exceptions, Ctrl-C, a device that is gone --------------------------------------------------
+
+
+class Fault:
+    """A kernel that can fail, by another kernel."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.error: BaseException | None = None
+        self.before: Any = lambda: None
+
+    def __call__(self, reads: Bytes, writes: Bytes) -> None:
+        self.before()
+        if self.error is not None:
+            raise self.error
+        self.kernel(reads, writes)
+
+
+def faulty(graphs: Any, task: str, **shape: Any) -> Any:
+    graph = graphs.chain(**shape)
+    [found] = [t for t in graph.tasks if t.name == task]
+    fault = Fault(found.kernel)
+    graphs.changed(graph, task, kernel=fault)
+    return graph, fault
+
+
+def works(runner: Runner, graph: Any, tensors: Any, graphs: Any) -> bool:
+    """The next step is right, from the values that the tensors have now."""
+    plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
+    return same(runner, plainly, tensors, graphs.batch(seed=7))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("task", ["forward0", "weight2", "update3", "update0"])
+def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
+    device: str, held: str, task: str, graphs: Any
+) -> None:
+    graph, fault = faulty(graphs, task)
+    tensors = graphs.bound(graph, device)
+    made = planned(graph, smallest_budget(graph, 0)[0])
+    with Runner(made, "cuda", driver=driver(device, held)) as runner:
+        for _ in range(3):
+            assert works(runner, graph, tensors, graphs)
+            fault.error = ValueError("no good")
+            with pytest.raises(ValueError, match="no good") as raised:
+                runner(graphs.batch().to(device))
+            assert raised.value is fault.error
+            first, second = raised.value.__notes__
+            if device == "cpu":
+                assert first.startswith("the device told of it late; it had in its queues then: ")
+                assert task in first
+            else:
+                assert first.startswith(f"in task {task}")
+            assert second.split(":")[0].endswith("of 4 updates of this step had run")
+            fault.error = None
+
+
+def test_an_exception_of_a_host_task_ends_the_step_and_names_it(graphs: Any) -> None:
+    graph, fault = faulty(graphs, "update1", host_updates=True)
+    tensors = graphs.bound(graph)
+    with Runner(planned(graph), "cuda", driver=Twin()) as runner:
+        for _ in range(3):
+            assert works(runner, graph, tensors, graphs)
+            fault.error = KeyError("far away")
+            with pytest.raises(KeyError) as raised:
+                runner(graphs.batch())
+            assert raised.value is fault.error
+            where = "in task update1 (model.py:1), on engine host"
+            assert raised.value.__notes__[0] == where
+            fault.error = None
+
+
+def test_an_exception_that_comes_while_a_node_is_enqueued_names_it(graphs: Any) -> None:
+    """As one of Python's does on a device."""
+
+    class Eager(Twin):
+        def enqueue(self, stream: Any, run: Any) -> None:
+            done = self.event()
+            super().enqueue(stream, run)
+            done.record(stream)
+            if held_up == stream.engine:
+                self.synchronize()
+
+    graph, fault = faulty(graphs, "forward2")
+    tensors = graphs.bound(graph)
+    held_up = "compute"
+    with Runner(planned(graph), "cuda", driver=Eager()) as runner:
+        fault.error = ValueError("no good")
+        with pytest.raises(ValueError, match="no good") as raised:
+            runner(graphs.batch())
+        first, second = raised.value.__notes__
+        assert first == "in task forward2, on engine compute"
+        assert second.startswith("0 of 4 updates of this step had run")
+        fault.error, held_up = None, ""
+        assert works(runner, graph, tensors, graphs)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_ctrl_c_in_mid_step_ends_it_and_the_next_one_works(hosted: bool, graphs: Any) -> None:
+    graph, fault = faulty(graphs, "update2", host_updates=hosted)
+    tensors = graphs.bound(graph)
+    main = threading.main_thread().ident
+    assert main is not None
+    with Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin()) as runner:
+        for _ in range(5):
+            fault.before = lambda: signal.pthread_kill(main, signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                runner(graphs.batch())
+            fault.before = lambda: None
+            assert works(runner, graph, tensors, graphs)
+
+
+class Struck(BaseException):
+    """What the alarm clock raises, at any line of the caller."""
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(hosted: bool, graphs: Any) -> None:
+    graph = graphs.chain(3, host_updates=hosted)
+    tensors = graphs.bound(graph)
+    armed, struck = False, 0
+
+    def strike(number: int, frame: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        made = planned(graph, smallest_budget(graph, 0)[0])
+        with Runner(made, "cuda", driver=Twin()) as runner:
+            for _ in range(3):
+                runner(graphs.batch())
+            seconds = max(runner.trace.seconds, 1e-4)
+            for attempt in range(100):
+                try:
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * attempt / 66))
+                    runner(graphs.batch())
+                    armed = False
+                except Struck:
+                    struck += 1
+                armed = False
+                assert torch.is_grad_enabled()
+                assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert struck > 10
+    assert not ours()
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_lost_device_is_one_clear_error_and_close_does_not_hang(
+    hosted: bool, graphs: Any
+) -> None:
+    graph, fault = faulty(graphs, "backward1", host_updates=hosted)
+    graphs.bound(graph)
+    twin = Twin()
+    fault.before = lambda: twin.lose("an illegal memory access was encountered")
+    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=twin)
+    with pytest.raises(DeviceLost, match="last checkpoint") as raised:
+        runner(graphs.batch())
+    assert "illegal memory access" in str(raised.value.__cause__)
+    with pytest.raises(DeviceLost, match="last checkpoint"):
+        runner(graphs.batch())
+    runner.close()
+    twin.close()
+    assert ours() == []
+
+
+# ---- what a runner is asked for, its end, its trace ---------------------------------------------
+
+
+def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arenas(sizes: Any) -> Any:
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr("offload.executor.Arenas", arenas)
+    graph = graphs.chain()
+    graphs.bound(graph)
+    with pytest.raises(OffloadError, match="captured on a cuda device; this is one for cpu"):
+        Runner(planned(graph), "cuda")
+    if not torch.backends.cuda.is_built():
+        graph.program.device = torch.device("cuda")
+        with pytest.raises(OffloadError, match=r"PyTorch \(.*\) is built without CUDA"):
+            Runner(planned(graph), "cuda")
+    graph.program.device = torch.device("cpu")
+    with pytest.raises(ValueError, match="'threads' has no use for a driver"):
+        Runner(planned(graph), "threads", driver=Twin())
+
+
+def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None:
+    graph = graphs.chain(host_updates=True)
+    graphs.bound(graph)
+    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin())
+    runner(graphs.batch())
+    names = {"stream-compute", "stream-h2d", "stream-d2h", "host"}
+    assert {name.removeprefix("perfect-offload-") for name in ours()} >= names
+    runner.close()
+    runner.close()
+    assert ours() == []
+    with pytest.raises(StepError, match="closed"):
+        runner(graphs.batch())
+
+
+def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: Any) -> None:
+    graph = graphs.chain(host_updates=True)
+    graphs.bound(graph)
+    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin())
+    runner(graphs.batch())
+    mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+    arenas, gone = weakref.ref(runner._arenas), weakref.ref(runner)
+    del runner
+    gc.collect()
+    assert gone() is None and arenas() is None
+    for thread in mine:
+        thread.join(20.0)
+    assert mine and ours() == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
+    device: str, graphs: Any
+) -> None:
+    graph = graphs.chain(host_updates=True)
+    graphs.bound(graph, device)
+    made = planned(graph, smallest_budget(graph, 0)[0])
+    with Runner(made, "cuda", driver=driver(device)) as runner:
+        x = graphs.batch().to(device)
+        runner(x)
+        assert not runner.trace.timed
+        assert len(runner.trace.spans) == len(made.memgraph.nodes)
+        runner.measure()
+        runner(x)
+        trace = runner.trace
+        assert trace.timed and trace.waited >= 0
+        assert trace.seconds_by_task().keys() == set(range(len(graph.tasks)))
+        assert all(seconds > 0 for seconds in trace.seconds_by_task().values())
+        end = {span.node: span.end for span in trace.spans}
+        start = {span.node: span.start for span in trace.spans}
+        streams = [n for n, node in enumerate(made.memgraph.nodes) if node.engine != "host"]
+        for n in streams:
+            for dep in set(made.memgraph.nodes[n].deps).intersection(streams):
+                assert end[dep] <= start[n] + 1e-5
+        runner.measure(False)
+        runner(x)
+        assert not runner.trace.timed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, graphs: Any) -> None:
+    """Once the copies of a step are enqueued, the rest is, without a look at the device."""
+    graph = graphs.chain(8)
+    tensors = graphs.bound(graph, device)
+    plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
+    with Runner(planned(graph), "cuda", driver=driver(device)) as runner:
+        assert same(runner, plainly, tensors, graphs.batch())
+        assert len(runner._engine._events) == 1  # type: ignore[union-attr]
