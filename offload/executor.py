@@ -15,6 +15,7 @@ the exception says so in a note, and the runner can be used again.
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +28,7 @@ from offload.engines import ORDERS, Engine, Record
 from offload.engines.serial import Serial
 from offload.engines.streams import Streams
 from offload.engines.threads import Threads
-from offload.errors import StepError
+from offload.errors import OffloadError, StepError
 from offload.kernels import Program
 from offload.machine import check_memory, memory_left
 from offload.memory import Arenas
@@ -232,6 +233,15 @@ class Runner:
                 self._engine.close()
             finally:
                 self._leave()
+
+    def abandon(self) -> None:
+        """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
+        is moved out of the arenas."""
+        with self._step_lock:
+            self._closed, self._current = True, None
+            self._bindings.clear()
+            with suppress(RuntimeError, OffloadError):  # it says once more that the device is lost
+                self._engine.close()
 
     def __enter__(self) -> "Runner":
         return self

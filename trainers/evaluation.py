@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -29,11 +30,13 @@ from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, captu
 from offload.sizes import is_share
 from trainers.closure import CONTEXTS, PLAIN, Batch, Given, Recipe, Traced
 from trainers.collected import gathered
+from trainers.devices import all_on
 from trainers.fallback import user_error
 from trainers.kept import MANY, Kept
 from trainers.logged import Deferred, Notes
 from trainers.steps import Asked
 
+HOST = torch.device("cpu")
 FAST = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 DOING = MappingProxyType(
     {"validation_step": "validates", "test_step": "tests", "predict_step": "predicts"}
@@ -92,7 +95,7 @@ class Evaluation:
     def step(self, kind: str, eager: Callable[..., Any], *args: Any) -> Any:
         """What the module's method of this name returns; `eager` calls it as Lightning does."""
         if kind in self._on_host:
-            return eager(*args)
+            return self._eager(eager, *args)
         if (runner := self._where()) is not None and (name := runner.astray()):
             why = (
                 f"{name} was pointed to other memory since the last step (p.data = ...), and what"
@@ -121,6 +124,12 @@ class Evaluation:
         if own is not None:
             with _apart():
                 own.close()
+
+    def abandon(self) -> None:
+        """The device is lost."""
+        self._runner, own, self._own = None, self._own, None
+        if own is not None:
+            own.abandon()
 
     def _where(self) -> Runner | None:
         """The runner that the graphs are in, or will be; None: there is none yet."""
@@ -154,7 +163,7 @@ class Evaluation:
     def _step_for(self, given: Given) -> Glance:
         state = self._module.trainer.state
         loader = given.kind, given.more, state.stage
-        situation = (*loader, state.fn, torch.is_autocast_enabled("cpu"))
+        situation = (*loader, state.fn, torch.is_autocast_enabled(self._asked.target.device.type))
         for batch in (given.batch.loose, given.batch):
             if (known := self._kept.find((*situation, batch.key))) is not None:
                 return known
@@ -162,7 +171,7 @@ class Evaluation:
         graph, step, batch = self._captured(given)
         if self._runner is None:
             self.plan = self._planned(graph)
-            self._own = self._runner = Runner(self.plan, key=step)
+            self._own = self._runner = self._asked.target.runner(self.plan, step)
         else:
             self._runner.add(step, graph)
         self._kept.put((*situation, batch.key), step)
@@ -208,19 +217,32 @@ class Evaluation:
         *args: Any,
         mistake: BaseException | None = None,
     ) -> Any:
-        """As Lightning does it, on the tensors where they are."""
+        """As Lightning does it."""
         if mistake is not None:
-            output = eager(*args)  # which makes the same mistake, as a rule
+            output = self._eager(eager, *args)  # which makes the same mistake, as a rule
             self._say(kind, why)
             return output
         self._say(kind, why)
-        return eager(*args)
+        return self._eager(eager, *args)
+
+    def _eager(self, eager: Callable[..., Any], *args: Any) -> Any:
+        """On the tensors where they are, or all in one place: on a GPU, but where a budget is to be
+        kept. There they are on the host for that long, and so is what comes of it."""
+        if not self._asked.target.on_gpu:
+            return eager(*args)
+        device = self._asked.target.device if self._asked.budget is None else HOST
+        with all_on(self._module, device):
+            return eager(*move_data_to_device(args, device))
 
     def _say(self, kind: str, why: str) -> None:
         """Once."""
         if kind not in self._said:
             self._said.add(kind)
-            rank_zero_warn(f"OffloadStrategy {DOING[kind]} on the host, without offloading: {why}")
+            target = self._asked.target
+            where = "device" if target.on_gpu and self._asked.budget is None else "host"
+            rank_zero_warn(
+                f"OffloadStrategy {DOING[kind]} on the {where}, without offloading: {why}"
+            )
 
 
 def _check_fast_path(module: torch.nn.Module) -> None:

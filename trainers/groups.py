@@ -29,6 +29,7 @@ from offload.account import say_seconds
 from offload.lowering import in_turn
 from offload.memgraph import RELOAD
 from trainers.closure import Batch
+from trainers.generators import drawn_by_steps
 from trainers.onlookers import onlooker
 from trainers.steps import Micro, Step, Steps
 
@@ -98,7 +99,7 @@ class Groups:
     def leave(self) -> None:
         """After every micro-batch."""
         if self._module.trainer.accumulate_grad_batches > 1:
-            self._random = torch.get_rng_state()
+            self._random = drawn_by_steps(self._module.trainer.strategy.root_device)
 
     def flush(self) -> None:
         """Those that are kept aside are run now, one by one, and so are the others of the step."""
@@ -126,7 +127,8 @@ class Groups:
     def _look_at_random(self, micro: Micro) -> None:
         if micro.first or self._random is None or self._disturbed:
             return
-        if torch.equal(self._random, torch.get_rng_state()):
+        now = drawn_by_steps(self._module.trainer.strategy.root_device)
+        if torch.equal(self._random, now):
             return
         self._disturbed = True
         if any(_draws(taken.step) for taken in self._taken):

@@ -13,30 +13,34 @@ Validation, test and prediction are graphs too (evaluation.py); a step of theirs
 captured runs on the weights where they are, in host memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import CaptureError, OffloadError, Plan
+from offload import CaptureError, DeviceLost, OffloadError, Plan
+from offload.lost import device_lost
 from offload.ranks import Ranks
-from trainers.check import Expected, Start, compare_gradients, state_of
+from trainers.check import Expected
 from trainers.closure import Batch
+from trainers.devices import forget_results, keep_on_host, move, tell, tensors_of
 from trainers.evaluation import Evaluation
 from trainers.fallback import reason, user_error
+from trainers.first_steps import FirstSteps
 from trainers.groups import Groups
 from trainers.hooks import Silence
 from trainers.interrupt import Interrupt
 from trainers.measured import MeasuredPlan, Meter, Spent
 from trainers.steps import Asked, Micro, Step, Steps
+from trainers.target import MakeDriver, check_engine, target_of
 
 
 class Planned(Strategy):
@@ -64,7 +68,10 @@ class Planned(Strategy):
             raise ValueError(
                 f"check_first_steps={check_first_steps!r}: a number of steps is needed"
             )
+        if self._driver is None:
+            check_engine(engine)
         self._check_first_steps = check_first_steps
+        self._lost: DeviceLost | None = None
         self._steps: Steps | None = None
         self._groups: Groups | None = None
         self._silence = Silence()
@@ -78,9 +85,7 @@ class Planned(Strategy):
         """As before a fit."""
         self._eager = False
         self._decided = False
-        self._to_check = self._check_first_steps
-        self._expected: Expected | None = None
-        self._checked: Step | None = None
+        self._first_steps = FirstSteps(self._check_first_steps)
         self._plan: Plan | None = None
         self._micro_batches = ""
         """How several of an optimizer step are run, and why."""
@@ -131,21 +136,33 @@ class Planned(Strategy):
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        if not isinstance(self.accelerator, CPUAccelerator) or self.root_device.type != "cpu":
-            raise OffloadError(
-                f"OffloadStrategy runs on the CPU, not on {type(self.accelerator).__name__}: give"
-                " Trainer(accelerator='cpu')"
-            )
+        target = target_of(self._asked.engine, self.accelerator, self.root_device, self._driver)
         super().setup_environment()
+        before = self._asked.target
+        if target.device == before.device:
+            target = replace(target, costs=before.costs)
+        self._asked = replace(self._asked, target=target.measured(self.precision_plugin))
+
+    def model_to_device(self) -> None:
+        """To the GPU only as far as the plan says so, at the first step."""
+        if self.root_device.type == "cpu":
+            super().model_to_device()
+        else:
+            keep_on_host(self._module, self.root_device)
 
     def setup(self, trainer: L.Trainer) -> None:
         self._close()
+        self._lost = None
         super().setup(trainer)
         self._eager = False
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._watched():
+            return self._training_step(*args, **kwargs)
+
+    def _training_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._planned():
             return super().training_step(*args, **kwargs)
         micro = self._micro(*args)
@@ -156,7 +173,7 @@ class Planned(Strategy):
         if self._expected is None:
             return output
         eager = super().training_step(*args, **kwargs)
-        self._expected.compare_loss(eager)
+        self._first_steps.compare_loss(eager)
         return eager
 
     def backward(
@@ -166,11 +183,7 @@ class Planned(Strategy):
         if self._planned() and self._expected is None:
             return closure_loss
         loss = super().backward(closure_loss, optimizer, *args, **kwargs)
-        if self._expected is not None and self._steps is not None:
-            names = {p: name for name, p in self._module.named_parameters()}
-            compare_gradients(names, self._steps.sums, self._steps.just_held)
-            if self._checked is not None and not self._checked.last:
-                self._expected.compare_random()
+        self._first_steps.compare_gradients(self._module, self._steps)
         return loss
 
     def optimizer_step(
@@ -183,23 +196,38 @@ class Planned(Strategy):
             return result
         # The gradients are in .grad, as always, and the closure was called.
         result = super().optimizer_step(optimizer, lambda: result, model, **kwargs)
-        if self._expected is not None:
-            self._expected.compare_state(self._state(self._checked))
-            self._expected.compare_random()
-            self._to_check -= 1
+        self._first_steps.compare_state(self._module)
         return result
 
+    @property
+    def _expected(self) -> Expected | None:
+        """Plain Lightning makes this micro-batch too."""
+        return self._first_steps.expected
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._check_there()
         self._flush()
         return super().lightning_module_state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._check_there()
         self._flush()
         return super().optimizer_state(optimizer)
 
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Each state stays beside its parameter: on the host, before there is a plan."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+        if self._eager:
+            self._all_on_device()
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._check_there()
+        super().save_checkpoint(*args, **kwargs)
+
     def _flush(self) -> None:
         """Somebody looks at the weights."""
-        with self._interrupt.held():
+        with self._watched(), self._interrupt.held():
             if self._groups is not None:
                 self._groups.flush()
             if self._steps is not None:
@@ -225,15 +253,39 @@ class Planned(Strategy):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        self._lost = self._lost or device_lost(exception, self.root_device)
         self._close()
 
     def teardown(self) -> None:
         self._close()
-        super().teardown()
+        if self._lost is None:
+            super().teardown()
+        else:  # nothing can be moved from there, and Lightning would
+            forget_results(self._module.trainer)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around what runs on the device."""
+        try:
+            yield
+        except Exception as error:
+            self._lost = self._lost or device_lost(error, self.root_device)
+            if self._lost is None or self._lost is error:
+                raise
+            raise self._lost from error
+
+    def _check_there(self) -> None:
+        """Raise where the values that are asked for are lost."""
+        if self._lost is not None:
+            raise self._lost
 
     def _close(self) -> None:
         """Memory of their own for all tensors."""
         self._silence.end()
+        if self._lost is not None:
+            self._abandon()
+            return
+        self._first_steps.go_home()
         evaluation, self._evaluation = self._evaluation, None
         steps, self._steps, self._groups = self._steps, None, None
         if steps is not None and steps.plan is not None:
@@ -243,9 +295,21 @@ class Planned(Strategy):
         if steps is not None:
             steps.close()
 
+    def _abandon(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        steps, self._steps, self._groups = self._steps, None, None
+        if evaluation is not None:
+            evaluation.abandon()
+        if steps is not None:
+            steps.abandon()
+
     # ---- without training -----------------------------------------------------------------------
 
     def _evaluate(self, kind: str, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._watched():
+            return self._evaluated(kind, eager, *args, **kwargs)
+
+    def _evaluated(self, kind: str, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._flush()
         if self._eager or kwargs:  # Lightning gives none
             return eager(*args, **kwargs)
@@ -262,6 +326,11 @@ class Planned(Strategy):
         return output
 
     # ---- one step -------------------------------------------------------------------------------
+
+    @property
+    def _driver(self) -> MakeDriver | None:
+        """For tests: what drives the device in the place of CUDA's streams."""
+        return None
 
     @property
     def _module(self) -> L.LightningModule:
@@ -312,25 +381,16 @@ class Planned(Strategy):
     def _run(self, micro: Micro) -> Any:
         steps = self._begun()
         if micro.first:
-            self._expected = None
-            if self._to_check == 0 and self._check_first_steps:
-                self.optimizers[0].zero_grad()  # what the checked steps have left
-                self._to_check = -1
+            self._first_steps.begin(self.optimizers[0].zero_grad)
         with self._interrupt.held():
-            if self._to_check <= 0:
-                return self._run_planned(micro, steps)
-            return self._run_checked(micro, steps)
-
-    def _run_checked(self, micro: Micro, steps: Steps) -> None:
-        """The start is there again afterwards, for the eager step."""
-        parts, step = self._captured(micro)
-        self._plan = steps.plan
-        self._checked = step
-        start = Start.of(self._state(step))
-        outputs = steps.run(step, parts)
-        loss = step.recipe.loss(outputs, parts.tensors)
-        self._expected = Expected.of(self._state(step), loss)
-        start.restore(self._state(step))
+            if self._first_steps.due:
+                parts, step = self._captured(micro)
+                self._plan = steps.plan
+                if self._first_steps.possible(self.plan, self._asked.target):
+                    target = self._asked.target
+                    self._first_steps.run(steps, step, parts, self._module, target)
+                    return None
+            return self._run_planned(micro, steps)
 
     def _run_planned(self, micro: Micro, steps: Steps) -> Any:
         context = self.precision_plugin.train_step_context
@@ -352,13 +412,6 @@ class Planned(Strategy):
         parts = Batch.of(micro.batch)
         return parts, self._steps.step_for(micro, parts)
 
-    def _state(self, step: Step | None) -> dict[str, torch.Tensor]:
-        """All that a step changes, by name."""
-        return {
-            **state_of(self._module, self.optimizers[0]),
-            **(step.outside if step is not None else {}),
-        }
-
     def _without_plan(self, error: CaptureError, *args: Any, **kwargs: Any) -> Any:
         """A batch that cannot be captured, be it the first or a later one."""
         mistake = user_error(error)
@@ -369,7 +422,7 @@ class Planned(Strategy):
             self._groups.flush()
         if self._steps is not None:
             self._steps.give_gradients()
-        self._expected = None
+        self._first_steps.expected = None
         self._close()
         if mistake is None:
             self._go_eager(str(error))
@@ -387,6 +440,13 @@ class Planned(Strategy):
     def _begin_eager(self) -> None:
         self._eager = True
         self._close()
+        self._all_on_device()
+
+    def _all_on_device(self) -> None:
+        """As plain Lightning has them."""
+        if self.root_device.type != "cpu":
+            move(tensors_of(self._module, self.optimizers), self.root_device)
+            tell(self._module, self.root_device)
 
     def _check_budget(self, why: str) -> None:
         if self._asked.budget is not None:

@@ -26,16 +26,16 @@ from trainers.closure import Batch, Forward, Given, Recipe
 from trainers.hooks import Hooks
 from trainers.kept import Kept, shapes_of
 from trainers.measured import Meter
+from trainers.target import ENGINES, ON_CPU, Target
 from trainers.waiting import Waiting
 
-ENGINES = ("auto", "threads", "cuda", "cudagraph")
 RECOMPUTE = ("auto", "never")
 OPTIMIZERS = ("auto", "device", "host")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user wants of every plan."""
+    """What the user wants of every plan, and where it is to run."""
 
     budget: str | int | None = None
     host_budget: str | int | None = None
@@ -43,6 +43,7 @@ class Asked:
     optimizer: str = "auto"
     engine: str = "auto"
     verify: bool = True
+    target: Target = ON_CPU
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -52,14 +53,6 @@ class Asked:
         ):
             if given not in known:
                 raise ValueError(f"{name}={given!r}: one of {', '.join(known)} is needed")
-        if self.engine.startswith("cuda"):
-            if not torch.cuda.is_available():
-                raise OffloadError(
-                    f"engine={self.engine!r} needs a CUDA device; there is none here"
-                )
-            raise OffloadError(
-                f"engine={self.engine!r} is not available here: take auto or threads"
-            )
         if self.budget is not None:
             _check("budget", parse_share if is_share(self.budget) else parse_size, self.budget)
         if self.host_budget is not None:
@@ -68,14 +61,16 @@ class Asked:
     def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
         budget = self.budget
         if isinstance(budget, str) and is_share(budget):
-            whole, share = offload.plan(graph, recompute=False), parse_share(budget)
+            whole = offload.plan(graph, costs=self.target.costs, recompute=False)
+            share = parse_share(budget)
             budget = math.ceil(whole.peak_bytes * share)
             if share >= 1:  # nothing needs to move, but packed it may take a bit more
                 budget = max(budget, whole.device_bytes)
         return offload.plan(
             graph,
             budget,
-            host_budget=self.host_budget,
+            self.target.costs,
+            self.host_budget,
             recompute=self.recompute == "auto",
             optimizer=self.optimizer,
             proven=self.verify,
@@ -227,9 +222,9 @@ class Steps:
         self.runner = None
         self._plans.clear()
         try:
-            self.runner = Runner(plan, key=key)
+            self.runner = self._asked.target.runner(plan, key)
         except OffloadError:
-            self.runner = Runner(self.plan)
+            self.runner = self._asked.target.runner(self.plan)
             raise
         self.plan = plan
         self._planned(key, plan, inputs, part)
@@ -259,6 +254,12 @@ class Steps:
             finally:
                 self.runner.close()
 
+    def abandon(self) -> None:
+        """The device is lost."""
+        if self.runner is not None:
+            self.waiting.abandon()
+            self.runner.abandon()
+
     def _key(self, micro: Micro, parts: Batch) -> tuple[Any, ...]:
         return (parts.key, micro.last, self._held, *self._situation())
 
@@ -269,7 +270,7 @@ class Steps:
             trainer.accumulate_grad_batches,
             trainer.gradient_clip_val,
             trainer.gradient_clip_algorithm,
-            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled(self._asked.target.device.type),
             tuple([p.requires_grad for p in self._module.parameters()]),
             tuple([tuple(p._backward_hooks or ()) for p in self._module.parameters()]),
             tuple([len(group["params"]) for group in groups]),
@@ -302,12 +303,12 @@ class Steps:
         """The first plan, and the runner."""
         plan = self._first_plan(whole)
         if plan.rotation is not None:
-            runner = Runner(plan, key=self.waiting.key(step))
+            runner = self._asked.target.runner(plan, self.waiting.key(step))
             if self.waiting.begin(runner, plan.rotation, step, whole):
                 return plan, runner
             runner.close()
             plan = self._asked.plan(whole)
-        return plan, Runner(plan, key=step)
+        return plan, self._asked.target.runner(plan, step)
 
     def _traced(self, micro: Micro, parts: Batch, last: bool, held: frozenset[Parameter]) -> Step:
         hooks = Hooks(self._module, self._optimizer)

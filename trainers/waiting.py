@@ -77,6 +77,11 @@ class Waiting:
             self._late.forget()
             self._late = None
 
+    def abandon(self) -> None:
+        """What waits is lost."""
+        self._late = None
+        self._whole.leave(self._trainer)
+
     def end(self) -> None:
         try:
             self.flush()
