@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offload import shim
 from offload.errors import GraphError
+from offload.joined import joined
 from offload.kernels import Call, Value
 from offload.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.taskgraph import Task, TaskGraph
@@ -98,7 +99,9 @@ def bind_task(
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
     binder = _Binder(arenas, places, mode, workspace, Bindings() if bindings is None else bindings)
-    runs = [binder.bound(call) for call in kernel.calls]
+    together = joined(kernel.calls, binder.view)
+    runs = [binder.served(call, run) for call, run in together]
+    runs = runs or [binder.bound(call) for call in kernel.calls]
     return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
 
 
@@ -135,7 +138,10 @@ class _Binder:
     def bound(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
         op = fast(call.op, args, kwargs, self.bindings.twins)
-        run = functools.partial(op, *args, **kwargs)
+        return self.served(call, functools.partial(op, *args, **kwargs))
+
+    def served(self, call: Call, run: Run) -> Run:
+        """With what it allocates at its planned addresses."""
         targets = tuple((n, self.view(v)) for n, v in enumerate(call.outputs) if v is not None)
         if self.mode == COPY or call.allocations is None:
             return _Copied(run, _Settle(call, targets, self.bindings)) if targets else run

@@ -48,13 +48,24 @@ class Update:
         return Update, id(self.optimizer), self.group, self.foreach, self.states
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
+        self.together([(p, g, *states)], [self.counter().clone()] if self.counts else [])
+
+    def together(
+        self, tensors: Sequence[Sequence[torch.Tensor]], counters: Sequence[torch.Tensor]
+    ) -> None:
+        """This update, and others that are `alike`, in one call. `counters` advance."""
         now = self.numbers()
-        function = self._sgd if type(self.optimizer) is SGD else self._adam
+        function = self._adam if self.counts else self._sgd
         if torch.is_grad_enabled():  # entering `no_grad` costs a tenth of a small update
             with torch.no_grad():
-                function(now, p, g, states)
+                function(now, tensors, counters)
         else:
-            function(now, p, g, states)
+            function(now, tensors, counters)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has a step counter."""
+        return type(self.optimizer) is not SGD
 
     def numbers(self) -> dict[str, Any]:
         """Of its group: those of today, or of the step that it belongs to."""
@@ -68,11 +79,12 @@ class Update:
             return self.kept.counter(self.parameter)
         return self.optimizer.state[self.parameter]["step"]
 
-    def _sgd(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
+    def _sgd(self, now: dict[str, Any], tensors: Sequence[Any], _: Any) -> None:
+        p, g, *momentum = zip(*tensors, strict=True)
         sgd(
-            [p],
-            [g],
-            [states[0] if states else None],
+            [*p],
+            [*g],
+            [*momentum[0]] if momentum else [None] * len(p),
             has_sparse_grad=False,
             foreach=self.foreach,
             fused=now["fused"],
@@ -84,18 +96,19 @@ class Update:
             maximize=now["maximize"],
         )
 
-    def _adam(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
+    def _adam(self, now: dict[str, Any], tensors: Sequence[Any], counters: Any) -> None:
         beta1, beta2 = now["betas"]
+        p, g, average, square, *largest = zip(*tensors, strict=True)
         adam(
-            [p],
-            [g],
-            [states[0]],
-            [states[1]],
-            [*states[2:]],
-            [self.counter().clone()],
+            [*p],
+            [*g],
+            [*average],
+            [*square],
+            [*largest[0]] if largest else [],
+            [*counters],
             foreach=self.foreach,
             fused=now["fused"],
-            has_complex=torch.is_complex(p),
+            has_complex=torch.is_complex(p[0]),
             amsgrad=now["amsgrad"],
             beta1=beta1,
             beta2=beta2,

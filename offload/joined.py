@@ -1,0 +1,73 @@
+"""Fused updates that follow each other as one call of torch's kernel, which takes lists.
+
+    adam([p1], [g1], ...)  adam([p2], [g2], ...)   ->   adam([p1, p2], [g1, g2], ...)
+
+The kernel treats every tensor of a list by itself, so the bits are the same; what is spared is what
+torch's wrapper does around it, at every call again. Each of them allocates what it would by itself:
+a few bytes that are free again before the next one's. (The step counters, which the kernel
+advances, are copied into tensors that stay.)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from offload.kernels import Call, Value
+from offload.updates import Update
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """Updates of one group of an optimizer."""
+
+    updates: Sequence[Update]
+    tensors: Sequence[Tensors]
+    """Of each: the parameter, the gradient, the states."""
+    counters: Sequence[torch.Tensor]
+    """Copies; none where the optimizer has no counter."""
+
+    def __call__(self) -> None:
+        first = self.updates[0]
+        if not first.numbers()["fused"]:  # somebody changed it since
+            for update, tensors in zip(self.updates, self.tensors, strict=True):
+                update(*tensors)
+            return
+        for copy, update in zip(self.counters, self.updates, strict=False):
+            copy.copy_(update.counter())
+        first.together(self.tensors, self.counters)
+
+
+def joined(
+    calls: Sequence[Call], view: Callable[[Value], torch.Tensor]
+) -> list[tuple[Call, Joined]]:
+    """The calls of a task, by group, with one that allocates what all of it do; none where they are
+    not all fused updates."""
+    groups: dict[tuple[Any, ...], list[Call]] = {}
+    for call in calls:
+        if not isinstance(call.op, Update) or not _settings(call.op)["fused"]:
+            return []
+        key = (*call.op.alike, id(call.op.kept), call.args[0].dtype)
+        groups.setdefault(key, []).append(call)
+    return [(_allocating(found), _one(found, view)) for found in groups.values()]
+
+
+def _allocating(calls: Sequence[Call]) -> Call:
+    each = [call.allocations for call in calls]
+    return replace(calls[0], allocations=None if None in each else sum(each, ()))
+
+
+def _one(calls: Sequence[Call], view: Callable[[Value], torch.Tensor]) -> Joined:
+    updates = [call.op for call in calls if isinstance(call.op, Update)]
+    tensors = [tuple(map(view, call.args)) for call in calls]
+    counts = updates[0].counts
+    counters = [u.optimizer.state[u.parameter]["step"].clone() for u in updates] if counts else []
+    return Joined(updates, tensors, counters)
+
+
+def _settings(update: Update) -> dict[str, Any]:
+    """Not `numbers`: those of the step that it belongs to need not be there yet."""
+    return update.optimizer.param_groups[update.group]
