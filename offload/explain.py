@@ -54,6 +54,7 @@ def explain(plan: Plan) -> str:
         *_smallest(plan),
         ("host", _host(plan)),
         ("step", _step(plan)),
+        *_measured(plan),
         ("bound", _bound(plan)),
         *_busy(plan),
         *_moves(plan),
@@ -153,6 +154,13 @@ def _step(plan: Plan) -> str:
         f"{say_seconds(seconds)} predicted: {seconds / resident:.2f}x the {say_seconds(resident)}"
         " of a step that waits for no copy"
     )
+
+
+def _measured(plan: Plan) -> list[tuple[str, str]]:
+    if plan.measurement is None:
+        return []
+    decision = plan.measurement.decision
+    return [("measured", plan.measurement.text), *([("", decision)] if decision else [])]
 
 
 def _bound(plan: Plan) -> str:

@@ -5,7 +5,7 @@ budget |=================================================|
                                                                         allocate by themselves
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,14 @@ from offload.lowering.late_choice import rotations
 from offload.lowering.late_updates import Rotation
 from offload.lowering.micro_batches import orders
 from offload.memgraph import ALIGNMENT, MemGraph, Place
+from offload.observed import Observed, observe
+from offload.remake import Measurement, search_again, take_new
 from offload.renaming import renamed_as
 from offload.search import Found, Wanted, best_plan, peak_bytes
-from offload.simulator import Bound, Simulation, least_seconds
+from offload.simulator import Bound, Simulation, least_seconds, simulate
 from offload.sizes import parse_size, say_size
 from offload.taskgraph import HOST, Role, Task, TaskGraph
+from offload.trace import Trace
 from offload.verify import verify
 
 PLACEMENTS = ("auto", "shim", "copy")
@@ -50,6 +53,10 @@ class Plan:
     """Whether it was verified before it was handed out."""
     rotation: Rotation | None = None
     """Where some updates wait for the next step's forward pass: this plan is of its `steady`."""
+    measurement: Measurement | None = None
+    """Of its first steps, where they were measured."""
+    observed: Observed | None = None
+    """What every task and copy took in them."""
 
     @property
     def memgraph(self) -> MemGraph:
@@ -121,6 +128,49 @@ class Plan:
 
         draw(self, path)
 
+    def measured(self, traces: Sequence[Trace]) -> "Plan":
+        """The same plan, its tasks, its copies and its prediction as these steps were
+        (`Runner.trace` of each, `Runner.measure()` before; steps of other plans, broken and untimed
+        ones do not count). Who runs steps calls it after the first few, then `remade`."""
+        known = [trace for trace in traces if trace.whole and trace.memgraph is self.memgraph]
+        whole = [trace for trace in known if trace.timed]
+        if not whole:
+            raise GraphError(
+                f"of {len(traces)} traces {len(known)} are of whole steps of this plan, and none of"
+                " them says when its nodes ran"
+            )
+        seen = observe(self.memgraph, [trace.spans for trace in whole], self.costs.shared)
+        found = _priced(self.found, seen, seen.costs(self.costs))
+        told = Measurement(
+            steps=seen.steps,
+            seconds=seen.seconds,
+            before=self.predicted_seconds,
+            after=found.simulation.makespan,
+            expected=self.simulation.busy,
+        )
+        return replace(
+            self, source=seen.on(self.source), found=found, costs=seen.costs(self.costs),
+            observed=seen, measurement=told,
+        )  # fmt: skip
+
+    def remade(self) -> "Plan":
+        """After `measured`, once: this plan, or the best of another search with the measured costs
+        where that is faster; `measurement` says why. If it was remade (`memgraph` is not this
+        one's) its tensors lie elsewhere: it needs a new runner."""
+        if self.observed is None or self.measurement is None:
+            raise GraphError("this plan was not measured: plan.measured(traces) comes first")
+        tried = len(self.found.tried)
+        again = search_again(self.measurement.expected, self.simulation.busy, tried)
+        if not again.yes:
+            return replace(self, measurement=replace(self.measurement, decision=again.why))
+        asked = replace(self, observed=None, measurement=None)
+        new = _planned(asked, self.source, {}, self.rotation is not None)
+        new = replace(new, found=_priced(new.found, self.observed, self.costs))
+        taken = take_new(self.predicted_seconds, new.predicted_seconds)
+        chosen = new if taken.yes else self
+        told = replace(self.measurement, decision=f"{again.why}: {taken.why}")
+        return replace(chosen, measurement=told)
+
     def replan(self, graph: TaskGraph) -> "Plan":
         """The same step for another batch, or another over the same tensors: same budget, and
         persistent tensors stay where they are, those too that it does not touch. Where those on
@@ -139,7 +189,7 @@ class Plan:
             if buffer.persistent and (key := (buffer.tensor, buffer.start, buffer.nbytes)) in places
         }
         try:
-            return _planned(self, graph, homes)
+            return _planned(replace(self, observed=None, measurement=None), graph, homes)
         except BudgetTooSmall:
             on_host = {b: place for b, place in homes.items() if place.arena == HOST}
             if on_host == homes:
@@ -185,6 +235,12 @@ def plan(
         proven,
     )
     return _planned(asked, graph, {}, late)
+
+
+def _priced(found: Found, seen: Observed, costs: Costs) -> Found:
+    """The same nodes, by measured seconds."""
+    memgraph = replace(found.memgraph, graph=seen.on(found.memgraph.graph))
+    return replace(found, memgraph=memgraph, simulation=simulate(memgraph, costs))
 
 
 def reserve_bytes(graph: TaskGraph, placement: str) -> int:

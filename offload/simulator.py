@@ -134,7 +134,7 @@ class _Links:
 
     def begin(self, engine: str, node: int, seconds: float, now: float) -> Iterator[_End]:
         """(node, when it ends) of every copy whose end is another now."""
-        other = _other_way(engine)
+        other = other_way(engine)
         self.left[engine] = (node, seconds, now, 1.0)
         if other in self.left:
             yield self._at(engine, now, self.shared)
@@ -142,7 +142,7 @@ class _Links:
 
     def end(self, engine: str, now: float) -> Iterator[_End]:
         del self.left[engine]
-        other = _other_way(engine)
+        other = other_way(engine)
         if other in self.left:
             yield self._at(other, now, 1.0)
 
@@ -153,7 +153,8 @@ class _Links:
         return node, now + seconds / pace
 
 
-def _other_way(engine: str) -> str:
+def other_way(engine: str) -> str:
+    """The engine of a link's other direction."""
     return ("d2h" if engine.startswith("h2d") else "h2d") + engine[3:]
 
 
@@ -227,7 +228,7 @@ def _bound(
         ends.append(took + max((ends[dep] for dep in node.deps), default=0.0))
     parts[CRITICAL_PATH] = max(ends, default=0.0)
     if costs.shared < 1:
-        both = [(work, busy.get(_other_way(e), 0.0)) for e, work in busy.items() if e[:3] == "h2d"]
+        both = [(work, busy.get(other_way(e), 0.0)) for e, work in busy.items() if e[:3] == "h2d"]
         # Side by side as long as both have something to do, or one after the other.
         slower = min(1.0, 1 / costs.shared - 1)
         links = [max(pair) + min(pair) * slower for pair in both]

@@ -30,6 +30,8 @@ class Span:
     node: int
     start: float
     end: float
+    lane: int = 0
+    """Which of those that ran one node after the other: of a thread that is every engine, one."""
 
     @property
     def seconds(self) -> float:
@@ -49,10 +51,10 @@ class Trace:
         return sorted(self._spans(), key=lambda span: (span.start, span.node))
 
     def _spans(self) -> Iterator[Span]:
-        for lane in self._record.lanes:
+        for number, lane in enumerate(self._record.lanes):
             for node, start, end in zip(lane.nodes, lane.starts, lane.ends, strict=False):
                 row = lane.name or self._known.nodes[node].engine
-                yield Span(row, node, start, end)
+                yield Span(row, node, start, end, number)
 
     @property
     def _known(self) -> MemGraph:
@@ -65,6 +67,17 @@ class Trace:
         """Whether a span is when a node ran. Else it is when the host enqueued it, on a device that
         runs it later: see `Runner.measure`."""
         return self._record.timed
+
+    @property
+    def memgraph(self) -> MemGraph | None:
+        """Of the plan that ran."""
+        return self._memgraph
+
+    @property
+    def whole(self) -> bool:
+        """Whether every node came to its end."""
+        ended = sum(len(lane.ends) for lane in self._record.lanes)
+        return self._memgraph is not None and ended == len(self._memgraph.nodes) > 0
 
     @property
     def seconds(self) -> float:

@@ -1,0 +1,210 @@
+"""Steps that never ran: the simulator with a machine's true costs writes the traces."""
+
+from dataclasses import replace
+
+import pytest
+
+import offload
+from offload import Costs, GraphError, Plan, TaskGraph
+from offload.engines import Lane, Record
+from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node
+from offload.observed import observe
+from offload.remake import search_again, take_new
+from offload.simulator import simulate
+from offload.taskgraph import Role
+from offload.trace import Span, Trace
+
+KIB = 1 << 10
+BELIEVED = Costs(flops=1e9, memory=1e9, launch=0, h2d=1e9, d2h=1e9, copy=0)
+
+
+def network(layers: int = 12, flops: float = 4e5) -> TaskGraph:
+    """Activations that are cheap to make again, as large as what comes of them."""
+    graph = TaskGraph()
+    x = graph.buffer("x", KIB, "input")
+    acts = [x]
+    for n in range(layers):
+        hidden = graph.buffer(f"h{n}", 256 * KIB, Role.ACTIVATION)
+        graph.task(f"f{n}", [acts[-1]], [hidden], flops=flops / 8, repeatable=True)
+        acts.append(graph.buffer(f"a{n}", KIB, Role.ACTIVATION))
+        graph.task(f"p{n}", [hidden], [acts[-1]], flops=flops)
+    back = graph.buffer("g", KIB)
+    graph.task("loss", [acts[-1]], [back], flops=1e3, phase="backward")
+    for n in reversed(range(layers)):
+        hidden = 1 + 2 * n
+        made = graph.buffer(f"g{n}", KIB)
+        graph.task(f"b{n}", [back, hidden, acts[n]], [made], flops=flops, phase="backward")
+        back = made
+    graph.output(back)
+    return graph
+
+
+def trace_of(plan: Plan, true: Costs, factor: float = 1.0) -> Trace:
+    """As a machine with these costs would have run it."""
+    graph = plan.graph
+    graph = graph.with_tasks([replace(task, seconds=None) for task in graph.tasks])
+    record = Record()
+    lanes: dict[str, Lane] = {}
+    for node, engine, start, end in simulate(replace(plan.memgraph, graph=graph), true).timeline:
+        lane = lanes.setdefault(engine, Lane(engine))
+        lane.nodes.append(node)
+        lane.starts.append(5.0 + factor * start)
+        lane.ends.append(5.0 + factor * end)
+    record.lanes.extend(lanes.values())
+    return Trace(plan.memgraph, record)
+
+
+def planned(recompute: bool = True) -> Plan:
+    return offload.plan(network(), 600 * KIB, costs=BELIEVED, placement="copy", recompute=recompute)
+
+
+@pytest.mark.parametrize("shared", [1.0, 0.6])
+def test_with_what_its_steps_took_a_plans_prediction_is_the_measured_step(shared: float) -> None:
+    plan = offload.plan(
+        network(), 600 * KIB, costs=replace(BELIEVED, shared=shared), placement="copy",
+        recompute=False,
+    )  # fmt: skip
+    true = replace(BELIEVED, flops=3e8, h2d=2e8, d2h=4e8, shared=shared)
+    trace = trace_of(plan, true)
+    assert plan.predicted_seconds < 0.5 * trace.seconds
+    measured = plan.measured([trace])
+    assert measured.predicted_seconds == pytest.approx(trace.seconds, rel=0.02)
+    assert (measured.costs.h2d, measured.costs.d2h) == pytest.approx((2e8, 4e8), rel=0.02)
+    assert measured.measurement is not None
+    assert measured.measurement.seconds == pytest.approx(trace.seconds)
+    assert "measured costs" in measured.explain()
+
+
+def test_the_median_step_counts() -> None:
+    plan = planned()
+    traces = [trace_of(plan, BELIEVED, factor) for factor in (1, 2, 50)]
+    measured = plan.measured(traces)
+    assert measured.predicted_seconds == pytest.approx(2 * plan.predicted_seconds, rel=0.01)
+
+
+def test_a_link_that_is_slower_than_believed_has_the_plan_remade() -> None:
+    plan = planned()
+    assert not any(task.recomputes for task in plan.graph.tasks)
+    measured = plan.measured([trace_of(plan, replace(BELIEVED, h2d=5e7, d2h=5e7))])
+    remade = measured.remade()
+    assert remade.memgraph is not measured.memgraph
+    assert any(task.recomputes for task in remade.graph.tasks)
+    assert remade.predicted_seconds < 0.97 * measured.predicted_seconds
+    assert remade.measurement is not None and "remade: " in remade.measurement.decision
+    assert "remade: " in remade.explain()
+    remade.verify()
+
+
+def test_a_machine_that_is_slower_in_everything_keeps_its_plan() -> None:
+    plan = planned()
+    measured = plan.measured([trace_of(plan, BELIEVED, factor=3.0)])
+    kept = measured.remade()
+    assert kept.memgraph is measured.memgraph
+    assert kept.measurement is not None
+    assert kept.measurement.decision == "kept: every engine took 3.00x what was expected"
+
+
+def test_where_nothing_moves_there_is_nothing_to_choose() -> None:
+    plan = offload.plan(network(), None, costs=BELIEVED, placement="copy")
+    kept = plan.measured([trace_of(plan, replace(BELIEVED, flops=1e7))]).remade()
+    assert kept.measurement is not None
+    assert kept.measurement.decision == "kept: there was nothing to choose"
+
+
+def test_steps_of_another_plan_and_broken_ones_do_not_count() -> None:
+    plan, other = planned(), planned(recompute=False)
+    broken = trace_of(plan, BELIEVED)
+    cut = broken._record.lanes[0]
+    cut.ends.pop()
+    with pytest.raises(GraphError, match="of 3 traces 0 are of whole steps of this plan"):
+        plan.measured([trace_of(other, BELIEVED), broken, Trace()])
+
+
+def test_a_plan_is_measured_before_it_is_remade() -> None:
+    with pytest.raises(GraphError, match=r"plan\.measured\(traces\) comes first"):
+        planned().remade()
+
+
+# ---- what a node took ----------------------------------------------------------------------------
+
+
+def nodes(*kinds: tuple[str, str, tuple[int, ...]]) -> MemGraph:
+    graph = TaskGraph()
+    made = []
+    for number, (kind, engine, deps) in enumerate(kinds):
+        b = graph.buffer(f"b{number}", 8)
+        task = graph.task(f"t{number}", [], [b], engine=engine) if kind == TASK else -1
+        made.append(Node(kind, engine, (), deps, task, b, 0 if kind == TASK else 100))
+    return MemGraph(graph, tuple(made), {}, {}, {}, (), {})
+
+
+def test_what_the_loop_takes_to_choose_a_kernel_is_the_kernels() -> None:
+    memgraph = nodes((TASK, "compute", ()), (RELOAD, "h2d", ()), (TASK, "compute", (1,)))
+    spans = [Span("compute", 0, 1, 3), Span("h2d", 1, 2, 7, lane=1), Span("compute", 2, 8, 10)]
+    seen = observe(memgraph, [spans])
+    # The copy could have begun at the step's begin, at 1; the last task when the copy was over.
+    assert seen.tasks == {("compute", "t0"): 2, ("compute", "t2"): 3}
+    assert seen.copies == {RELOAD: [(100, 6)]}
+    assert seen.seconds == 9
+
+
+def test_copies_count_what_they_would_have_taken_alone() -> None:
+    memgraph = nodes((RELOAD, "h2d", ()), (OFFLOAD, "d2h", ()))
+    spans = [Span("h2d", 0, 0, 8), Span("d2h", 1, 0, 4, lane=1)]
+    seen = observe(memgraph, [spans], shared=0.5)
+    assert seen.copies == {RELOAD: [(100, 6)], OFFLOAD: [(100, 2)]}
+    assert (seen.costs(BELIEVED).h2d, seen.costs(BELIEVED).d2h) == (100 / 6, 50)
+
+
+def test_a_copys_fixed_part_is_read_off_small_and_large_ones() -> None:
+    memgraph = nodes((RELOAD, "h2d", ()), (RELOAD, "h2d", (0,)))
+    large = replace(memgraph.nodes[1], nbytes=1000)
+    memgraph = replace(memgraph, nodes=(memgraph.nodes[0], large))
+    seen = observe(memgraph, [[Span("h2d", 0, 0, 3), Span("h2d", 1, 3, 15)]])
+    assert (seen.costs(BELIEVED).h2d, seen.costs(BELIEVED).copy) == (100, 2)
+
+
+def test_of_copies_of_one_size_the_fixed_part_is_what_was_believed() -> None:
+    memgraph = nodes((RELOAD, "h2d", ()), (RELOAD, "h2d", (0,)))
+    seen = observe(memgraph, [[Span("h2d", 0, 0, 5), Span("h2d", 1, 5, 12)]])
+    assert seen.costs(replace(BELIEVED, copy=1)).h2d == 20
+    less = seen.costs(replace(BELIEVED, copy=100))
+    assert (less.h2d, less.copy) == (200 / 7, 2.5)
+
+
+def test_a_task_that_runs_once_more_takes_what_it_took_before() -> None:
+    graph = TaskGraph()
+    a, b = graph.buffer("a", 8), graph.buffer("b", 8)
+    graph.task("t0", [], [a])
+    graph.task("t0 again", [], [b], recomputes="t0")
+    graph.task("t0", [], [a], engine="host", seconds=9.0)
+    memgraph = nodes((TASK, "compute", ()))
+    seen = observe(memgraph, [[Span("compute", 0, 0, 4)]])
+    assert [task.seconds for task in seen.on(graph).tasks] == [4, 4, 9]
+
+
+# ---- keep or remake ------------------------------------------------------------------------------
+
+
+def test_only_engines_that_matter_decide_whether_to_search_again() -> None:
+    expected = {"compute": 10.0, "h2d": 5.0, "d2h": 0.001}
+    assert not search_again(expected, {"compute": 12, "h2d": 6, "d2h": 0.1}, 9).yes
+    found = search_again(expected, {"compute": 12, "h2d": 8, "d2h": 0.1}, 9)
+    assert found.yes
+    assert found.why == "h2d took 1.60x what was expected, compute 1.20x"
+    assert not search_again(expected, {"compute": 12, "h2d": 8}, 1).yes
+
+
+@pytest.mark.parametrize(
+    ("new", "yes", "why"),
+    [
+        (0.96, True, "remade: 960 ms instead of 1e+03 ms"),
+        (0.98, False, "kept: the best other plan saves 2.0 %"),
+        (1.2, False, "kept: no other plan is faster"),
+    ],
+)
+def test_a_plan_that_saves_next_to_nothing_is_not_worth_moving(
+    new: float, yes: bool, why: str
+) -> None:
+    found = take_new(1.0, new)
+    assert (found.yes, found.why) == (yes, why)
