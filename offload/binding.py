@@ -20,7 +20,7 @@ from offload.kernels import Program, Value
 from offload.memgraph import TASK, MemGraph, Node
 from offload.memory import Arenas
 from offload.placement import Bindings, bind_task
-from offload.poison import Poison, StreamPoison
+from offload.poison import Poison
 from offload.taskgraph import Role, TaskGraph
 
 
@@ -72,8 +72,7 @@ class Binding:
         self.memgraph = plan.memgraph
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
-        kind = Poison if driver is None else StreamPoison
-        self._poison = kind(self.memgraph, arenas) if poison else None
+        self._poison = Poison(self.memgraph, arenas) if poison else None
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
         self._outputs = [self._output(value, arenas) for value in outputs]

@@ -113,13 +113,14 @@ class Cuda:
 
     def begin(self) -> None:
         self._device_before = torch.cuda.current_device()
+        self._current = None
         self._caller = torch.cuda.current_stream(self.device)
         self._begun.record(self._caller)
         for stream in self._streams.values():
             stream.wait_event(self._begun)
 
     def end(self) -> None:
-        caller, self._caller, self._current = self._caller, None, None
+        caller = self._caller
         if caller is None:
             return
         torch.cuda.set_stream(caller)  # makes the device of this stream the current one, too
@@ -129,6 +130,7 @@ class Cuda:
             fence = self._fences[engine]
             fence.record(stream)
             caller.wait_event(fence)
+        self._caller = self._current = None  # last: a Ctrl-C before has it done once more
 
     def synchronize(self) -> None:
         for stream in self._streams.values():

@@ -4,6 +4,9 @@
     threads   compute on the caller's thread; copies, host tasks and further devices on their own
     cuda      on the streams of a device, ahead of time (streams.py)
 
+When `run` returns, nothing touches the host's memory any more, and what the caller does on its own
+stream comes after all that is still under way on a device.
+
 All write down what ran when. An exception of a node ends the step: nothing new begins, what runs
 comes to its end, and the exception leaves `run` as it is. The next `run` starts afresh.
 """

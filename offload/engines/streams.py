@@ -140,7 +140,7 @@ class Streams:
             heaps={engine: [] for engine in workers},
             left=score.host_nodes,
         )
-        record.timed = self.measure
+        record.timed = False
         record.lanes += [lane for lane in lanes if lane.name not in HOST_ENGINES]
         with crew.lock:
             if crew.closed:
@@ -305,6 +305,7 @@ def _on_host(
 
 def _write_times(play: Play, record: Record) -> None:
     """The device's times instead of the host's, from the first node's begin."""
+    record.timed = True
     zero = min((lane.starts[0] for lane in play.lanes if lane.starts), default=0.0)
     _, base, _ = play.timed[0]
     for lane in play.lanes:

@@ -40,10 +40,12 @@ class Training:
             for name, tensor in named(self.model, self.optimizer).items():
                 tensor.copy_(self.start[name])
 
-    def run(self, made: Plan, engine: str, seed: int, order: str = "random") -> None:
+    def run(
+        self, made: Plan, engine: str, seed: int, order: str = "random", driver: Any = None
+    ) -> None:
         """Five steps; every difference from eager is an error that names it."""
         self.restart()
-        with Runner(made, engine, order, seed, poison=True) as runner:
+        with Runner(made, engine, order, seed, poison=True, driver=driver) as runner:
             for step, batch in enumerate(self.batches):
                 rated(self.optimizer, step)
                 torch.manual_seed(step)

@@ -1,0 +1,145 @@
+"""Models over the CPU's twin of a device: eager PyTorch's bits, whichever stream is late.
+
+Five steps each, compared as test_offload_models.py does, dead memory being NaN. What runs on a GPU
+is compared with eager there by benchmarks/gpu.
+"""
+
+import copy
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import offload
+from offload.drivers.twin import Twin
+from offload.executor import Runner
+from offload.late import Late
+
+HERE = Path(__file__).parent
+HELD = ("compute", "h2d", "d2h")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Its own team of threads would be another than eager's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        yield importlib.import_module("offload_training")
+
+
+@pytest.fixture(scope="module")
+def trained(training: Any) -> Any:
+    """`trained("gpt")` was captured and trained by eager PyTorch, once for all tests."""
+    models = importlib.import_module("offload_models")
+    kept: dict[str, Any] = {}
+
+    def one(name: str) -> Any:
+        if name not in kept:
+            kept[name] = training.trained(models, models.cases()[name])
+        return kept[name]
+
+    return one
+
+
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt", "llama"])
+def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
+    name: str, trained: Any
+) -> None:
+    case = trained(name)
+    smallest = case.planned(0.0, "auto")
+    for number, held in enumerate(HELD):
+        case.run(smallest, "cuda", number, "priority", Twin((held,)))
+    case.run(case.planned(0.6, "copy"), "cuda", 7, "random", Twin())
+    case.run(case.planned(1.0, "auto"), "cuda", 8, "random", Twin(("compute",)))
+
+
+class Wide(nn.Module):
+    """Huge weights, little to compute: copies are all that a step does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(32, 16384), nn.ReLU(), nn.Linear(16384, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def loss_of(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(y, target)
+
+
+def eagerly(module: nn.Module, optimizer: Any, batch: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(module(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def fresh(dropout: float = 0.0) -> tuple[nn.Module, nn.Module, Any, Any, list[Any]]:
+    ours = Wide()
+    if dropout:
+        ours.layers.insert(2, nn.Dropout(dropout))
+    theirs = copy.deepcopy(ours)
+    mine = torch.optim.AdamW(ours.parameters(), 1e-3, fused=True)
+    other = torch.optim.AdamW(theirs.parameters(), 1e-3, fused=True)
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(8, 32, generator=generator), torch.randn(8, 64, generator=generator))
+        for _ in range(4)
+    ]
+    return ours, theirs, mine, other, batches
+
+
+def alike(ours: nn.Module, theirs: nn.Module) -> bool:
+    pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("optimizer", ["device", "host"])
+def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: str) -> None:
+    ours, theirs, mine, other, batches = fresh(dropout=0.3)
+    graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
+    peak = offload.plan(graph).peak_bytes
+    made = offload.plan(graph, int(peak * 0.7), optimizer=optimizer)
+    engines = {node.engine for node in made.memgraph.nodes}
+    assert {"compute", "h2d", "d2h"} <= engines and ("host" in engines) == (optimizer == "host")
+    with Runner(made, "cuda", "random", 1, poison=True, driver=Twin((held,))) as runner:
+        for step, batch in enumerate(batches):
+            torch.manual_seed(step)
+            (loss,) = runner(*batch)
+            torch.manual_seed(step)
+            assert torch.equal(loss, eagerly(theirs, other, batch)), step
+            assert alike(ours, theirs), step
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: str) -> None:
+    ours, theirs, mine, other, batches = fresh()
+    graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
+    peak = offload.plan(graph).peak_bytes
+    made = offload.plan(graph, int(peak * 0.7), optimizer="host", late=True)
+    if made.rotation is None:
+        pytest.skip("no update of this plan waits")
+    with Runner(made, "cuda", driver=Twin((held,)), key="whole") as runner:
+        late = Late(runner, made.rotation, "steady")
+        runner.add("steady", made.rotation.steady)
+        for batch in batches:
+            loss, *_ = late.run(*batch)
+            assert torch.equal(loss, eagerly(theirs, other, batch))
+        late.flush()
+        assert alike(ours, theirs)
