@@ -12,7 +12,7 @@ from torch import nn
 
 from gpu.models import Batch, Case
 from gpu.part import Row
-from offload import OffloadError, Plan, Runner, TaskGraph, capture_training_step
+from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
 from offload.memgraph import OFFLOAD, RELOAD
 
 ENGINES: Mapping[str, tuple[str, ...]] = {
@@ -23,8 +23,6 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
 """Of the peak that the step has without a budget."""
 
-__all__ = ["ENGINES", "MIB", "SHARES", "attempt", "captured", "eager", "facts", "planned", "run_by"]
-
 
 def captured(
     case: Case, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, device: str
@@ -32,6 +30,28 @@ def captured(
     """The step on `device`, wherever the module's tensors are now."""
     more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
     return capture_training_step(module, case.loss(module), optimizer, *batch, **more)
+
+
+def step_graph(
+    case: Case, module: nn.Module, batch: Batch, device: str, prefill: bool
+) -> TaskGraph:  # fmt: skip
+    """A training step with an optimizer of its own, or the forward pass alone."""
+    if not prefill:
+        return captured(case, module, case.optimizer(module), batch, device)
+    more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
+
+    def step(*inputs: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return module(*inputs)
+
+    return capture(step, *batch, **more)
+
+
+def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
+    """none: no limit; minimum: the smallest that holds it; else a size or a share of the peak."""
+    if budget in SHARES:
+        return planned(graph, SHARES[budget], **more)
+    return plan(graph, budget, **more)
 
 
 def run_by(engine: str, made: Plan) -> Runner:

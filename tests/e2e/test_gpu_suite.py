@@ -79,6 +79,22 @@ def test_the_peak_of_a_planned_step_is_watched(tmp_path: Path) -> None:
         assert f"{cell}: real peak, of the budget" in table(tmp_path, "peaks")
 
 
+@pytest.mark.slow
+def test_planned_steps_are_timed_beside_eager_and_their_bounds(tmp_path: Path) -> None:
+    run_part("d", tmp_path)
+    found = rows(tmp_path, "speed")
+    assert {cell.split("; ")[0] for cell in found} == {"llama lora", "llama prefill"}
+    for row in found.values():
+        assert len(row["eager"]) == len(row["ours"]) == 2
+        assert min(row["over_eager"], row["over_bound"], row["bound_s"], row["formula_s"]) > 0
+    whole, least = (found[f"llama lora; {budget}; threads"] for budget in ("none", "minimum"))
+    assert whole["resident_share"] == 1.0 > least["resident_share"]
+    asked = {one["what"]: one["most"] for one in results(tmp_path, "speed")["asked"]}
+    assert asked["llama lora; none; threads: over eager"] == 1.02
+    assert asked["llama lora; minimum; threads: over the bound"] in (1.05, 1.10)
+    assert asked["llama prefill; minimum; threads: off the prediction"] == 0.10
+
+
 BROKEN = """
 import os, signal
 from gpu.part import Outcome, Step

@@ -1,0 +1,199 @@
+"""Part d: how long a planned step takes, over no offload and over what no order could beat.
+
+    round   eager  planned        in another order each; both models are there, one on the device
+    bound   of the plan: the busiest engine's work, or the longest path, of measured kernels
+            of the formula (bounds.py): of the model's shape and this machine's measured rates
+
+Asked: 1.05 of the bound where that is compute (LoRA and prefill of 8K tokens and more, from 6 GiB
+up), 1.10 elsewhere; 1.02 of eager where all fits; the step as one CUDA graph no slower than the
+loop; and predicted within a tenth of measured.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from offloading.report import Asked, Report, ratios, spread, table
+
+from gpu.bounds import Limit, Machine, limit
+from gpu.ours import ENGINES, attempt, facts, planned_to, run_by, step_graph
+from gpu.part import Found, Job, Outcome, Row, Rows, Step
+from gpu.picture import Panel
+from gpu.timing import REPEATS, WARM_UP, free, rounds
+from gpu.workloads import Workload, eagerly, workloads
+from offload import Costs, Plan, TaskGraph
+from offload.calibration import rates
+from offload.rates import Rates
+from offload.taskgraph import HOST
+
+NAME = "speed"
+CLAIM = (
+    "Claim: a planned step takes <= 1.05x of its bound where that is compute, <= 1.10x elsewhere"
+)
+COMPUTE, ELSEWHERE, RESIDENT, LOOP, PREDICTED = 1.05, 1.10, 1.02, 1.0, 0.10
+MANY = 8192
+"""Tokens from which on weights are hidden."""
+
+
+def steps(smoke: bool) -> Sequence[Step]:
+    engines = ENGINES["cpu"][:1] if smoke else ENGINES["cuda"]
+    cells = {
+        name: tuple(f"{name}; {budget}; {engine}" for budget in load.budgets for engine in engines)
+        for name, load in workloads(smoke).items()
+    }
+    if smoke:
+        return [Step("gpu.speed:measure", tuple(c for some in cells.values() for c in some))]
+    return [Step("gpu.speed:measure", some, minutes=4) for some in cells.values()]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What the cells of one workload share."""
+
+    name: str
+    load: Workload
+    eager: Callable[[], object]
+    module: torch.nn.Module
+    graph: TaskGraph
+    batch: tuple[torch.Tensor, ...]
+    costs: Costs
+    machine: Machine
+    plan: tuple[str, Plan] | None = None
+    """Of the last budget: both engines run it."""
+
+    def planned(self, budget: str) -> Plan:
+        if self.plan is None or self.plan[0] != budget:
+            self.plan = None
+            options = {**self.load.options, "costs": self.costs}
+            self.plan = budget, planned_to(self.graph, budget, **options)
+        return self.plan[1]
+
+
+def measure(job: Job) -> Rows:
+    found = rates(job.device, 0.5 if job.smoke else 2.5)
+    bench: Bench | None = None
+    for cell in job.cells:
+        name, budget, engine = cell.split("; ")
+        if bench is None or bench.name != name:
+            bench = None
+            free(job.device)
+            bench = _bench(name, job, found)
+        yield cell, attempt(partial(_one, bench, budget, engine, job))
+
+
+def _bench(name: str, job: Job, found: Rates) -> Bench:
+    load = workloads(job.smoke)[name]
+    torch.manual_seed(0)
+    batch = load.case.batch(job.device)
+    module = load.case.build("cpu")
+    graph = step_graph(load.case, module, batch, job.device, load.prefill)
+    costs = found.costs(load.precision if job.device == "cuda" else "float32")
+    machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
+    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine)
+
+
+def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
+    made = bench.planned(budget)
+    with run_by(engine, made) as runner:
+        calls = {"eager": bench.eager, "ours": partial(runner, *bench.batch)}
+        seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 1 if job.smoke else WARM_UP)
+    ours = statistics.median(seen["ours"])
+    share = resident_share(made)
+    formula = _formula(bench, share)
+    tokens = bench.load.shape.tokens if bench.load.shape else 0
+    return {
+        **facts(made), "eager": seen["eager"], "ours": seen["ours"],
+        "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
+        "over_bound": ours / made.bound.seconds,
+        "over_two_phase": ours / made.simulation.two_phase,
+        "off": abs(made.predicted_seconds - ours) / ours, "tokens": tokens,
+        "tokens_a_second": tokens / ours, "resident_share": share,
+        "formula_s": formula.seconds if formula else None,
+        "formula_binds": formula.binds if formula else "", "setting": bench.load.case.setting,
+    }  # fmt: skip
+
+
+def _formula(bench: Bench, share: float) -> Limit | None:
+    shape = bench.load.shape
+    return limit(shape, bench.machine, share) if shape is not None else None
+
+
+def resident_share(made: Plan) -> float:
+    """Of the bytes of persistent tensors those that stay on the device."""
+    buffers = made.graph.buffers
+    starts = {b: place for b, place in made.memgraph.starts.items() if buffers[b].persistent}
+    every = sum(buffers[b].nbytes for b in starts)
+    return sum(buffers[b].nbytes for b, p in starts.items() if p.arena != HOST) / max(1, every)
+
+
+def report(found: Found) -> Outcome:
+    said = Report(NAME, CLAIM, {"warm-up": WARM_UP, "repeats": REPEATS})
+    said.tables["A step"] = table(HEAD, [_line(cell, row) for cell, row in found.rows.items()])
+    settings = {cell.split("; ")[0]: row["setting"] for cell, row in found.rows.items()}
+    said.tables["Models"] = table(["workload", "setting"], [[*one] for one in settings.items()])
+    for cell in found.cells:
+        said.asked += _asked(cell, found)
+    said.remarks = [
+        "over eager: within a round; eager has everything on the device.",
+        "bound: of the plan, with measured seconds of its kernels. two-phase: an estimate for steps"
+        " that only offload forwards and only reload backwards: no order makes them overlap.",
+        "formula: of the model's shape and the rates measured at the start; resident: of the plan.",
+    ]
+    over = {cell: row["over_bound"] for cell, row in found.rows.items()}
+    eager = {cell: row["over_eager"] for cell, row in found.rows.items()}
+    return Outcome(said, [
+        Panel("Over the bound", "times", over, limit=COMPUTE),
+        Panel("Over eager without offload", "times", eager, limit=1.0),
+    ])  # fmt: skip
+
+
+HEAD = (
+    "workload", "budget", "engine", "device GiB", "host GiB", "resident", "GiB out + in",
+    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase", "predicted s",
+    "off by", "formula s", "tokens/s",
+)  # fmt: skip
+
+
+def _line(cell: str, row: Row) -> list[str]:
+    formula = row["formula_s"]
+    return [
+        *cell.split("; "), f"{row['device_mib'] / 1024:.2f}", f"{row['host_mib'] / 1024:.2f}",
+        f"{row['resident_share']:.0%}",
+        f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}",
+        spread(row["eager"]), spread(row["ours"]), f"{row['over_eager']:.3f}",
+        f"{row['bound_s']:.4f} {row['binds']}", f"{row['over_bound']:.3f}",
+        f"{row['over_two_phase']:.3f}", f"{row['predicted_s']:.4f}", f"{row['off']:.1%}",
+        f"{formula:.4f} {row['formula_binds']}" if formula is not None else "",
+        f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "",
+    ]  # fmt: skip
+
+
+def _asked(cell: str, found: Found) -> list[Asked]:
+    name, budget, engine = cell.split("; ")
+    row = found.rows.get(cell)
+    asked = [Asked(f"{cell}: off the prediction", PREDICTED, found.number(cell, "off"))]
+    if budget == "none":
+        asked.append(Asked(f"{cell}: over eager", RESIDENT, found.number(cell, "over_eager")))
+    most = COMPUTE if row is None or _hidden(name, row) else ELSEWHERE
+    asked.append(Asked(f"{cell}: over the bound", most, found.number(cell, "over_bound")))
+    if engine == "cudagraph":
+        asked.append(Asked(f"{cell}: over the loop", LOOP, _over_loop(cell, found)))
+    return asked
+
+
+def _hidden(name: str, row: dict[str, Any]) -> bool:
+    """Where the bound is compute."""
+    many = row["tokens"] >= MANY and ("lora" in name or "prefill" in name)
+    return many or row["binds"] == "compute"
+
+
+def _over_loop(cell: str, found: Found) -> float | None:
+    name, budget, _ = cell.split("; ")
+    loop = found.rows.get(f"{name}; {budget}; cuda")
+    graph = found.rows.get(cell)
+    if loop is None or graph is None:
+        return None
+    return statistics.median(graph["ours"]) / statistics.median(loop["ours"])

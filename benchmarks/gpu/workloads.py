@@ -1,0 +1,116 @@
+"""What parts d and f run: full fine-tuning, LoRA, prefill, a net of pictures.
+
+module on the host -> captured for the device -> plans of several budgets
+the same on the device, eager, beside them: both are timed in one round
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu.bounds import Shape
+from gpu.models import (
+    GPT2_XL,
+    LLAMA_7B,
+    LLAMA_13B,
+    TINY,
+    Batch,
+    Case,
+    Kind,
+    LastWord,
+    decoder,
+    language,
+    text,
+)
+from gpu.ours import eager
+from gpu.pictures import vit
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`case` builds it on any device."""
+
+    case: Case
+    budgets: tuple[str, ...]
+    """none: no limit; minimum: the smallest; else sizes."""
+    shape: Shape | None = None
+    """Of a language model, for the formula's bound."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `offload.plan`."""
+    precision: str = "bfloat16"
+    """Of its matrix products, as the calibration calls it."""
+
+    @property
+    def prefill(self) -> bool:
+        return self.shape is not None and self.shape.kind == "prefill"
+
+
+def workloads(smoke: bool) -> dict[str, Workload]:
+    seven = Kind(LLAMA_7B, lora=16, checkpointed=True)
+    thirteen = Kind(LLAMA_13B)
+    if smoke:
+        small = Kind(TINY, lora=4, checkpointed=True)
+        return {
+            "llama lora": trained(small, "lora", ("none", "minimum")),
+            "llama prefill": prefilled(Kind(TINY), ("minimum",)),
+        }
+    lengths = (1024, 4096, 8192, 16384)
+    return {
+        "gpt2-1.5b full 8x1K": trained(
+            Kind(GPT2_XL, "gpt2"), "full", ("none", "24GiB", "12GiB", "6GiB"), optimizer="auto"
+        ),
+        "llama-7b lora 8x1K": trained(seven, "lora", ("none", "16GiB", "8GiB", "6GiB")),
+        "llama-7b lora 32x1K": trained(seven.of(32, 1024), "lora", ("none", "24GiB", "16GiB")),
+        **{
+            f"llama-13b prefill {length // 1024}K": prefilled(
+                thirteen.of(1, length), ("none", "12GiB", "6GiB")
+            )
+            for length in lengths
+        },
+        "vit-l-16 full": Workload(
+            vit("l-16", smoke), ("none", "8GiB", "4GiB", "minimum"), precision="float32"
+        ),
+    }
+
+
+def trained(kind: Kind, how: str, budgets: tuple[str, ...], **options: Any) -> Workload:
+    return Workload(language(kind), budgets, shape_of(kind, how), options)
+
+
+def prefilled(kind: Kind, budgets: tuple[str, ...]) -> Workload:
+    case = language(kind)
+    build: Callable[[str], nn.Module] = lambda device: LastWord(decoder(kind, device)).eval()  # noqa: E731
+    batch: Callable[[str], Batch] = lambda device: text(kind.size, device)[:1]  # noqa: E731
+    size = kind.size
+    setting = f"llama of {size.depth} layers, {size.width} wide, 1 x {size.length}, bfloat16"
+    made = Case(build, case.optimizer, batch, case.loss, setting)
+    return Workload(made, budgets, shape_of(kind, "prefill"))
+
+
+def shape_of(kind: Kind, how: str) -> Shape:
+    """Its matrices: those of the blocks, and the head. (A prefill's head sees one word a row.)"""
+    size = kind.size
+    inside = (2 if kind.block == "gpt2" else 3) * size.width * size.inner
+    blocks = size.depth * (4 * size.width**2 + inside)
+    head = 0 if how == "prefill" else size.words * size.width
+    return Shape(
+        blocks + head, (blocks + size.words * size.width) * kind.dtype.itemsize,
+        size.depth, size.width, size.batch, size.length, how, kind.checkpointed,
+    )  # fmt: skip
+
+
+def eagerly(load: Workload, device: str) -> Callable[[], object]:
+    """One step without us, everything on the device."""
+    module, batch = load.case.build(device), load.case.batch(device)
+    if load.prefill:
+        return partial(_forward, module, batch)
+    return partial(eager(load.case, module, load.case.optimizer(module)), *batch)
+
+
+def _forward(module: nn.Module, batch: Batch) -> torch.Tensor:
+    with torch.no_grad():
+        return module(*batch)
