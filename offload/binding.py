@@ -72,6 +72,7 @@ class Binding:
         self.memgraph = plan.memgraph
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
+        self._arenas = arenas
         self._poison = Poison(self.memgraph, arenas) if poison else None
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
@@ -98,13 +99,18 @@ class Binding:
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
         if self._poison:
             self._poison.begin()
+        if any(target is not None and target.device.type == "cpu" for target in self._inputs):
+            self._arenas.rest()  # the step before may still read there
         for target, given in zip(self._inputs, batch, strict=True):
             if target is not None:
                 target.copy_(given)
 
     def outputs(self) -> tuple[Any, ...]:
+        """Where kernels run, wherever they lie when the step is over."""
+        device = self.program.device
         return tuple(
-            value.clone() if isinstance(value, torch.Tensor) else value for value in self._outputs
+            value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+            for value in self._outputs
         )
 
 

@@ -77,7 +77,7 @@ class Runner:
         self._bindings: dict[Hashable, Binding] = {}
         self._current: Binding | None = None
         check_memory(plan, plan.memgraph.arenas, memory_left())
-        self._arenas = Arenas(plan.memgraph.arenas)
+        self._arenas = self._taken(plan.memgraph.arenas)
         self._step_lock = threading.Lock()
         self._closed = False
         workers = plan.costs.host_workers if host_workers is None else host_workers
@@ -215,9 +215,15 @@ class Runner:
         }
         self._leave()
         self._bindings.clear()
-        self._arenas = Arenas({})
+        self._arenas = Arenas({}, self._program.device)
         check_memory(self._plan, sizes, memory_left())
-        self._arenas = Arenas(sizes)
+        self._arenas = self._taken(sizes)
+
+    def _taken(self, sizes: Mapping[int, int]) -> Arenas:
+        arenas = Arenas(sizes, self._program.device)
+        if arenas.note and arenas.note not in self._plan.graph.notes:
+            self._plan.graph.notes.append(arenas.note)
+        return arenas
 
     def _leave(self) -> None:
         if self._current:
@@ -232,7 +238,10 @@ class Runner:
             try:
                 self._engine.close()
             finally:
-                self._leave()
+                if self._current:  # not of a device that is lost
+                    self._leave()
+                    self._bindings.clear()
+                    self._arenas = Arenas({}, self._program.device)
 
     def abandon(self) -> None:
         """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
@@ -278,9 +287,9 @@ def _checked(batch: Sequence[Any], program: Program) -> Shape:
     for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
         if not isinstance(given, torch.Tensor):
             raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
-        if given.dtype != value.dtype or given.device.type != "cpu":
+        if given.dtype != value.dtype or given.device.type not in ("cpu", program.device.type):
             raise StepError(
-                f"input {number} is {given.dtype} on {given.device}; {value.dtype} on cpu is"
-                " expected"
+                f"input {number} is {given.dtype} on {given.device}; {value.dtype} on"
+                f" {program.device} is expected"
             )
     return tuple(tuple(given.shape) for given in batch)

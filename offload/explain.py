@@ -288,11 +288,12 @@ def _waiting(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _outputs(plan: Plan) -> str:
-    from offload.shim import why_not
+    from offload.cuda_shim import why_not_on
+    from offload.kernels import device_of
 
     if plan.placement == "shim":
         return "written by the kernels at their planned addresses (placement: shim)"
-    reason = why_not() or "as asked for"
+    reason = why_not_on(device_of(plan.graph)) or "as asked for"
     return f"copied to their planned addresses (placement: copy; {reason})"
 
 

@@ -41,7 +41,7 @@ class Layout:
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty(0, dtype=self.dtype)
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
 
 
@@ -92,6 +92,8 @@ class Homes:
         self._homes = [
             Home(key, arenas.bytes(place), self._live(key)) for key, place in self.places.items()
         ]
+        for home in self._homes:
+            arenas.origins.setdefault(home.key, home.tensors[0].device)
         self._sources = [source for home in self._homes for source in self._source(home.key)]
         self._at = [at for home in self._homes for at in home.at]
 
@@ -110,8 +112,9 @@ class Homes:
         for home in self._homes:
             live = self._live(home.key)
             if _addresses(live) != home.at:
-                _check(home, live)
+                _check(home, live, self._arenas.device)
                 strays.append((home, live))
+        self._arenas.rest()
         # One that is in these arenas, and not at home, may lie where another has its home.
         for home, live in strays:
             for tensor, at in zip(live, home.at, strict=True):
@@ -155,7 +158,7 @@ class Homes:
                 for tensor, at in zip(tensors, home.at, strict=False):
                     if tensor.data_ptr() == at:
                         there[id(tensor)] = tensor
-            move_out(list(there.values()))
+            move_out(list(there.values()), self._arenas.origins[home.key])
 
 
 def _asked(
@@ -168,13 +171,14 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
-def _check(home: Home, live: Sequence[torch.Tensor]) -> None:
+def _check(home: Home, live: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Between two steps it may be on the host or where kernels run."""
     for found, layout in zip(live, home.layouts, strict=True):
         alike = (found.dtype, found.size()) == (layout.dtype, layout.size)
-        if not alike or found.device.type != "cpu":
+        if not alike or found.device.type not in ("cpu", device.type):
             raise StepError(
                 f"tensor {home.key} is {found.dtype} {tuple(found.size())} on {found.device} now;"
-                f" the step was captured with {layout.dtype} {tuple(layout.size)} on cpu:"
+                f" the step was captured with {layout.dtype} {tuple(layout.size)} on {device}:"
                 " capture it again"
             )
 
@@ -203,13 +207,14 @@ def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
     return Place(home.arena, home.offset, end)
 
 
-def move_out(tensors: Sequence[torch.Tensor]) -> None:
-    """These, which share a storage, to ordinary memory of their own."""
+def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> None:
+    """These, which share a storage, to ordinary memory of their own; on this device, if given."""
     if tensors:
-        memory = _bytes(tensors[0]).clone()
+        memory = _bytes(tensors[0]).to(device or tensors[0].device, copy=True)
         for tensor in tensors:
             tensor.data = Layout.of(tensor).over(memory)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return empty.set_(tensor.untyped_storage())

@@ -104,6 +104,8 @@ class Program:
     """Called when a step is over: host-side counters of the optimizer."""
     device: torch.device = CPU
     """Where its kernels run. The host's arena is in the machine's memory whatever it is."""
+    fixed: int = 0
+    """Bytes that libraries keep for themselves on the device, once for all kernels: measured."""
 
     def renamed(self, names: Mapping[int, int]) -> "Program":
         """Over other buffers."""
@@ -113,6 +115,11 @@ class Program:
 
         inputs = tuple(value.renamed(names) for value in self.inputs)
         return replace(self, inputs=inputs, outputs=_map(self.outputs, rename))
+
+
+def device_of(graph: Any) -> torch.device:
+    """Where the kernels of a TaskGraph run; of one built by hand, on the CPU."""
+    return CPU if graph.program is None else graph.program.device
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offload import shim
+from offload.cuda_shim import available_on, load_on
 from offload.errors import GraphError
 from offload.joined import joined
-from offload.kernels import Call, Value
+from offload.kernels import CPU, Call, Value
 from offload.memgraph import SMALL_WORKSPACE, Node, Place
 from offload.taskgraph import Task, TaskGraph
 
@@ -62,14 +62,14 @@ class Bindings:
     """What `fast` found, by op and kinds of arguments."""
 
 
-def chosen(mode: str = "auto") -> str:
-    """The mode that `auto` stands for here. Forcing the shim where there is none is an error."""
+def chosen(mode: str = "auto", device: torch.device = CPU) -> str:
+    """The mode that `auto` stands for there. Forcing the shim where there is none is an error."""
     if mode == "auto":
-        return SHIM if shim.available() else COPY
+        return SHIM if available_on(device) else COPY
     if mode not in MODES:
         raise ValueError(f"placement {mode!r}: one of auto, {', '.join(MODES)} is needed")
     if mode == SHIM:
-        shim.load()
+        load_on(device)
     return mode
 
 
@@ -83,7 +83,6 @@ def bind_task(
 ) -> Run:
     """What runs the task. `arenas`: a 1-D uint8 tensor for each device and the host; `scratch`:
     for a workspace of up to `SMALL_WORKSPACE` bytes that has no place of its own."""
-    mode = chosen(mode)
     task = graph.tasks[node.task]
     places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
     kernel = task.kernel
@@ -98,11 +97,19 @@ def bind_task(
     workspace = scratch if task.workspace <= SMALL_WORKSPACE else None
     if len(node.accesses) > len(task.touches):
         workspace = node.accesses[-1].place
-    binder = _Binder(arenas, places, mode, workspace, Bindings() if bindings is None else bindings)
+    device = _device(arenas, node)
+    mode = chosen(mode, device)
+    bindings = Bindings() if bindings is None else bindings
+    binder = _Binder(arenas, places, mode, workspace, bindings, device)
     together = joined(kernel.calls, binder.view)
     runs = [binder.served(call, run) for call, run in together]
     runs = runs or [binder.bound(call) for call in kernel.calls]
     return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
+
+
+def _device(arenas: Arenas, node: Node) -> torch.device:
+    """Where a task's bytes are: of one on the host, in the machine's memory."""
+    return next((arenas[access.place.arena].device for access in node.accesses), CPU)
 
 
 def _in_a_row(runs: tuple[Run, ...]) -> None:
@@ -134,6 +141,7 @@ class _Binder:
     mode: str
     workspace: Place | None
     bindings: Bindings
+    device: torch.device
 
     def bound(self, call: Call) -> Run:
         args, kwargs = call.arguments(self.view)
@@ -148,7 +156,8 @@ class _Binder:
         if not call.allocations and not targets:
             return run
         slots = [(a.nbytes, self.address(call, a)) for a in call.allocations]
-        return shim.load().bind(run, slots, _Settle(call, targets, self.bindings))
+        settle = _Settle(call, targets, self.bindings)
+        return load_on(self.device).bind(run, slots, settle, self.device.index or 0)
 
     def view(self, value: Value) -> torch.Tensor:
         """The value's tensor in its arena."""

@@ -229,7 +229,7 @@ def plan(
         _budgets(budget, graph.devices),
         None if host_budget is None else _size("host_budget", host_budget),
         costs or Costs(),
-        _placement(placement),
+        _placement(placement, graph),
         recompute,
         optimizer,
         proven,
@@ -324,13 +324,16 @@ def _size(name: str, given: str | int) -> int:
         raise GraphError(f"{name}: {error}") from None
 
 
-def _placement(asked: str) -> str:
-    from offload.shim import available, why_not
+def _placement(asked: str, graph: TaskGraph) -> str:
+    from offload.cuda_shim import available_on, why_not_on
+    from offload.kernels import device_of
 
+    device = device_of(graph)
     if asked == "copy":
         return asked
-    if available() is not None:
+    if available_on(device) is not None:
         return "shim"
     if asked == "shim":
-        raise GraphError(f"placement='shim' cannot be had: {why_not()}; use placement='copy'")
+        why = why_not_on(device)
+        raise GraphError(f"placement='shim' cannot be had: {why}; use placement='copy'")
     return "copy"

@@ -4,16 +4,25 @@
 
 Whoever is the last to touch a block fills it, before anybody is told that it is done: the next
 owner of the bytes waits for that. 0xFF is a NaN in every floating type, and -1 in whole numbers.
+
+    compute  [ F1 reads a ....... ]mark         on a device, where a node is only enqueued when its
+    d2h      [ O a ]mark  (waits for both marks)[ fill ]     run returns: the fill waits for marks
+
+There the host's arena is left alone: only the host could fill it, in no order with the copies.
 """
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+import torch
 
 from offload.engines import Run
 from offload.memgraph import MemGraph, Place
 from offload.memory import Arenas
+from offload.taskgraph import HOST
 
 NAN = 0xFF
 
@@ -23,6 +32,8 @@ class Poison:
 
     def __init__(self, memgraph: MemGraph, arenas: Arenas) -> None:
         blocks = memgraph.blocks
+        self._device = arenas.device
+        self._marks: list[list[Any]] = [[] for _ in blocks]
         self._uses = [len(set(block.nodes)) for block in blocks]
         self._left = list(self._uses)
         self._lock = threading.Lock()
@@ -41,21 +52,39 @@ class Poison:
 
     def _run(self, run: Run, touched: list[int]) -> None:
         run()
+        mark = self._mark()
         with self._lock:
             for block in touched:
                 self._left[block] -= 1
+                self._marks[block].append(mark)
             dead = [block for block in touched if not self._left[block]]
         for block in dead:
+            self._wait(self._marks[block])
             self._fills[block]()
+
+    def _mark(self) -> Any:
+        """When what is enqueued on the current stream by now is done."""
+        if self._device.type != "cuda":
+            return None
+        mark = torch.cuda.Event()
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
+
+    def _wait(self, marks: Sequence[Any]) -> None:
+        for mark in marks if self._device.type == "cuda" else ():
+            torch.cuda.current_stream(self._device).wait_event(mark)
 
     def begin(self) -> None:
         """Before the inputs of a step are there."""
         self._left = list(self._uses)
+        self._marks = [[] for _ in self._uses]
         for fill in self._first:
             fill()
 
 
 def _fill(arenas: Arenas, place: Place) -> Callable[[], object]:
+    if arenas.device.type == "cuda":
+        return tuple if place.arena == HOST else partial(arenas.bytes(place).fill_, NAN)
     return partial(ctypes.memset, arenas.address(place), NAN, place.nbytes)
 
 
