@@ -14,10 +14,11 @@ the exception says so in a note, and the runner can be used again.
 """
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +40,7 @@ from offload.trace import Trace
 CUDA = "cuda"
 ENGINES = ("threads", "serial", CUDA)
 Shape = tuple[tuple[int, ...], ...]
+T = TypeVar("T")
 
 
 class Runner:
@@ -142,25 +144,27 @@ class Runner:
     def _run_nodes(
         self, key: Hashable, batch: Sequence[torch.Tensor]
     ) -> tuple[Binding, tuple[Any, ...]]:
-        """Without autograd, and without autocast: the captured ops are of the right types already.
+        """Without autograd, and without autocast: the captured ops have the right types already."""
+        inner = partial(self._run_without_autograd, key, batch)
+        return _without_autocast(
+            "cpu", partial(_without_autocast, self._program.device.type, inner)
+        )
 
-        A Ctrl-C inside the `__exit__` of `torch.no_grad()` would leave the caller without autograd:
-        a plain call in a `finally` cannot be struck before it is done."""
-        autocast = torch.is_autocast_enabled("cpu")
+    def _run_without_autograd(
+        self, key: Hashable, batch: Sequence[torch.Tensor]
+    ) -> tuple[Binding, tuple[Any, ...]]:
+        """A Ctrl-C inside the `__exit__` of `torch.no_grad()` would leave the caller without
+        autograd: a plain call in a `finally` cannot be struck before it is done."""
+        autograd = torch.is_grad_enabled()
         try:
-            torch.set_autocast_enabled("cpu", False)
-            autograd = torch.is_grad_enabled()
-            try:
-                torch._C._set_grad_enabled(False)
-                bound = self._enter(key)
-                bound.begin(batch)
-                self._run(bound)
-                torch.autograd.graph.increment_version(bound.homes.counted())
-                return bound, bound.outputs()
-            finally:
-                torch._C._set_grad_enabled(autograd)
+            torch._C._set_grad_enabled(False)
+            bound = self._enter(key)
+            bound.begin(batch)
+            self._run(bound)
+            torch.autograd.graph.increment_version(bound.homes.counted())
+            return bound, bound.outputs()
         finally:
-            torch.set_autocast_enabled("cpu", autocast)
+            torch._C._set_grad_enabled(autograd)
 
     def _run(self, bound: Binding) -> None:
         record = Record()
@@ -262,6 +266,15 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _without_autocast(kind: str, run: Callable[[], T]) -> T:
+    before = torch.is_autocast_enabled(kind)
+    try:
+        torch.set_autocast_enabled(kind, False)
+        return run()
+    finally:
+        torch.set_autocast_enabled(kind, before)
 
 
 def _driver(engine: str, program: Program, driver: Driver | None) -> Driver | None:
