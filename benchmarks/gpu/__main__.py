@@ -1,4 +1,5 @@
 """benchmarks/gpu/run.sh PART [--smoke] [--out DIR] [--minutes 8.5] [--retry] [--only WORD ...]
+    [--data DIR]
 
     a ceilings   b equality   c peaks   d speed   e peers   f ablations   g loading   h accuracy
 
@@ -55,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("part", choices=list(MODULES))
     parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny: that it works")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--data", default="", metavar="DIR", help="with cifar-10-batches-py")
     parser.add_argument("--minutes", type=float, default=8.5, help="begin nothing after so many")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="of a cell's name")
@@ -78,11 +80,14 @@ def _measure(steps: list[Step], store: Store, args: argparse.Namespace, device: 
             if begun and left < 60 * step.minutes:
                 break
             print(f"{step.run}: {', '.join(cells)}", flush=True)
-            job = Job(step.run, tuple(cells), step.arguments, device, args.smoke)
+            work = str(store.path.with_suffix(".work"))
+            job = Job(
+                step.run, tuple(cells), step.arguments, device, args.smoke, args.data, work
+            )  # fmt: skip
             problem, late = launch(job, store, max(1.0, left), step.environment)
             still = store.missing(cells)
-            if late and begun:
-                break  # it has all of the next call's time
+            if late and (begun or len(still) < len(cells)):
+                break  # what comes next has all of the next call's time
             begun = True
             fruitless = fruitless + 1 if len(still) == len(cells) else 0
             _blame(still, problem, fruitless, store)

@@ -59,6 +59,10 @@ class Job:
     arguments: Mapping[str, Any]
     device: str
     smoke: bool
+    data: str = ""
+    """The folder that was given with `--data`, or nothing."""
+    work: str = ""
+    """A folder that outlives the process: checkpoints, pictures that were made up."""
 
 
 @dataclass(frozen=True, slots=True)

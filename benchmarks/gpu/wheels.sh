@@ -4,15 +4,15 @@
 #     benchmarks/gpu/wheels.sh core|peers|roundpipe|dali DIR      [PYTHON=...] [PY=3.12] [LIMIT_MB=60]
 #     DIR/core/install.sh                                         there
 #
-# A part is a folder of its own, each below LIMIT_MB, so that it travels in one piece; a part that
-# is not says so and is left there, to be split or copied by other means.
+# A part is a folder of its own, below LIMIT_MB so that it travels in one piece; dali is not, and
+# says so: its files go one by one.
 #
 #     core        lightning and what it needs, what `perfect` needs, torchmetrics; no torch
 #     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
 #                 accelerate, and what they need
-#     roundpipe   roundpipe, beartype; transformers is 13 MB of it: roundpipe asks for none of it
-#                 with a plain Sequential, so it is left out
-#     dali        DALI for the CUDA of the machine; its wheel alone is above 60 MB
+#     roundpipe   roundpipe, beartype; it does without transformers where stages are given to it
+#     dali        DALI and the decoders that it loads: 270 MB, so its wheel comes in pieces, each
+#                 below LIMIT_MB, which install.sh puts together
 #
 # torch and torchvision are never in a part: they must match the machine's CUDA. install.sh says
 # which torch and torchvision it finds, installs what is missing with --no-deps, and ends with one
@@ -66,7 +66,10 @@ case $part in
     imports=(roundpipe)
     ;;
   dali)
-    fetch nvidia-dali-cuda130==2.4.0
+    fetch nvidia-dali-cuda130==2.4.0 nvidia-nvimgcodec-cu13==0.9.0.20 nvidia-libnvcomp-cu13==5.3.0.16 \
+      nvidia-nvjpeg==13.3.2.43 nvidia-nvjpeg2k-cu13==0.11.0.51 nvidia-nvtiff-cu13==0.8.0.82 \
+      astunparse==1.6.3 gast==0.7.0 libcst==1.9.0 makefun==1.16.0 six==1.17.0 nvtx==0.2.17 \
+      optree==0.20.0
     imports=(nvidia.dali)
     ;;
   *)
@@ -74,6 +77,13 @@ case $part in
     exit 2
     ;;
 esac
+
+for wheel in "$out"/*.whl; do
+  if [ "$(stat -c %s "$wheel")" -ge $((limit * 1000000)) ]; then
+    split --bytes=$((limit * 5 / 6))M --numeric-suffixes "$wheel" "$wheel.piece"
+    rm "$wheel"
+  fi
+done
 
 cat > "$out/install.sh" <<'INSTALL'
 #!/usr/bin/env bash
@@ -88,6 +98,9 @@ for name in ("torch", "torchvision", "numpy"):
     there = importlib.util.find_spec(name) is not None
     print(name, metadata.version(name) if there else "is not installed", flush=True)
 SAY
+for first in *.whl.piece00; do
+  if [ -e "$first" ]; then cat "${first%00}"* > "${first%.piece00}"; fi
+done
 # A package that the machine has already stays as it is: only what is missing comes in.
 wanted=()
 for wheel in *.whl; do
@@ -109,7 +122,7 @@ INSTALL
 sed -i "s/IMPORTS/${imports[*]}/" "$out/install.sh"
 chmod +x "$out/install.sh"
 mega=$(du -s --block-size=1M "$out" | cut -f1)
-echo "$part: $(ls "$out"/*.whl | wc -l) wheels, $mega MB"
+echo "$part: $(ls "$out"/*.whl* | wc -l) files, $mega MB"
 if [ "$mega" -ge "$limit" ]; then
-  echo "$part is not below $limit MB: it does not travel in one piece"
+  echo "$part is not below $limit MB: it does not travel in one go, each of its files does"
 fi

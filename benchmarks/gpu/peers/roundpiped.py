@@ -1,0 +1,93 @@
+"""RoundPipe: a list of stages over pinned weights, two micro-batches, recomputed by stage.
+
+    First (words, angles) -> Middle, a block each -> Last (norm, loss)     what flows is a tuple
+
+`late` is its default: the update runs beside the next step, which has the weights from before it.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+
+from gpu.models import Decoder, Kind, WordLoss, turns
+from gpu.peers.task import Running, Setup, Whole, batch, whole
+
+MICRO_BATCHES = 2
+Flow = tuple[torch.Tensor, ...]
+
+
+class First(nn.Module):
+    def __init__(self, inner: Decoder, kind: Kind) -> None:
+        super().__init__()
+        self.words = inner.words
+        self.pairs = kind.size.width // kind.size.heads // 2
+        self.places = inner.places if kind.block == "gpt2" else None
+
+    def forward(self, ids: torch.Tensor, words: torch.Tensor) -> Flow:
+        x = self.words(ids)
+        if self.places is not None:
+            return x + self.places.weight[: ids.shape[1]], words
+        return x, words, *turns(ids.shape[1], self.pairs, x)
+
+
+class Middle(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, flow: Flow) -> Flow:
+        x, words, *given = flow
+        return self.block(x, *given), words, *given
+
+
+class Last(nn.Module):
+    """Its part of the loss: the step adds up those of the micro-batches."""
+
+    def __init__(self, inner: Decoder, parts: int) -> None:
+        super().__init__()
+        self.norm, self.head, self.parts = inner.norm, inner.head, parts
+        self.loss = WordLoss(inner)
+
+    def forward(self, flow: Flow) -> torch.Tensor:
+        return self.loss(self.norm(flow[0]), flow[1]) / self.parts
+
+
+def stages(inner: Decoder, kind: Kind, parts: int) -> nn.Sequential:
+    return nn.Sequential(
+        First(inner, kind), *(Middle(block) for block in inner.blocks), Last(inner, parts)
+    )
+
+
+def late(setup: Setup) -> AbstractContextManager[Running]:
+    return _pipe(setup, is_async=True)
+
+
+def waiting(setup: Setup) -> AbstractContextManager[Running]:
+    return _pipe(setup, is_async=False)
+
+
+@contextmanager
+def _pipe(setup: Setup, is_async: bool) -> Iterator[Running]:
+    import roundpipe  # pyright: ignore[reportMissingImports]
+
+    module = whole(setup, "cpu", checkpointed=False)
+    assert isinstance(module, Whole)
+    parts = min(MICRO_BATCHES, setup.kind.size.batch)
+    run = roundpipe.RoundPipeRunConfig(num_microbatch=parts)
+    pipe = roundpipe.RoundPipe(stages(module.inner, setup.kind, parts), model_run_config=run)
+    optimizer = torch.optim.AdamW(pipe.optim_parameters(), 1e-4, fused=True)
+    inputs = batch(setup, "cpu")
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step() -> torch.Tensor:
+        loss = pipe.forward_backward(input_args=inputs)
+        pipe.step(update, is_async=is_async)
+        return loss
+
+    yield Running(step)
+    pipe.synchronize()
