@@ -164,7 +164,7 @@ def notes(memgraph: MemGraph, record: Record) -> list[str]:
         where = f" ({task.where})" if task.where else ""
         found.append(f"in {what}{where}, on engine {node.engine}")
     if record.under_way:
-        names = ", ".join(memgraph.name(node) for node in record.under_way)
+        names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
         found.append(f"the device told of it late; it had in its queues then: {names}")
     updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
     done = len(updates.intersection(record.finished))
@@ -174,6 +174,12 @@ def notes(memgraph: MemGraph, record: Record) -> list[str]:
             + (" may be half way to the next step" if done else " are those of the step before")
         )
     return found
+
+
+def _with_line(memgraph: MemGraph, number: int) -> str:
+    node = memgraph.nodes[number]
+    where = memgraph.graph.tasks[node.task].where if node.kind == TASK else ""
+    return f"{memgraph.name(number)} ({where})" if where else memgraph.name(number)
 
 
 def _updates(node: Node, graph: TaskGraph) -> bool:

@@ -426,8 +426,8 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
             if says_something(name, section):
                 yield (name,), f"has no effect: {model['class_path']} decides this"
-    if isinstance(raw.get("offload"), dict) and given("trainer").get("accelerator") == "gpu":
-        yield ("trainer", "accelerator"), "gpu, but offload runs on the CPU so far: give cpu"
+    if isinstance(raw.get("offload"), dict):
+        yield from _idle_offload(given("offload"), given("trainer"))
     data = given("data").get("name")
     if data in ("cifar10", "wikitext2"):
         default = LoaderConfig().model_dump(mode="json")
@@ -455,6 +455,28 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         if given("switch").get("rule") == "plateau":
             reason = "a plateau is told by accuracy, and a language model has loss and perplexity"
             yield ("switch", "rule"), f"{reason}: give fixed or budget"
+
+
+def _idle_offload(
+    offload: dict[str, Any], trainer: dict[str, Any]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    engine, accelerator = offload.get("engine", "auto"), trainer.get("accelerator", "auto")
+    devices = trainer.get("devices", 1)
+    if engine in ("cuda", "cudagraph") and accelerator == "cpu":
+        yield (
+            ("offload", "engine"),
+            f"{engine} runs on a GPU, and trainer.accelerator is cpu: give auto or threads",
+        )
+    if engine == "threads" and accelerator == "gpu":
+        yield (
+            ("offload", "engine"),
+            "threads runs on the CPU, and trainer.accelerator is gpu: give auto, cuda or cudagraph",
+        )
+    if accelerator == "gpu" and type(devices) is int and devices > 1:
+        yield (
+            ("trainer", "devices"),
+            f"{devices}, but offload runs on one GPU so far: give 1, or no offload",
+        )
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:

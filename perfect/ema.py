@@ -26,6 +26,9 @@ class Ema:
         decay = min(self.decay, (1 + self.updates) / (WARMUP_STEPS + self.updates))
         now = _state(module)
         names = [name for name, value in now.items() if value.is_floating_point()]
+        for name in names:  # it lies where its weight does: an offloaded run has some on the host
+            if self._shadow[name].device != now[name].device:
+                self._shadow[name] = self._shadow[name].to(now[name].device)
         shadows, values = [self._shadow[n] for n in names], [now[n] for n in names]
         # One fused call, as torch.optim makes it: a call a tensor costs more than the arithmetic.
         torch._foreach_lerp_(shadows, values, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]

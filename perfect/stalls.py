@@ -189,6 +189,8 @@ class StallLog(L.Callback):
                 "resident_seconds": plan.resident_seconds,
                 "bound_seconds": plan.bound.seconds,
                 "binds": plan.bound.engine,
+                "device": self._strategy.target.name,
+                "engine": self._strategy.target.engine,
             }
         return self._plan
 

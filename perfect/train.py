@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from loaders import LoaderError
-from offload import OffloadError
+from offload import DeviceLost, OffloadError
 from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer, to_blame
 from perfect.check import print_plan
 from perfect.config import RunConfig, dump_config
@@ -115,6 +115,8 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         if refused := to_blame(error):
             raise refused from error
         console.print(f"[red]{error}[/]", highlight=False)
+        if isinstance(error, DeviceLost) and folder.checkpoint.exists():
+            console.print("the same command resumes from the last checkpoint")
     except (LossNotFinite, LoaderError, PhaseError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         console.print(f"[red]{run['error']}[/]", highlight=False)

@@ -34,6 +34,7 @@ from offload.training import parameters_of
 from trainers.closure import Batch
 from trainers.planned import Planned
 from trainers.steps import Micro, Step
+from trainers.target import Target
 
 BROADCAST_BYTES = 250 << 20
 """Of buffers that torch's DDP sends at once."""
@@ -66,6 +67,16 @@ class OffloadDDPStrategy(Planned, DDPStrategy):
         self._blocked = False
 
     # ---- what Lightning calls -------------------------------------------------------------------
+
+    def find_target(self) -> Target:
+        target = super().find_target()
+        if target.on_gpu:  # its buckets and all-reduces are those of the CPU (offload/ranks.py)
+            raise OffloadError(
+                "OffloadDDPStrategy runs on the CPU so far, and the trainer's device is"
+                f" {target.device}: give Trainer(accelerator='cpu'), or on one GPU"
+                " OffloadStrategy() with devices=1"
+            )
+        return target
 
     def configure_ddp(self) -> None:
         """All ranks begin with rank 0's values. Wrapped or not is known at the first step."""

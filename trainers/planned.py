@@ -40,7 +40,7 @@ from trainers.hooks import Silence
 from trainers.interrupt import Interrupt
 from trainers.measured import MeasuredPlan, Meter, Spent
 from trainers.steps import Asked, Micro, Step, Steps
-from trainers.target import MakeDriver, check_engine, target_of
+from trainers.target import MakeDriver, Target, check_engine, target_of
 
 
 class Planned(Strategy):
@@ -133,15 +133,25 @@ class Planned(Strategy):
             self._go_eager(str(error))
             return None
 
+    @property
+    def target(self) -> Target:
+        """Where the steps of the last run were made."""
+        return self._asked.target
+
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        target = target_of(self._asked.engine, self.accelerator, self.root_device, self._driver)
+        target = self.find_target()
         super().setup_environment()
         before = self._asked.target
         if target.device == before.device:
             target = replace(target, costs=before.costs)
         self._asked = replace(self._asked, target=target.measured(self.precision_plugin))
+
+    def find_target(self) -> Target:
+        """The trainer's device, and the engine that runs there. Raise `OffloadError` where none
+        does."""
+        return target_of(self._asked.engine, self.accelerator, self.root_device, self._driver)
 
     def model_to_device(self) -> None:
         """To the GPU only as far as the plan says so, at the first step."""

@@ -10,7 +10,6 @@ costs a capture a plan; where it cannot capture a step it says so and uses `cuda
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
@@ -18,11 +17,12 @@ from lightning.pytorch.plugins.precision import Precision
 
 from offload import Costs, OffloadError, Plan, Runner
 from offload.calibration import calibrate
+from offload.drivers import Driver
 from offload.kernels import CPU
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
-MakeDriver = Callable[[], Any]
+MakeDriver = Callable[[], Driver]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Target:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else self.device.type
 
     @property
     def may_vary(self) -> bool:
@@ -60,7 +65,8 @@ class Target:
         return replace(self, costs=calibrate(self.device, products_of(plugin)))
 
     def runner(self, plan: Plan, key: Hashable = None) -> Runner:
-        return Runner(plan, self.engine, key=key)
+        driver = self.driver() if self.driver is not None else None
+        return Runner(plan, self.engine, key=key, driver=driver)
 
 
 def products_of(plugin: Precision) -> str:

@@ -4,13 +4,13 @@ no section   plain Lightning        a section   `OffloadStrategy` with its keys 
 """
 
 import lightning as L
-from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import Strategy
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from perfect.config import RunConfig
 from perfect.errors import BuildError
 from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers.planned import Planned
 
 
 def build_strategy(config: RunConfig) -> Strategy | str:
@@ -23,15 +23,16 @@ def build_strategy(config: RunConfig) -> Strategy | str:
         raise BuildError("offload.engine", str(error)) from error
 
 
-def check_device(config: RunConfig, trainer: L.Trainer) -> None:
+def check_device(trainer: L.Trainer) -> None:
     """What `accelerator: auto` has found is known only now."""
-    if config.offload is not None and not isinstance(trainer.accelerator, CPUAccelerator):
-        found = type(trainer.accelerator).__name__
-        raise BuildError(
-            "trainer.accelerator",
-            f"{config.trainer.accelerator} gives {found}, and offload runs on the CPU so far: give"
-            " cpu",
-        )
+    if not isinstance(trainer.strategy, Planned):
+        return
+    try:
+        trainer.strategy.find_target()
+    except OffloadError as error:
+        of_engine = str(error).startswith("engine=")
+        key = "offload.engine" if of_engine else "trainer.accelerator"
+        raise BuildError(key, str(error)) from error
 
 
 def to_blame(error: OffloadError) -> BuildError | None:

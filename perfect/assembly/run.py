@@ -112,7 +112,7 @@ def build_trainer(
         )
     except MisconfigurationException as error:
         raise BuildError("trainer", str(error)) from error
-    check_device(config, trainer)
+    check_device(trainer)
     return trainer
 
 

@@ -9,6 +9,7 @@ missing is left out.
 """
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from perfect.report.page import note, plot, section, table
@@ -114,7 +115,7 @@ def steps_section(run: Run) -> str:
     more = f" {count(made)} plans were made; those that are not listed are no longer kept."
     return section(
         "Step time, predicted and measured",
-        f"<p>{prediction(found)}</p>",
+        f"<p>{prediction(found)}{_where(found)}</p>",
         table(head, rows, words=(0, 1, 9)),
         note("Measured: the median of the latest runs." + (more if made > kept else "")),
     )
@@ -138,6 +139,12 @@ def prediction(found: Row) -> str:
         f"{said} That is {off} more: the machine was busier than when its kernels were measured, or"
         " what stands between two kernels counts. The budget is kept all the same."
     )
+
+
+def _where(found: Row) -> str:
+    """Runs of older versions do not say it."""
+    device, engine = found.get("device"), found.get("engine")
+    return f" Steps ran on {escape(str(device))}, engine {escape(str(engine))}." if device else ""
 
 
 def _ratio(row: Row) -> float | None:

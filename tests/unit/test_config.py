@@ -5,6 +5,7 @@
 """
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,29 @@ def test_an_option_without_effect_is_said_together_with_everything_else(tmp_path
     said = problems(text, tmp_path)
     assert any("mdoe" in problem for problem in said)
     assert any("ema: has no effect" in problem for problem in said)
+
+
+@pytest.mark.parametrize(
+    "offload, trainer, said",
+    [
+        ("{engine: cuda}", "{accelerator: cpu}", "offload.engine: cuda runs on a GPU"),
+        ("{engine: cudagraph}", "{accelerator: cpu}", "offload.engine: cudagraph runs on a GPU"),
+        ("{engine: threads}", "{accelerator: gpu}", "offload.engine: threads runs on the CPU"),
+        ("{}", "{accelerator: gpu, devices: 2}", "trainer.devices: 2, but offload runs on one GPU"),
+    ],
+)
+def test_an_engine_that_cannot_run_on_the_accelerator_is_told_by_its_line(
+    offload: str, trainer: str, said: str, tmp_path: Path
+) -> None:
+    text = f"{PLAIN}trainer: {trainer}\noffload: {offload}\n"
+    [problem] = problems(text, tmp_path)
+    assert re.match(r".+\.yaml:\d+: ", problem) and said in problem
+
+
+def test_offload_may_go_with_a_gpu_or_with_what_is_found(tmp_path: Path) -> None:
+    for accelerator in ("gpu", "auto", "cpu"):
+        text = f"{PLAIN}trainer: {{accelerator: {accelerator}}}\noffload: {{budget: 50%}}\n"
+        assert read(text, tmp_path).offload is not None
 
 
 # ---- right configurations -----------------------------------------------------------------------

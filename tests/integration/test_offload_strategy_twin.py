@@ -1,0 +1,132 @@
+"""OffloadStrategy with a GPU's engines, over the CPU's twin of a device's streams: the same bits.
+
+CPU graphs --> engine cuda, cudagraph --> Twin: a thread a stream, ordered by events alone
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from offload import DeviceLost, OffloadError, updates
+from offload.drivers.twin import Twin
+from trainers import OffloadStrategy
+
+sys.path.insert(0, str(Path(__file__).parent))
+import offload_lightning as ol
+
+one_thread = ol.one_thread
+pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"gradient_clip_val": 0.1},
+    "accumulated": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+}
+
+
+class OnTwin(OffloadStrategy):
+    """Its steps are driven as a GPU's are."""
+
+    def __init__(self, make: Callable[[], Twin] = Twin, **more: Any) -> None:
+        self.twins: list[Twin] = []
+        self._make = make
+        super().__init__(**{"engine": "cuda", "check_first_steps": 0, **more})
+
+    @property
+    def _driver(self) -> Any:
+        def made() -> Twin:
+            self.twins.append(self._make())
+            return self.twins[-1]
+
+        return made
+
+
+@functools.cache
+def plain(name: str) -> ol.Result:
+    return ol.train(**RUNS[name])
+
+
+@functools.cache
+def smallest(name: str) -> int:
+    return ol.smallest(**RUNS[name])
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("budget", [None, "60%", "smallest"])
+def test_a_run_on_streams_is_plain_lightnings_to_the_last_bit(
+    name: str, budget: str | None
+) -> None:
+    limit = smallest(name) if budget == "smallest" else budget
+    strategy = OnTwin(budget=limit)
+    result = ol.train(strategy, **RUNS[name])
+    assert ol.differences(plain(name), result) == []
+    assert strategy.twins and strategy.spent.runs
+    if budget == "smallest":
+        assert strategy.plan.device_bytes <= limit
+
+
+def test_an_exception_in_a_kernel_arrives_as_it_is_with_the_users_line() -> None:
+    loader = ol.data()
+    loader.dataset.tensors[1][20] = 99  # type: ignore[attr-defined]
+    module = ol.Module()
+    strategy = OnTwin(budget="60%")
+    with pytest.raises(IndexError) as failed:
+        ol.train(strategy, lambda: module, loader=loader)
+    assert any("training_step" in note for note in failed.value.__notes__)
+    for tensor in module.state_dict().values():
+        tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() + 8)
+    assert torch.is_grad_enabled()
+
+
+def test_the_first_steps_are_compared_on_streams_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = OnTwin(check_first_steps=2)
+    assert ol.differences(plain("plain"), ol.train(strategy)) == []
+    real = updates.adam
+    broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
+    monkeypatch.setattr(updates, "adam", broken)
+    with pytest.raises(OffloadError, match="differs after a planned and an eager step"):
+        ol.train(OnTwin(check_first_steps=2))
+
+
+# ---- a device that is lost ---------------------------------------------------------------------
+
+
+class Loses(L.Callback):
+    """The device falls off its bus between two batches; then callbacks want to save."""
+
+    def __init__(self, strategy: OnTwin, folder: Path) -> None:
+        self._strategy, self._folder = strategy, folder
+        self.refused: list[BaseException] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if args[-1] == 1:
+            trainer.save_checkpoint(self._folder / "good.ckpt")
+        if args[-1] == 3:
+            self._strategy.twins[-1].lose("an illegal memory access was encountered")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        with pytest.raises(DeviceLost) as refused:
+            trainer.save_checkpoint(self._folder / "bad.ckpt")
+        self.refused.append(refused.value)
+
+
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_a_lost_device_ends_the_run_and_nothing_is_saved_of_it(
+    budget: str | None, tmp_path: Path
+) -> None:
+    strategy = OnTwin(budget=budget)
+    loses = Loses(strategy, tmp_path)
+    with pytest.raises(DeviceLost, match="is lost: a kernel used an address") as ended:
+        ol.train(strategy, callbacks=[loses])
+    assert loses.refused and "checkpoint" in str(ended.value)
+    assert not (tmp_path / "bad.ckpt").exists()
+    good = torch.load(tmp_path / "good.ckpt", weights_only=False)
+    plainly = ol.train("auto", max_steps=good["global_step"])
+    assert ol._unequal("", good["state_dict"], plainly.module.state_dict()) == []
