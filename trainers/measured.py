@@ -12,6 +12,9 @@ neither: a step without copies has no transfer stall. (Ranks wait for one anothe
 the all-reduce.)
 
 A step costs 0.1 us a node and a few numbers to write down; the rest is made when it is asked for.
+
+On a GPU the host enqueues a step and goes on: only runs that are looked at say what they took. The
+first of every plan are, and every `EVERY`th; the others count as the latest of these.
 """
 
 import statistics
@@ -28,6 +31,8 @@ from offload.trace import Trace
 
 LATEST = 255
 """So many runs are in a median."""
+FIRST, EVERY = 6, 50
+"""Runs of a plan that are looked at, where that costs something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class _Tally:
     transfer: float = 0.0
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
     trace: Trace = field(default_factory=Trace)
+    """Of the latest run that was looked at, and its seconds: all, kernels, waiting."""
+    took: tuple[float, float, float] | None = None
 
 
 @final
@@ -109,21 +116,27 @@ class Meter:
         """To be given to `ran`."""
         return self._clock()
 
+    def looks(self, key: Hashable) -> bool:
+        """Whether the next run of this is one to look at."""
+        runs = self._tallies[key].runs
+        return runs < FIRST or runs % EVERY == 0
+
     def ran(self, key: Hashable, begun: float, trace: Trace) -> None:
-        seconds = self._clock() - begun
-        compute, transfer = trace.computed, trace.waited
+        own = self._clock() - begun
+        tally = self._tallies[key]
+        if trace.timed:
+            tally.took, tally.trace = (own, trace.computed, trace.waited), trace
+            tally.latest.append(own)
+        seconds, compute, transfer = tally.took or (own, 0.0, 0.0)
         self._runs += 1
         self._seconds += seconds
         self._compute += compute
         self._transfer += transfer
-        tally = self._tallies[key]
         self._inputs = tally.inputs
         tally.runs += 1
         tally.seconds += seconds
         tally.compute += compute
         tally.transfer += transfer
-        tally.latest.append(seconds)
-        tally.trace = trace
 
     def forget(self, key: Hashable) -> None:
         """A plan that is not kept. What its runs took stays in `spent`."""
@@ -162,7 +175,7 @@ def _measured(tally: _Tally) -> MeasuredPlan:
         bytes_in=moved[RELOAD],
         bytes_out=moved[OFFLOAD],
         spent=Spent(tally.runs, tally.seconds, tally.compute, tally.transfer, plans=1),
-        median_seconds=statistics.median(tally.latest),
+        median_seconds=statistics.median(tally.latest or [tally.seconds / tally.runs]),
         held_bytes=_held(tally.plan, tally.trace),
     )
 

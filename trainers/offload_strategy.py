@@ -1,7 +1,6 @@
 """`L.Trainer(strategy=OffloadStrategy(budget="8GiB"))`: the module is unchanged."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -15,10 +14,6 @@ class OffloadStrategy(Planned, SingleDeviceStrategy):
 
     strategy_name = "offload"
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._given = "device" in more
-
     @property
     def parallel_devices(self) -> Sequence[torch.device]:
         """None yet: so Lightning tells which, as it does not tell plain one-device strategies."""
@@ -31,5 +26,5 @@ class OffloadStrategy(Planned, SingleDeviceStrategy):
                 f"OffloadStrategy runs on one device, and the trainer has {len(devices)}: give"
                 " Trainer(devices=1), or OffloadDDPStrategy"
             )
-        if devices and not self._given:
+        if devices and not self._has_device:
             self._root_device = torch.device(devices[0])

@@ -63,6 +63,8 @@ class Planned(Strategy):
         Lightning too, and a difference stops the run; they need the memory of both.
         `more`: of the plain strategy."""
         super().__init__(**more)
+        self._has_device = "device" in more
+        """Not the trainer's to choose."""
         self._asked = Asked(budget, host_budget, recompute, optimizer, engine, verify)
         if type(check_first_steps) is not int or check_first_steps < 0:
             raise ValueError(

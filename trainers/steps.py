@@ -21,6 +21,7 @@ from offload import OffloadError, Plan, Runner, TaskGraph
 from offload.capture import capture_step
 from offload.ranks import Ranks
 from offload.sizes import is_share, parse_share, parse_size
+from offload.trace import Trace
 from offload.training import Clip, Parameter, TrainingStep
 from trainers.closure import Batch, Forward, Given, Recipe
 from trainers.hooks import Hooks
@@ -29,6 +30,8 @@ from trainers.measured import Meter
 from trainers.target import ENGINES, ON_CPU, Target
 from trainers.waiting import Waiting
 
+LOOKS = 4
+"""Runs of the first plan that say whether it is the right one."""
 RECOMPUTE = ("auto", "never")
 OPTIMIZERS = ("auto", "device", "host")
 
@@ -139,6 +142,8 @@ class Steps:
         self._plans: dict[Any, Plan] = {}
         """Of what is in the runner now."""
         self._kept: Kept[Step] = Kept("the step", self._forget)
+        self._first_traces: list[Trace] | None = []
+        """Of the first plan; None: it is not asked again."""
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
         """Whose sums are those of `.grad` in an eager run, after this micro-batch."""
@@ -178,9 +183,11 @@ class Steps:
         assert self.runner is not None
         if step not in self._plans:
             self.add(step, step.graph, *step.about)
+        self.runner.measure(self._meter.looks(step))
         begun = self._meter.begin()
         _, *outputs = self.waiting.run(self.runner, step, *parts.tensors, wait=wait)
         self._meter.ran(step, begun, self.runner.trace)
+        self._remake(step)
         self.pass_over(step)
         self.just_held = frozenset() if step.last else step.holds
         return outputs
@@ -189,6 +196,7 @@ class Steps:
         """What is in the runner by this key."""
         assert self.runner is not None
         self.waiting.flush()
+        self.runner.measure(self._meter.looks(key))
         begun = self._meter.begin()
         outputs = self.runner.run(key, *tensors)
         self._meter.ran(key, begun, self.runner.trace)
@@ -228,6 +236,30 @@ class Steps:
             raise
         self.plan = plan
         self._planned(key, plan, inputs, part)
+
+    def _remake(self, step: Step) -> None:
+        """Once a fit, on a GPU: the first plan as its own first runs say, if that is a faster
+        one. Not where updates wait for the next step: its three graphs are one plan."""
+        trace = self.runner.trace if self.runner is not None else None
+        plan = self._plans.get(step)
+        if self._first_traces is None or trace is None or plan is None or plan is not self.plan:
+            return
+        if plan.rotation is not None or not self._asked.target.measures:
+            self._first_traces = None
+            return
+        if not (trace.whole and trace.timed and trace.memgraph is plan.memgraph):
+            return
+        self._first_traces.append(trace)
+        if len(self._first_traces) < LOOKS:
+            return
+        # The first run loads kernels, and says nothing of the others.
+        traces, self._first_traces = self._first_traces[1:], None
+        with self.planning():
+            new = plan.measured(traces).remade()
+            if new.memgraph is not plan.memgraph:
+                self.settle_as(step, new, *step.about)
+            else:
+                self.plan = self._plans[step] = new
 
     def planning(self) -> AbstractContextManager[None]:
         """Around what is no part of a step's time."""

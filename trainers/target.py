@@ -50,6 +50,12 @@ class Target:
         """Whether kernels may have other last bits from run to run."""
         return self.on_gpu and not torch.are_deterministic_algorithms_enabled()
 
+    @property
+    def measures(self) -> bool:
+        """Whether a plan is asked again after its first runs: what kernels and links take together
+        is known better then. The CPU's kernels were measured on the engine that runs them."""
+        return self.engine in OF_CUDA
+
     def free_bytes(self) -> int | None:
         """Of the device, with what torch holds and does not use; None: it is the host's memory."""
         if not self.on_gpu:

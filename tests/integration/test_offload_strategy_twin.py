@@ -4,8 +4,10 @@ CPU graphs --> engine cuda, cudagraph --> Twin: a thread a stream, ordered by ev
 """
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ import torch
 from offload import DeviceLost, OffloadError, updates
 from offload.drivers.twin import Twin
 from trainers import OffloadStrategy
+from trainers.measured import FIRST
+from trainers.steps import LOOKS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
 
 one_thread = ol.one_thread
+plans = importlib.import_module("offload.plan")
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -130,3 +135,31 @@ def test_a_lost_device_ends_the_run_and_nothing_is_saved_of_it(
     good = torch.load(tmp_path / "good.ckpt", weights_only=False)
     plainly = ol.train("auto", max_steps=good["global_step"])
     assert ol._unequal("", good["state_dict"], plainly.module.state_dict()) == []
+
+
+# ---- what the first runs say -------------------------------------------------------------------
+
+
+def test_a_plan_is_made_anew_once_by_what_its_first_runs_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def remade(plan: Any) -> Any:
+        asked.append(plan.observed.steps)
+        return plans._planned(replace(plan, observed=None, measurement=None), plan.source, {})
+
+    monkeypatch.setattr(plans.Plan, "remade", remade)
+    strategy = OnTwin(budget="60%", optimizer="device")
+    assert ol.differences(plain("plain"), ol.train(strategy)) == []
+    assert asked == [LOOKS - 1]
+    assert len(strategy.twins) == 2
+
+
+def test_runs_that_nobody_looks_at_count_as_the_latest_that_was() -> None:
+    strategy = OnTwin(budget="60%")
+    ol.train(strategy, max_epochs=4, validate=False)
+    whole, _ = sorted(strategy.plans, key=lambda plan: -plan.spent.runs)
+    assert whole.spent.runs == 20 > FIRST
+    assert 0 < whole.spent.compute_seconds <= whole.spent.seconds
+    assert whole.held_bytes > 0

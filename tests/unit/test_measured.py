@@ -51,7 +51,8 @@ def run(meter: Meter, clock: Clock, seconds: float, key: Any = "a", record: Any 
 
 def test_what_runs_took_is_added_up(meter: Meter, clock: Clock) -> None:
     record = Record(
-        [Lane("compute", [0, 2], [1.0, 4.0], [2.0, 4.5]), Lane("h2d", [1], [1.0], [9.0])], None, 2.0
+        [Lane("compute", [0, 2], [1.0, 4.0], [2.0, 4.5]), Lane("h2d", [1], [1.0], [9.0])],
+        waited=2.0,
     )
     run(meter, clock, 5.0, record=record)
     run(meter, clock, 1.0)

@@ -1,0 +1,97 @@
+"""Which engine runs on which device, and what a GPU is asked for before it is there."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+
+from offload import Costs, OffloadError
+from offload.drivers.twin import Twin
+from trainers import OffloadDDPStrategy, OffloadStrategy, target
+from trainers.target import Target, products_of, target_of
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    "accelerator, device, engine, chosen",
+    [
+        (CPUAccelerator(), CPU, "auto", "threads"),
+        (CPUAccelerator(), CPU, "threads", "threads"),
+        (CUDAAccelerator(), CUDA, "auto", "cuda"),
+        (CUDAAccelerator(), CUDA, "cuda", "cuda"),
+        (CUDAAccelerator(), CUDA, "cudagraph", "cudagraph"),
+    ],
+)
+def test_auto_is_the_devices_own_engine(
+    accelerator: Any, device: torch.device, engine: str, chosen: str
+) -> None:
+    found = target_of(engine, accelerator, device)
+    assert (found.engine, found.device) == (chosen, device)
+
+
+@pytest.mark.parametrize(
+    "accelerator, device, engine, why",
+    [
+        (CPUAccelerator(), CPU, "cuda", "engine='cuda' runs on a GPU"),
+        (CUDAAccelerator(), CUDA, "threads", "engine='threads' runs on the CPU"),
+        (MPSAccelerator.__new__(MPSAccelerator), torch.device("mps"), "auto", "not on mps"),
+        (CUDAAccelerator(), CPU, "auto", "not on cpu with CUDAAccelerator"),
+    ],
+)
+def test_an_engine_that_does_not_run_there_is_told_with_what_to_give(
+    accelerator: Any, device: torch.device, engine: str, why: str
+) -> None:
+    with pytest.raises(OffloadError, match=why) as refused:
+        target_of(engine, accelerator, device)
+    assert "give" in str(refused.value)
+
+
+def test_a_twin_stands_in_for_a_device_on_the_cpu() -> None:
+    assert target_of("cudagraph", CPUAccelerator(), CPU, Twin).driver is Twin
+
+
+def test_a_gpu_is_calibrated_once_and_a_cpu_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def calibrate(device: torch.device, precision: str) -> Costs:
+        asked.append((device, precision))
+        return Costs(h2d=1.0)
+
+    monkeypatch.setattr(target, "calibrate", calibrate)
+    found = Target(CUDA, "cuda").measured(MixedPrecision("bf16-mixed", "cuda"))
+    assert found.costs == Costs(h2d=1.0)
+    assert found.measured(Precision()) is found
+    assert Target().measured(Precision()).costs is None
+    assert asked == [(CUDA, "bfloat16")]
+
+
+def test_products_are_of_the_precision_that_is_set() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert products_of(Precision()) == "float32"
+        torch.set_float32_matmul_precision("high")
+        assert products_of(Precision()) == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_lightning_tells_the_strategy_its_device() -> None:
+    strategy = OffloadStrategy()
+    strategy.parallel_devices = [torch.device("cuda", 1)]
+    assert strategy.root_device == torch.device("cuda", 1)
+    strategy = OffloadStrategy(device="cuda:0")
+    strategy.parallel_devices = [torch.device("cuda", 1)]
+    assert strategy.root_device == CUDA
+    with pytest.raises(OffloadError, match=r"has 2: give Trainer\(devices=1\)"):
+        strategy.parallel_devices = [CUDA, torch.device("cuda", 1)]
+
+
+def test_ranks_on_gpus_are_refused() -> None:
+    strategy = OffloadDDPStrategy(accelerator=CUDAAccelerator(), parallel_devices=[CUDA])
+    strategy._local_rank = 0
+    with pytest.raises(OffloadError, match="runs on the CPU so far, and the trainer's device is"):
+        strategy.find_target()
