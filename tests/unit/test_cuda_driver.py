@@ -1,0 +1,192 @@
+"""What the CUDA driver asks of torch.cuda, seen by a stand-in that writes it down.
+
+It proves that the calls are those that are meant, in their order; not what a device does with them.
+"""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from offload.drivers import cuda
+from offload.drivers.cuda import Cuda, CudaEvent, CudaStream
+from offload.errors import OffloadError
+from offload.executor import Runner
+from offload.refusal import smallest_budget
+
+HERE = Path(__file__).parents[1] / "integration"
+
+
+class FakeCuda:
+    """torch.cuda, with one caller's stream, whose work is done at once."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.current: Any = None
+        self.device = 1
+        fake = self
+
+        class Stream:
+            name = "caller"
+            engine = ""
+
+            def __init__(self, device: Any = None, priority: int = 0) -> None:
+                self.priority = priority
+
+            def __str__(self) -> str:
+                return self.engine or self.name
+
+            def wait_event(self, event: Any) -> None:
+                event.wait(self)
+
+            def synchronize(self) -> None:
+                fake.log.append(f"synchronize {self}")
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.timing, self.at = enable_timing, ""
+
+            def record(self, stream: Any) -> None:
+                self.at = str(stream)
+                fake.log.append(f"record {stream}")
+
+            def wait(self, stream: Any) -> None:
+                fake.log.append(f"{stream} waits for {self.at}")
+
+            def done(self) -> bool:
+                return True
+
+            def seconds_since(self, earlier: Any) -> float:
+                assert self.timing and earlier.timing
+                return 0.001
+
+        self.Stream, self.Event = Stream, Event
+        self.caller = self.current = Stream()
+
+    def set_stream(self, stream: Any) -> None:
+        self.current, self.device = stream, 0
+        self.log.append(f"on {stream}")
+
+    def set_device(self, device: int) -> None:
+        self.device = device
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    found = FakeCuda()
+    monkeypatch.setattr(cuda, "CudaStream", found.Stream)
+    monkeypatch.setattr(cuda, "CudaEvent", found.Event)
+    monkeypatch.setattr(cuda, "check_cuda", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "set_stream", found.set_stream)
+    monkeypatch.setattr(torch.cuda, "set_device", found.set_device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: found.device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda n: found.log.append(f"sleep {n}"))
+    return found
+
+
+def test_a_step_is_fenced_both_ways_and_leaves_the_callers_stream_and_device(
+    fake: FakeCuda,
+) -> None:
+    driver = Cuda(torch.device("cuda"), {"h2d": 500})
+    compute, h2d = driver.stream("compute"), driver.stream("h2d")
+    assert driver.stream("h2d") is h2d
+    assert (compute.priority, h2d.priority) == (0, -1)
+    driver.begin()
+    driver.enqueue(compute, lambda: fake.log.append("F1"))
+    driver.enqueue(compute, lambda: fake.log.append("F2"))
+    event = driver.event()
+    event.record(compute)
+    driver.wait(h2d, event)
+    driver.enqueue(h2d, lambda: fake.log.append("W2"))
+    driver.stream("d2h")  # asked for in mid-step: it comes after the caller's work as well
+    assert fake.log == [
+        "record caller", "compute waits for caller", "h2d waits for caller",
+        "on compute", "F1", "F2", "record compute", "h2d waits for compute",
+        "on h2d", "sleep 500", "W2", "d2h waits for caller",
+    ]  # fmt: skip
+    fake.log.clear()
+    driver.end()
+    assert fake.log == [
+        "on caller",
+        "record compute", "caller waits for compute",
+        "record h2d", "caller waits for h2d",
+        "record d2h", "caller waits for d2h",
+    ]  # fmt: skip
+    assert fake.current is fake.caller and fake.device == 1
+    fake.log.clear()
+    driver.end()
+    assert fake.log == []
+    driver.begin()
+    driver.enqueue(compute, lambda: fake.log.append("F1"))
+    assert fake.log[-2:] == ["on compute", "F1"]
+    driver.close()
+    driver.close()
+    assert fake.current is fake.caller
+
+
+def test_an_end_that_was_struck_half_way_may_be_called_again(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Cuda(torch.device("cuda"))
+    compute = driver.stream("compute")
+    driver.begin()
+    driver.enqueue(compute, lambda: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(fake.Event, "record", lambda self, stream: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            driver.end()
+    assert fake.current is fake.caller
+    fake.log.clear()
+    driver.end()
+    assert fake.log == ["on caller", "record compute", "caller waits for compute"]
+
+
+def test_a_whole_step_goes_through_it(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    graphs = importlib.import_module("stream_graphs")
+    graph = graphs.chain(host_updates=True)
+    tensors = graphs.bound(graph)
+    plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
+    made = offload.plan(graph, smallest_budget(graph, 0)[0], placement="copy", recompute=False)
+    with Runner(made, "cuda", driver=Cuda(torch.device("cuda"))) as runner:
+        for step in range(3):
+            if step == 2:
+                runner.measure()
+            x = graphs.batch(seed=step)
+            assert torch.equal(runner(x)[0], plainly.step(x)[0])
+            assert fake.current is fake.caller
+        assert runner.trace.timed
+    assert all(torch.equal(tensors[k], plainly.held[k]) for k in tensors)
+
+
+def test_a_graph_of_several_devices_is_refused(fake: FakeCuda) -> None:
+    with pytest.raises(OffloadError, match="engine compute1 has no stream on cuda:0"):
+        Cuda(torch.device("cuda")).stream("compute1")
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OffloadError, match="driver is missing or too old"):
+        Cuda(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(OffloadError, match="no cuda:2: this process sees 2 devices"):
+        Cuda(torch.device("cuda", 2))
+
+
+def test_torch_has_what_the_stand_in_has() -> None:
+    assert issubclass(CudaStream, torch.cuda.Stream) and issubclass(CudaEvent, torch.cuda.Event)
+    assert {"device", "priority"} <= inspect.signature(torch.cuda.Stream.__new__).parameters.keys()
+    assert "enable_timing" in inspect.signature(torch.cuda.Event.__new__).parameters
+    for name in ("wait_event", "synchronize"):
+        assert callable(getattr(torch.cuda.Stream, name))
+    for name in ("record", "wait", "query", "elapsed_time", "synchronize"):
+        assert callable(getattr(torch.cuda.Event, name))
+    names = ("set_stream", "set_device", "current_device", "current_stream", "_sleep")
+    assert all(callable(getattr(torch.cuda, name)) for name in names)
