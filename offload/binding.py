@@ -72,7 +72,6 @@ class Binding:
         self.memgraph = plan.memgraph
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
-        self._arenas = arenas
         self._poison = Poison(self.memgraph, arenas) if poison else None
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
@@ -99,8 +98,7 @@ class Binding:
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
         if self._poison:
             self._poison.begin()
-        if any(target is not None and target.device.type == "cpu" for target in self._inputs):
-            self._arenas.rest()  # the step before may still read there
+        # No copy of the step before reads the host's arena any more: engines see to that.
         for target, given in zip(self._inputs, batch, strict=True):
             if target is not None:
                 target.copy_(given)

@@ -49,7 +49,7 @@ class Runner:
     def __init__(
         self,
         plan: Plan,
-        engine: str = "threads",
+        engine: str | None = None,
         order: str = "priority",
         seed: int = 0,
         *,
@@ -58,10 +58,12 @@ class Runner:
         key: Hashable = None,
         driver: Driver | None = None,
     ) -> None:
-        """`poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
+        """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
+        `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
         for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
         with if not given. `key`: what `run` calls the plan's step, as if it were added.
         `driver`: what engine `cuda` drives; of the program's device, if not given."""
+        engine = _suited(engine, program_of(plan.graph).device)
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
         if order not in ORDERS:
@@ -275,6 +277,18 @@ def _without_autocast(kind: str, run: Callable[[], T]) -> T:
         return run()
     finally:
         torch.set_autocast_enabled(kind, before)
+
+
+def _suited(engine: str | None, device: torch.device) -> str:
+    """To where the kernels run."""
+    if device.type == "cpu":
+        return engine or "threads"
+    if engine in ("threads", "serial"):
+        raise OffloadError(
+            f"engine {engine!r} runs on the CPU, and this step was captured on {device}: take"
+            f" engine {CUDA!r}"
+        )
+    return engine or CUDA
 
 
 def _driver(engine: str, program: Program, driver: Driver | None) -> Driver | None:
