@@ -61,7 +61,9 @@ def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
     """Lowered and measured; and so will be the one for another batch."""
     ready, program = measured(lower(graph, also)), graph.program
     ready.program = replace(
-        program, recapture=lambda *batch: _ready(program.recapture(*batch), also)
+        program,
+        recapture=lambda *batch: _ready(program.recapture(*batch), also),
+        fixed=ready.program.fixed,
     )
     return ready
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from offload.binding import Binding, Plan, notes, program_of
+from offload.device_memory import check_device, device_left
 from offload.drivers import Driver
 from offload.drivers.cuda import Cuda
 from offload.engines import ORDERS, Engine, Record
@@ -32,10 +33,11 @@ from offload.engines.threads import Threads
 from offload.errors import OffloadError, StepError
 from offload.kernels import Program
 from offload.machine import check_memory, memory_left
-from offload.memory import Arenas
+from offload.memory import Arenas, give_cached_back
 from offload.placement import Bindings
 from offload.taskgraph import TaskGraph
 from offload.trace import Trace
+from offload.workspaces import warm
 
 CUDA = "cuda"
 ENGINES = ("threads", "serial", CUDA)
@@ -80,6 +82,7 @@ class Runner:
         self._plans: dict[Hashable, Plan] = {self._first: plan}
         self._bindings: dict[Hashable, Binding] = {}
         self._current: Binding | None = None
+        self._warmed: set[int] = set()
         check_memory(plan, plan.memgraph.arenas, memory_left())
         self._arenas = self._taken(plan.memgraph.arenas)
         self._step_lock = threading.Lock()
@@ -158,15 +161,30 @@ class Runner:
         """A Ctrl-C inside the `__exit__` of `torch.no_grad()` would leave the caller without
         autograd: a plain call in a `finally` cannot be struck before it is done."""
         autograd = torch.is_grad_enabled()
+        benchmark = torch.backends.cudnn.benchmark  # it would choose other sizes than were measured
         try:
             torch._C._set_grad_enabled(False)
+            torch.backends.cudnn.benchmark = False
+            self._warm()
             bound = self._enter(key)
             bound.begin(batch)
             self._run(bound)
             torch.autograd.graph.increment_version(bound.homes.counted())
             return bound, bound.outputs()
         finally:
+            torch.backends.cudnn.benchmark = benchmark
             torch._C._set_grad_enabled(autograd)
+
+    def _warm(self) -> None:
+        """What libraries keep for this thread is there before a kernel is served."""
+        thread, device = threading.get_ident(), self._program.device
+        if device.type != "cuda" or thread in self._warmed:
+            return
+        if self._driver is None:
+            warm(device)
+        else:
+            self._driver.enqueue(self._driver.stream("compute"), partial(warm, device))
+        self._warmed.add(thread)
 
     def _run(self, bound: Binding) -> None:
         record = Record()
@@ -226,6 +244,10 @@ class Runner:
         self._arenas = self._taken(sizes)
 
     def _taken(self, sizes: Mapping[int, int]) -> Arenas:
+        device = self._program.device
+        if device.type == "cuda":
+            give_cached_back(device)
+            check_device(self._plan, sizes, device_left(device))
         arenas = Arenas(sizes, self._program.device)
         if arenas.note and arenas.note not in self._plan.graph.notes:
             self._plan.graph.notes.append(arenas.note)

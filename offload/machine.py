@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from offload.binding import Plan
 from offload.errors import MemoryTooSmall
-from offload.kernels import Value
+from offload.kernels import Value, device_of
 from offload.sizes import say_size
 from offload.taskgraph import HOST, TaskGraph
 
@@ -104,6 +104,9 @@ def _gives_way(stat: Path) -> int:
 def check_memory(plan: Plan, arenas: Mapping[int, int], left: Left) -> None:
     """Raise `MemoryTooSmall` unless there is enough for the arenas of a plan, or larger ones."""
     graph, outside = plan.graph, plan.reserve
+    if device_of(graph).type != "cpu":
+        _check_host(plan, arenas.get(HOST, 0), left)
+        return
     sizes: dict[str, int] = {}
     for b in plan.memgraph.starts:
         buffer = graph.buffers[b]
@@ -130,6 +133,19 @@ def check_memory(plan: Plan, arenas: Mapping[int, int], left: Left) -> None:
         needed=needed,
         left=left.nbytes,
     )
+
+
+def _check_host(plan: Plan, nbytes: int, left: Left) -> None:
+    """Of a plan for a device: its host arena is locked at once, before a tensor moves into it."""
+    if nbytes > left.nbytes:
+        raise MemoryTooSmall(
+            f"{say_size(nbytes)} of memory are needed for the arena of the host, and"
+            f" {say_size(left.nbytes)} can be had: {left.where}. Give a host_budget or a larger"
+            " budget of the device, make the batch smaller, or raise the limit\n\n"
+            + plan.explain(),
+            needed=nbytes,
+            left=left.nbytes,
+        )
 
 
 def _returned(graph: TaskGraph) -> int:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from offload.arena import aligned
+from offload.caching import outside
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall, GraphError
 from offload.lowering.host_updates import CHOICES
@@ -244,8 +245,16 @@ def _priced(found: Found, seen: Observed, costs: Costs) -> Found:
 
 
 def reserve_bytes(graph: TaskGraph, placement: str) -> int:
-    """The most that a kernel allocates outside of the arena."""
-    most = max((_outside(task, placement) for task in graph.tasks), default=0)
+    """The most that a kernel allocates outside of the arena, and on a CUDA device what libraries
+    keep there and what its allocator rounds up."""
+    from offload.kernels import CPU, device_of
+
+    tasks, device = graph.tasks, device_of(graph)
+    if device != CPU:  # host tasks allocate there
+        tasks = [task for task in tasks if task.engine != "host"]
+    most = max((_outside(task, placement) for task in tasks), default=0)
+    if device != CPU:
+        return outside(most, graph.program.fixed)
     return aligned(most) if most else 0
 
 

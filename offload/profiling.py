@@ -9,12 +9,18 @@ memory in turn, as much as the largest call needs. The random generator is put b
 
 Worker threads of an op are not watched: what they allocate is counted, no more.
 
-Without the allocator shim nothing can be placed: PyTorch's own profiler tells the bytes.
+Without the allocator shim nothing can be placed: PyTorch's own profiler tells the bytes, or the
+statistics of its caching allocator.
+
+On a device a call runs once before it is watched, for libraries fill caches then, and its seconds
+are those between two events behind a spin: the host's own time is not in them. What runs on the
+host is measured on the host.
 """
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,15 +28,20 @@ import torch
 from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree as pytree
 
-from offload.kernels import Call, Calls, Value
+from offload.cuda_shim import available_on
+from offload.kernels import CPU, Call, Calls, Value, device_of
 from offload.memgraph import ALIGNMENT, TASK, Access, Node, Place
 from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
-from offload.shim import Event, Log, Shim, available
+from offload.shim import Event, Log, Shim
 from offload.taskgraph import RANKS, Task, TaskGraph
+from offload.workspaces import kept_bytes, steady, warm
 
 MARK = "perfect-training: another call"
 SHORT = 0.005
 """Seconds: what takes less is timed once more, for the first time may have been unlucky."""
+SPIN = 400_000
+"""Cycles of the device, a fifth of a millisecond: the host is ahead by then."""
+HOST_ENGINE = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +60,16 @@ class Cost:
 
 def measured(graph: TaskGraph) -> TaskGraph:
     """The same graph, every task with its workspace, its seconds and its calls' allocations."""
-    calls: dict[Any, Call] = {}
-    keys = [_keys(task, calls) for task in graph.tasks]
-    bench = _Bench(max((sum(map(_rounded, _sizes(call))) for call in calls.values()), default=0))
-    random = torch.get_rng_state()
-    try:
-        with torch.no_grad():
-            costs = bench.costs(calls)
-    finally:
-        torch.set_rng_state(random)
+    device = device_of(graph)
+    calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
+    wheres = [CPU if task.engine == HOST_ENGINE else device for task in graph.tasks]
+    keys = [
+        _keys(task, calls[where], where) for task, where in zip(graph.tasks, wheres, strict=True)
+    ]
+    costs: dict[Any, Cost] = {}
+    with torch.no_grad(), steady(device), _random_put_back(device):
+        for where, found in calls.items():
+            costs |= _Bench(where, _most(found)).costs(found)
     new = graph.with_tasks(
         [
             _with(task, [costs[key] for key in found]) if found else task
@@ -65,17 +77,36 @@ def measured(graph: TaskGraph) -> TaskGraph:
         ]
     )
     new.notes.extend(_notes(costs))
+    if new.program is not None:
+        new.program = replace(new.program, fixed=kept_bytes(device))
     return new
 
 
-def _keys(task: Task, calls: dict[Any, Call]) -> list[Any]:
+def _most(calls: Mapping[Any, Call]) -> int:
+    """Bytes that the largest one touches."""
+    return max((sum(map(_rounded, _sizes(call))) for call in calls.values()), default=0)
+
+
+@contextmanager
+def _random_put_back(device: torch.device) -> Iterator[None]:
+    on_host = torch.get_rng_state()
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_host)
+        if there is not None:
+            torch.cuda.set_rng_state(there, device)
+
+
+def _keys(task: Task, calls: dict[Any, Call], where: torch.device) -> list[Any]:
     """What to look its calls up by; new ones are added. None for what the other ranks would have
     to do as well."""
     if not isinstance(task.kernel, Call | Calls) or task.engine == RANKS:
         return []
     keys = []
     for call in map(_at_zero, task.kernel.calls):
-        keys.append(_signature(call))
+        keys.append((*_signature(call), where))
         calls.setdefault(keys[-1], call)
     return keys
 
@@ -187,16 +218,20 @@ def _rounded(nbytes: int) -> int:
 class _Bench:
     """Runs calls in memory that it uses again and again."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8)
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self._device = device
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
 
     def costs(self, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
-        shim = available()
+        warm(self._device)
+        shim = available_on(self._device)
         if shim is not None:
             one = functools.partial(self._placed, shim)
             return {key: self._cost(one, call) for key, call in calls.items()}
+        if self._device.type == "cuda":
+            return {key: self._cost(self._counted, call) for key, call in calls.items()}
         watched: Any = profile(use_cpu=True, profile_memory=True)
         with watched:
             costs = [self._cost(self._copied, call) for call in calls.values()]
@@ -218,6 +253,8 @@ class _Bench:
 
     def _placed(self, shim: Shim, call: Call) -> Cost:
         run = self._bound(replace(call, outputs=()), 0, COPY)
+        if self._device.type == "cuda":
+            run()
         begin = time.perf_counter()
         homes, log = shim.record(run, _homes)
         if time.perf_counter() - begin < SHORT:  # its first run may have filled caches of its own
@@ -232,14 +269,25 @@ class _Bench:
     def _copied(self, call: Call) -> Cost:
         return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
 
+    def _counted(self, call: Call) -> Cost:
+        """By the statistics of the device's allocator, which rounds to what it gives out."""
+        run = self._bound(call, 0, COPY)
+        run()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        run()
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        return Cost(None, 0, peak, self._seconds(run))
+
     def _seconds(self, run: Run) -> float:
-        best = _timed(run)
-        return min(best, _timed(run)) if best < SHORT else best
+        timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
+        best = timed(run)
+        return min(best, timed(run)) if best < SHORT else best
 
     def _bound(self, call: Call, workspace: int, mode: str) -> Run:
         """The call on made-up tensors, whatever is in them."""
         if workspace > self._workspace.numel():
-            self._workspace = torch.empty(workspace, dtype=torch.uint8)
+            self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
         graph = TaskGraph()
         places = _places(call)
         graph.task("call", range(len(places)), kernel=call, workspace=workspace)
@@ -264,6 +312,18 @@ def _timed(run: Run) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
+
+
+def _spanned(device: torch.device, run: Run) -> float:
+    """Between two events of the device."""
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SPIN)
+    begin.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
 
 
 def _homes(result: Any) -> list[int]:

@@ -27,6 +27,7 @@ PURE = (
     "loaders/reuse.py",
     "loaders/tuning.py",
     "offload/arena.py",
+    "offload/caching.py",
     "offload/costs.py",
     "offload/engines/segments.py",
     "offload/engines/issue.py",

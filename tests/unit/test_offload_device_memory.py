@@ -1,0 +1,124 @@
+"""What may be taken of a device, who holds the rest, and what a plan is charged for besides its
+arena: with the device's answers played."""
+
+import os
+
+import pytest
+import torch
+
+from offload import Plan, TaskGraph, plan
+from offload.caching import MIB, outside, taken
+from offload.device_memory import (
+    DeviceLeft,
+    Held,
+    Readers,
+    check_device,
+    device_left,
+    is_on,
+)
+from offload.errors import MemoryTooSmall
+from offload.kernels import Program
+from offload.machine import Left, check_memory
+from offload.taskgraph import HOST
+from offload.workspaces import kept_bytes, steady, warm
+
+CUDA = torch.device("cuda", 0)
+GIB = 1 << 30
+
+
+def made(fixed: int = 0, unplaced: int = 0, engine: str = "compute") -> Plan:
+    """A parameter of 8 MiB on the device that a task changes, and 4 MiB that it returns."""
+    graph = TaskGraph()
+    w = graph.buffer("w", 8 * MIB, "parameter")
+    y = graph.buffer("y", 4 * MIB)
+    graph.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
+    graph.task("u", [w], [w], unplaced=unplaced, engine=engine, kernel=lambda r, w: None)
+    graph.output(y)
+    tensors = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
+    graph.program = Program((), (), tensors, device=CUDA, fixed=fixed)
+    return plan(graph, placement="copy")
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [(0, 0), (1, 2), (MIB, 2), (MIB + 1, 20), (20 * MIB, 20), (20 * MIB + 1, 22), (33 * MIB, 34)],
+)
+def test_pieces_take_whole_segments(asked: int, segment: int) -> None:
+    assert taken(asked) == segment * MIB
+
+
+def test_a_budget_holds_what_libraries_keep_and_what_the_allocator_rounds_up() -> None:
+    plain, kept = made(), made(fixed=33 * MIB)
+    assert plain.reserve == outside(0, 0) == 4 * MIB
+    assert kept.reserve - plain.reserve == 34 * MIB
+    assert kept.device_bytes - plain.device_bytes == 34 * MIB
+    assert made(unplaced=MIB).reserve - plain.reserve == 2 * MIB
+
+
+def test_what_tasks_on_the_host_allocate_is_not_the_devices() -> None:
+    assert made(unplaced=MIB, engine="host").reserve == made().reserve
+
+
+def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
+    found = made(fixed=33 * MIB)
+    left = DeviceLeft(
+        CUDA, free=GIB, total=80 * GIB, ours=2 * GIB, others=(Held(77, 70 * GIB), Held(78, None))
+    )
+    check_device(found, found.memgraph.arenas, left)
+    with pytest.raises(MemoryTooSmall) as told:
+        check_device(found, {0: 2 * GIB, HOST: 500 * GIB}, left)
+    text = str(told.value)
+    for part in (
+        "of cuda:0 are needed",
+        "the arena 2.0 GiB",
+        "1.0 GiB of its 80.0 GiB are free",
+        "this process has 2.0 GiB, process 77 has 70.0 GiB, process 78 has an unknown part",
+        "give a smaller budget",
+    ):
+        assert part in text
+    assert (told.value.needed, told.value.left) == (2 * GIB + found.reserve, GIB)
+
+
+def test_without_nvml_the_sum_of_the_others_is_said() -> None:
+    left = DeviceLeft(CUDA, free=GIB, total=80 * GIB, ours=9 * GIB)
+    with pytest.raises(MemoryTooSmall, match=r"other processes and CUDA itself have 70.0 GiB"):
+        check_device(made(), {0: 2 * GIB}, left)
+
+
+def test_the_reader_leaves_this_process_out_of_the_others() -> None:
+    readers = Readers(
+        memory=lambda device: (3, 10),
+        reserved=lambda device: 2,
+        processes=lambda device: [Held(os.getpid(), 2), Held(1, 5)],
+    )
+    assert device_left(CUDA, readers) == DeviceLeft(CUDA, 3, 10, 2, (Held(1, 5),))
+
+
+def test_a_plan_for_a_device_asks_the_machine_for_its_host_arena_alone() -> None:
+    found = made()
+    check_memory(found, {0: 100 * GIB, HOST: MIB}, Left(MIB, "a small machine"))
+    with pytest.raises(MemoryTooSmall, match=r"arena of the host.*a small machine") as told:
+        check_memory(found, {0: MIB, HOST: MIB}, Left(MIB - 1, "a small machine"))
+    assert told.value.needed == MIB
+
+
+def test_where_a_tensor_of_the_users_is_is_seen_in_all_its_forms() -> None:
+    cpu, tensor = torch.device("cpu"), torch.zeros(1)
+    assert is_on(tensor, cpu)
+    assert is_on([tensor, tensor], cpu)
+    assert is_on(lambda: tensor, cpu)
+    assert not is_on(None, cpu)
+    assert not is_on(tensor, CUDA)
+
+
+def test_on_the_cpu_libraries_keep_nothing_and_nothing_is_switched() -> None:
+    cpu = torch.device("cpu")
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with steady(cpu):
+            assert torch.backends.cudnn.benchmark
+        warm(cpu)
+        assert kept_bytes(cpu) == 0
+    finally:
+        torch.backends.cudnn.benchmark = before
