@@ -3,9 +3,9 @@
     captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> planner
 
 A pass keeps every bit of what the step leaves behind. One that does not is done only for those who
-ask for it by name (`also`), and `explain()` says so. Where updates run is chosen by the plan
-(`host_updates`), and so is which of them wait for the next step's forward pass (`late_updates`),
-and how many micro-batches a weight comes in for (`micro_batches`).
+ask for it by name (`also`: chunked_loss, fused), and `explain()` says so. Where updates run is
+chosen by the plan (`host_updates`), and so is which of them wait for the next step's forward pass
+(`late_updates`), and how many micro-batches a weight comes in for (`micro_batches`).
 """
 
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead import without_views_and_dead
 from offload.lowering.early import early_updates
+from offload.lowering.fused import fused
 from offload.lowering.host_updates import host_updates
 from offload.lowering.loss import chunked_loss
 from offload.lowering.micro_batches import in_turn, layer_by_layer
@@ -29,6 +30,7 @@ __all__ = [
     "chunked_loss",
     "early_updates",
     "fold_counters",
+    "fused",
     "grouped",
     "host_updates",
     "in_turn",
@@ -47,7 +49,7 @@ _DEFAULT = (
     bucketed_updates,
     grouped,
 )
-_BY_NAME = (chunked_loss,)
+_BY_NAME = (chunked_loss, fused)
 
 
 def lower(graph: TaskGraph, also: Iterable[str] = ()) -> TaskGraph:
