@@ -68,7 +68,7 @@ def smallest(name: str) -> int:
 def test_a_run_on_streams_is_plain_lightnings_to_the_last_bit(
     name: str, budget: str | None
 ) -> None:
-    limit = smallest(name) if budget == "smallest" else budget
+    limit: Any = smallest(name) if budget == "smallest" else budget
     strategy = OnTwin(budget=limit)
     result = ol.train(strategy, **RUNS[name])
     assert ol.differences(plain(name), result) == []
@@ -110,10 +110,12 @@ class Loses(L.Callback):
         self._strategy, self._folder = strategy, folder
         self.refused: list[BaseException] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if args[-1] == 1:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 1:
             trainer.save_checkpoint(self._folder / "good.ckpt")
-        if args[-1] == 3:
+        if batch_idx == 3:
             self._strategy.twins[-1].lose("an illegal memory access was encountered")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -91,7 +91,7 @@ def test_lightning_tells_the_strategy_its_device() -> None:
 
 
 def test_ranks_on_gpus_are_refused() -> None:
-    strategy = OffloadDDPStrategy(accelerator=CUDAAccelerator(), parallel_devices=[CUDA])
+    strategy: Any = OffloadDDPStrategy(accelerator=CUDAAccelerator(), parallel_devices=[CUDA])
     strategy._local_rank = 0
     with pytest.raises(OffloadError, match="runs on the CPU so far, and the trainer's device is"):
         strategy.find_target()

@@ -1,0 +1,215 @@
+"""OffloadStrategy on a GPU against plain Lightning there: the same bits, at any budget.
+
+Skipped without a CUDA device; docs/gpu-status.md says when it last ran on one. The model's kernels
+sum in one order, so that two plain runs are equal too: the first test asks that.
+"""
+
+import functools
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from offload import BudgetTooSmall, OffloadError
+from trainers import OffloadDDPStrategy, OffloadStrategy
+
+sys.path.insert(0, str(Path(__file__).parent))
+import offload_lightning as ol
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.timeout(300),
+    *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
+]
+ENGINES = ("cuda", "cudagraph")
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"gradient_clip_val": 0.1},
+    "accumulated": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+}
+
+
+def train(strategy: Any = "auto", **options: Any) -> ol.Result:
+    """On the GPU; what came of it on the host."""
+    result = ol.train(strategy, accelerator="gpu", devices=1, **options)
+    return replace(result, metrics={name: m.cpu() for name, m in result.metrics.items()})
+
+
+@functools.cache
+def plain(name: str) -> ol.Result:
+    return train(**RUNS[name])
+
+
+@functools.cache
+def smallest(name: str) -> int:
+    with pytest.raises(BudgetTooSmall) as refused:
+        train(OffloadStrategy(budget=64), **RUNS[name])
+    return refused.value.needed
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_plain_runs_are_equal_on_this_device(name: str) -> None:
+    assert ol.differences(plain(name), train(**RUNS[name])) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("budget", [None, "100%", "60%", "smallest"])
+def test_a_run_is_plain_lightnings_to_the_last_bit(
+    name: str, budget: str | None, engine: str
+) -> None:
+    limit: Any = smallest(name) if budget == "smallest" else budget
+    # Nothing is checked on the fly: every step is the plan's.
+    strategy = OffloadStrategy(budget=limit, engine=engine, check_first_steps=0)
+    result = train(strategy, **RUNS[name])
+    assert ol.differences(plain(name), result) == []
+    assert strategy.spent.runs and strategy.target.device.type == "cuda"
+    if budget == "smallest":
+        assert strategy.plan.device_bytes <= limit
+
+
+def test_the_first_steps_are_compared_and_nothing_is_said() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*OffloadStrategy.*")
+        result = train(OffloadStrategy(budget="60%"))
+    assert ol.differences(plain("plain"), result) == []
+
+
+class Saves(L.Callback):
+    """In the middle of the fit, where some tensors are on the device and some are not."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.devices: set[str] = set()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.file)
+            self.devices = {p.device.type for p in pl_module.parameters()}
+
+
+def test_checkpoints_have_plain_lightnings_keys_and_values_and_go_on_with_any_budget(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = Saves(tmp_path / "ours.ckpt"), Saves(tmp_path / "theirs.ckpt")
+    strategy = OffloadStrategy(budget=smallest("plain"), optimizer="device", check_first_steps=0)
+    train(strategy, callbacks=[ours])
+    train(callbacks=[theirs])
+    one, other = (
+        torch.load(saves.file, map_location="cpu", weights_only=False) for saves in (ours, theirs)
+    )
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
+        assert ol._unequal(part, other[part], one[part]) == []
+    assert other.keys() == one.keys()
+    assert ours.devices == {"cuda", "cpu"}
+    results = [
+        train(strategy, ckpt_path=ours.file, seed=8)
+        for strategy in ("auto", OffloadStrategy(budget="60%"), OffloadStrategy())
+    ]
+    assert ol.differences(results[0], results[1]) == ol.differences(results[0], results[2]) == []
+
+
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_evaluation_is_plain_lightnings(budget: str | None) -> None:
+    found = []
+    for strategy in ("auto", OffloadStrategy(budget=budget)):
+        torch.manual_seed(0)
+        module = ol.Module()
+        trainer = L.Trainer(
+            accelerator="gpu", devices=1, strategy=strategy, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        said = [
+            trainer.validate(module, ol.data(20), verbose=False),
+            trainer.test(module, ol.data(20), verbose=False),
+        ]
+        predicted = trainer.predict(module, ol.data(20))
+        found.append((said, predicted))
+    assert ol._unequal("", *found) == []
+
+
+class Looks(ol.Module):
+    """Validation that cannot be captured."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        assert loss.item() < 100 and loss.device == self.device
+        self.log("val_loss", loss)
+
+
+@pytest.mark.parametrize("budget, where, bits", [(None, "device", True), ("60%", "host", False)])
+def test_validation_that_cannot_be_planned_runs_in_one_place(
+    budget: str | None, where: str, bits: bool
+) -> None:
+    with pytest.warns(UserWarning, match=f"validates on the {where}, without offloading"):
+        ours = train(OffloadStrategy(budget=budget), make=Looks)
+    theirs = train(make=Looks)
+    if not bits:  # the CPU's kernels: only what was validated may differ, and by little
+        name = "callback val_loss"
+        torch.testing.assert_close(ours.metrics.pop(name), theirs.metrics.pop(name))
+        for one in (ours, theirs):
+            one.metrics.pop("logged val_loss", None)
+    assert ol.differences(theirs, ours) == []
+
+
+class Manual(ol.Module):
+    def __init__(self) -> None:
+        super().__init__("sgd")
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+def test_a_run_without_a_plan_is_plain_lightnings_on_the_device() -> None:
+    with pytest.warns(UserWarning, match="trains eagerly"):
+        ours = train(OffloadStrategy(), make=Manual)
+    assert ol.differences(train(make=Manual), ours) == []
+    with pytest.raises(OffloadError, match="cannot be planned"):
+        train(OffloadStrategy(budget="60%"), make=Manual)
+
+
+def test_afterwards_all_tensors_are_on_the_host_as_after_plain_lightning() -> None:
+    result = train(OffloadStrategy(budget="60%"))
+    assert {t.device.type for t in result.module.state_dict().values()} == {"cpu"}
+
+
+def test_engines_and_devices_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(OffloadError, match="engine='threads' runs on the CPU"):
+        train(OffloadStrategy(engine="threads"))
+    with pytest.raises(OffloadError, match="engine='cuda' runs on a GPU"):
+        ol.train(OffloadStrategy(engine="cuda"), accelerator="cpu")
+    with pytest.raises(OffloadError, match="OffloadDDPStrategy runs on the CPU so far"):
+        train(OffloadDDPStrategy())
+
+
+def test_more_memory_than_the_device_has_is_refused_before_the_run() -> None:
+    taken = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.995), dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.raises(OffloadError, match="free|left|had"):
+            train(OffloadStrategy(budget="64GiB"), make=functools.partial(Wide, 1 << 14))
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+
+
+class Wide(ol.Module):
+    """Takes gigabytes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__("sgd")
+        self.enter = nn.Linear(12, width)
+        self.blocks = nn.Sequential(nn.Linear(width, width), nn.Linear(width, ol.WIDTH))
