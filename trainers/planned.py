@@ -281,6 +281,11 @@ class Planned(Strategy):
         try:
             yield
         except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and self._expected is not None:
+                error.add_note(
+                    "this was plain Lightning's own step, which the first steps are compared with"
+                    " beside the plan: check_first_steps=0 leaves it out"
+                )
             self._lost = self._lost or device_lost(error, self.root_device)
             if self._lost is None or self._lost is error:
                 raise

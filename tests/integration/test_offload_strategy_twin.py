@@ -6,6 +6,7 @@ CPU graphs --> engine cuda, cudagraph --> Twin: a thread a stream, ordered by ev
 import functools
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ import lightning as L
 import pytest
 import torch
 
-from offload import DeviceLost, OffloadError, updates
+from offload import DeviceLost, updates
 from offload.drivers.twin import Twin
 from trainers import OffloadStrategy
+from trainers.check import DifferenceFound
 from trainers.measured import FIRST
 from trainers.steps import LOOKS
+from trainers.target import Target
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -96,7 +99,7 @@ def test_the_first_steps_are_compared_on_streams_too(monkeypatch: pytest.MonkeyP
     real = updates.adam
     broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
     monkeypatch.setattr(updates, "adam", broken)
-    with pytest.raises(OffloadError, match="differs after a planned and an eager step"):
+    with pytest.raises(DifferenceFound, match="differs after a planned and an eager step"):
         ol.train(OnTwin(check_first_steps=2))
 
 
@@ -165,3 +168,42 @@ def test_runs_that_nobody_looks_at_count_as_the_latest_that_was() -> None:
     assert whole.spent.runs == 20 > FIRST
     assert 0 < whole.spent.compute_seconds <= whole.spent.seconds
     assert whole.held_bytes > 0
+
+
+# ---- kernels that vary ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def varying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: every checked step has two turns."""
+    monkeypatch.setattr(Target, "may_vary", True)
+
+
+@pytest.mark.usefixtures("varying")
+@pytest.mark.parametrize("name", ["plain", "accumulated"])
+def test_a_second_turn_leaves_no_mark(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*OffloadStrategy.*")
+        result = ol.train(OnTwin(check_first_steps=2, budget="60%"), **RUNS[name])
+    assert ol.differences(plain(name), result) == []
+
+
+@pytest.mark.usefixtures("varying")
+def test_a_kernel_that_varies_is_named_once_and_a_wrong_one_is_still_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, chance, much = updates.adam, torch.Generator().manual_seed(0), [1.0]
+
+    def noisy(params: Any, *a: Any, lr: float, **k: Any) -> None:
+        real(params, *a, lr=lr * much[0], **k)
+        params[0].mul_(1 + 1e-6 * torch.randn(params[0].shape, generator=chance))
+
+    monkeypatch.setattr(updates, "adam", noisy)
+    with pytest.warns(UserWarning, match=r"two runs .* have other last bits in .* and \d+ more"):
+        ol.train(OnTwin(check_first_steps=2), max_steps=2, validate=False)
+    much[0] = 1.1
+    with (
+        pytest.warns(UserWarning, match="have other last bits"),
+        pytest.raises(DifferenceFound, match=r"They are .* apart, and two runs of the plan"),
+    ):
+        ol.train(OnTwin(check_first_steps=2), max_steps=2, validate=False)
