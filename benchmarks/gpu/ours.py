@@ -3,7 +3,7 @@
 On a CPU the engines are those of the CPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from torch import nn
 from gpu.models import Batch, Case
 from gpu.part import Row
 from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
+from offload.engines.streams import Streams
 from offload.memgraph import OFFLOAD, RELOAD
+from offload.trace import Trace
 
 ENGINES: Mapping[str, tuple[str, ...]] = {
     "cuda": ("cuda", "cudagraph"),
@@ -22,29 +24,42 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 """The loop first, then what has no loop."""
 SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
 """Of the peak that the step has without a budget."""
+FIRST = 3
+"""Steps that price a plan."""
 
 
 def captured(
-    case: Case, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, device: str
+    case: Case,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    device: str,
+    also: Sequence[str] = (),
 ) -> TaskGraph:
-    """The step on `device`, wherever the module's tensors are now."""
+    """The step on `device`, wherever the module's tensors are now. `also`: passes by name."""
     more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
-    return capture_training_step(module, case.loss(module), optimizer, *batch, **more)
+    loss = case.loss(module)
+    return capture_training_step(module, loss, optimizer, *batch, also=also, **more)
 
 
 def step_graph(
-    case: Case, module: nn.Module, batch: Batch, device: str, prefill: bool
-) -> TaskGraph:  # fmt: skip
+    case: Case,
+    module: nn.Module,
+    batch: Batch,
+    device: str,
+    prefill: bool,
+    also: Sequence[str] = (),
+) -> TaskGraph:
     """A training step with an optimizer of its own, or the forward pass alone."""
     if not prefill:
-        return captured(case, module, case.optimizer(module), batch, device)
+        return captured(case, module, case.optimizer(module), batch, device, also)
     more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
 
     def step(*inputs: torch.Tensor) -> Any:
         with torch.no_grad():
             return module(*inputs)
 
-    return capture(step, *batch, **more)
+    return capture(step, *batch, also=also, **more)
 
 
 def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
@@ -54,8 +69,26 @@ def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
     return plan(graph, budget, **more)
 
 
-def run_by(engine: str, made: Plan) -> Runner:
-    return Runner(made, engine)
+def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
+    """`depth`: nodes that are enqueued ahead on a stream, of an engine that does so."""
+    runner = Runner(made, engine)
+    if depth is not None:
+        # No option of a runner: whoever trains has no use for another one.
+        assert isinstance(runner._engine, Streams), engine
+        runner._engine._depth = depth
+    return runner
+
+
+def first_steps(made: Plan, engine: str, batch: Batch) -> Plan:
+    """The plan priced by what its first steps took, or another one where that is faster."""
+    traces: list[Trace] = []
+    with run_by(engine, made) as runner:
+        runner(*batch)
+        runner.measure()
+        for _ in range(FIRST):
+            runner(*batch)
+            traces.append(runner.trace)
+    return made.measured(traces).remade()
 
 
 def eager(

@@ -19,7 +19,7 @@ import torch
 from offloading.report import Asked, Report, ratios, spread, table
 
 from gpu.bounds import Limit, Machine, limit
-from gpu.ours import ENGINES, attempt, facts, planned_to, run_by, step_graph
+from gpu.ours import ENGINES, attempt, facts, first_steps, planned_to, run_by, step_graph
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
@@ -61,43 +61,63 @@ class Bench:
     batch: tuple[torch.Tensor, ...]
     costs: Costs
     machine: Machine
-    plan: tuple[str, Plan] | None = None
-    """Of the last budget: both engines run it."""
+    loop: str
+    """The engine whose first steps price the plans."""
+    plan: tuple[str, Plan, Plan] | None = None
+    """Of the last budget, before and after its first steps: both engines run it."""
 
-    def planned(self, budget: str) -> Plan:
-        if self.plan is None or self.plan[0] != budget:
+    def planned(self, budget: str, **more: Any) -> tuple[Plan, Plan]:
+        """As it was made, and as its first steps have priced it: perhaps another one."""
+        key = f"{budget} {more}"
+        if self.plan is None or self.plan[0] != key:
             self.plan = None
-            options = {**self.load.options, "costs": self.costs}
-            self.plan = budget, planned_to(self.graph, budget, **options)
-        return self.plan[1]
+            made = planned_to(self.graph, budget, costs=self.costs, **self.load.options, **more)
+            self.plan = key, made, first_steps(made, self.loop, self.batch)
+        return self.plan[1:]
+
+
+def measured_rates(job: Job) -> Rates:
+    return rates(job.device, 0.5 if job.smoke else 2.5)
 
 
 def measure(job: Job) -> Rows:
-    found = rates(job.device, 0.5 if job.smoke else 2.5)
+    found = measured_rates(job)
     bench: Bench | None = None
     for cell in job.cells:
         name, budget, engine = cell.split("; ")
         if bench is None or bench.name != name:
             bench = None
             free(job.device)
-            bench = _bench(name, job, found)
+            bench = bench_of(name, job, found)
         yield cell, attempt(partial(_one, bench, budget, engine, job))
 
 
-def _bench(name: str, job: Job, found: Rates) -> Bench:
+def bench_of(name: str, job: Job, found: Rates, also: Sequence[str] = ()) -> Bench:
+    """`also`: passes that change the last bits."""
     load = workloads(job.smoke)[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    graph = step_graph(load.case, module, batch, job.device, load.prefill)
+    graph = step_graph(load.case, module, batch, job.device, load.prefill, also)
     costs = found.costs(load.precision if job.device == "cuda" else "float32")
     machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
-    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine)
+    loop = ENGINES[job.device][0]
+    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine, loop)
 
 
 def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
-    made = bench.planned(budget)
-    with run_by(engine, made) as runner:
+    before, made = bench.planned(budget)
+    return timed(bench, made, engine, job) | {
+        "decision": made.measurement.decision if made.measurement else "",
+        # Of kernels that were measured alone: what its own first steps took is no bound.
+        "bound_s": before.bound.seconds, "binds": before.bound.engine,
+        "believed_s": before.predicted_seconds,
+    }  # fmt: skip
+
+
+def timed(bench: Bench, made: Plan, engine: str, job: Job, depth: int | None = None) -> Row:
+    """Beside eager. `depth`: nodes that are enqueued ahead on a stream."""
+    with run_by(engine, made, depth) as runner:
         calls = {"eager": bench.eager, "ours": partial(runner, *bench.batch)}
         seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 1 if job.smoke else WARM_UP)
     ours = statistics.median(seen["ours"])
@@ -105,12 +125,9 @@ def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
     formula = _formula(bench, share)
     tokens = bench.load.shape.tokens if bench.load.shape else 0
     return {
-        **facts(made), "eager": seen["eager"], "ours": seen["ours"],
+        **facts(made), "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
         "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
-        "over_bound": ours / made.bound.seconds,
-        "over_two_phase": ours / made.simulation.two_phase,
-        "off": abs(made.predicted_seconds - ours) / ours, "tokens": tokens,
-        "tokens_a_second": tokens / ours, "resident_share": share,
+        "tokens": tokens, "tokens_a_second": tokens / ours, "resident_share": share,
         "formula_s": formula.seconds if formula else None,
         "formula_binds": formula.binds if formula else "", "setting": bench.load.case.setting,
     }  # fmt: skip
@@ -131,19 +148,22 @@ def resident_share(made: Plan) -> float:
 
 def report(found: Found) -> Outcome:
     said = Report(NAME, CLAIM, {"warm-up": WARM_UP, "repeats": REPEATS})
-    said.tables["A step"] = table(HEAD, [_line(cell, row) for cell, row in found.rows.items()])
+    rows = found.rows
+    said.tables["A step"] = table(HEAD, [_line(cell, row) for cell, row in rows.items()])
     settings = {cell.split("; ")[0]: row["setting"] for cell, row in found.rows.items()}
     said.tables["Models"] = table(["workload", "setting"], [[*one] for one in settings.items()])
     for cell in found.cells:
         said.asked += _asked(cell, found)
     said.remarks = [
         "over eager: within a round; eager has everything on the device.",
-        "bound: of the plan, with measured seconds of its kernels. two-phase: an estimate for steps"
+        "bound: of the plan as it was made, of kernels measured alone. believed: predicted then;"
+        " predicted: with what the first steps took, after which it may be another plan.",
+        "two-phase: an estimate for steps"
         " that only offload forwards and only reload backwards: no order makes them overlap.",
         "formula: of the model's shape and the rates measured at the start; resident: of the plan.",
     ]
-    over = {cell: row["over_bound"] for cell, row in found.rows.items()}
-    eager = {cell: row["over_eager"] for cell, row in found.rows.items()}
+    over = {cell: _over(row, "bound_s") for cell, row in rows.items()}
+    eager = {cell: row["over_eager"] for cell, row in rows.items()}
     return Outcome(said, [
         Panel("Over the bound", "times", over, limit=COMPUTE),
         Panel("Over eager without offload", "times", eager, limit=1.0),
@@ -152,8 +172,8 @@ def report(found: Found) -> Outcome:
 
 HEAD = (
     "workload", "budget", "engine", "device GiB", "host GiB", "resident", "GiB out + in",
-    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase", "predicted s",
-    "off by", "formula s", "tokens/s",
+    "eager s", "ours s", "over eager", "bound s", "over bound", "over two-phase", "believed s",
+    "predicted s", "off by", "formula s", "tokens/s", "after its first steps",
 )  # fmt: skip
 
 
@@ -164,21 +184,23 @@ def _line(cell: str, row: Row) -> list[str]:
         f"{row['resident_share']:.0%}",
         f"{row['out_mib'] / 1024:.2f} + {row['in_mib'] / 1024:.2f}",
         spread(row["eager"]), spread(row["ours"]), f"{row['over_eager']:.3f}",
-        f"{row['bound_s']:.4f} {row['binds']}", f"{row['over_bound']:.3f}",
-        f"{row['over_two_phase']:.3f}", f"{row['predicted_s']:.4f}", f"{row['off']:.1%}",
+        f"{row['bound_s']:.4f} {row['binds']}", f"{_over(row, 'bound_s'):.3f}",
+        f"{_over(row, 'two_phase_s'):.3f}", f"{row['believed_s']:.4f}",
+        f"{row['predicted_s']:.4f}", f"{_off(row):.1%}",
         f"{formula:.4f} {row['formula_binds']}" if formula is not None else "",
-        f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "",
+        f"{row['tokens_a_second']:,.0f}" if row["tokens"] else "", row["decision"],
     ]  # fmt: skip
 
 
 def _asked(cell: str, found: Found) -> list[Asked]:
     name, budget, engine = cell.split("; ")
     row = found.rows.get(cell)
-    asked = [Asked(f"{cell}: off the prediction", PREDICTED, found.number(cell, "off"))]
+    asked = [Asked(f"{cell}: off the prediction", PREDICTED, _off(row) if row else None)]
     if budget == "none":
         asked.append(Asked(f"{cell}: over eager", RESIDENT, found.number(cell, "over_eager")))
     most = COMPUTE if row is None or _hidden(name, row) else ELSEWHERE
-    asked.append(Asked(f"{cell}: over the bound", most, found.number(cell, "over_bound")))
+    over = _over(row, "bound_s") if row else None
+    asked.append(Asked(f"{cell}: over the bound", most, over))
     if engine == "cudagraph":
         asked.append(Asked(f"{cell}: over the loop", LOOP, _over_loop(cell, found)))
     return asked
@@ -190,10 +212,18 @@ def _hidden(name: str, row: dict[str, Any]) -> bool:
     return many or row["binds"] == "compute"
 
 
+def _over(row: Row, key: str) -> float:
+    return row["ours_s"] / row[key]
+
+
+def _off(row: Row) -> float:
+    return abs(row["predicted_s"] - row["ours_s"]) / row["ours_s"]
+
+
 def _over_loop(cell: str, found: Found) -> float | None:
     name, budget, _ = cell.split("; ")
     loop = found.rows.get(f"{name}; {budget}; cuda")
     graph = found.rows.get(cell)
     if loop is None or graph is None:
         return None
-    return statistics.median(graph["ours"]) / statistics.median(loop["ours"])
+    return graph["ours_s"] / loop["ours_s"]
