@@ -33,8 +33,8 @@ LLAMA = Size(32000, 1024, 6, 16, 2752, 2, 1024)
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Read by cuBLAS when it begins, and asked for by torch's deterministic mode."""
 SMOKE = (
-    "gpt2 with dropout; as it is; control", "gpt2 with dropout; as it is; threads, 60 %",
-    "llama bf16; as it is; control", "llama bf16; as it is; serial, minimum",
+    "gpt2 with dropout; as it is; control", "gpt2 with dropout; as it is; cuda, 60 %",
+    "llama bf16; as it is; control", "llama bf16; as it is; cuda, minimum",
     "odd convnet; as it is; control", "odd convnet; as it is; threads, none",
 )  # fmt: skip
 

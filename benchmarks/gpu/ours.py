@@ -1,6 +1,6 @@
 """Every call of `offload` that the suite makes: captured on a device, planned, run by an engine.
 
-On a CPU the engines are those of the CPU.
+On a CPU engine `cuda` drives the twin of a device: its queues and events, on threads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,14 @@ from torch import nn
 from gpu.models import Batch, Case
 from gpu.part import Row
 from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
+from offload.drivers.twin import Twin
 from offload.engines.streams import Streams
 from offload.memgraph import OFFLOAD, RELOAD
 from offload.trace import Trace
 
 ENGINES: Mapping[str, tuple[str, ...]] = {
     "cuda": ("cuda", "cudagraph"),
-    "cpu": ("threads", "serial"),
+    "cpu": ("cuda", "threads"),
 }
 """The loop first, then what has no loop."""
 SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
@@ -71,7 +72,9 @@ def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
 
 def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
     """`depth`: nodes that are enqueued ahead on a stream, of an engine that does so."""
-    runner = Runner(made, engine)
+    program = made.graph.program
+    twin = engine == "cuda" and program is not None and program.device.type == "cpu"
+    runner = Runner(made, engine, driver=Twin() if twin else None)
     if depth is not None:
         # No option of a runner: whoever trains has no use for another one.
         assert isinstance(runner._engine, Streams), engine

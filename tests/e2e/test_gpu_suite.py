@@ -89,12 +89,12 @@ def test_planned_steps_are_timed_beside_eager_and_their_bounds(tmp_path: Path) -
         keys = ("over_eager", "bound_s", "believed_s", "predicted_s", "formula_s")
         assert min(row[key] for key in keys) > 0
         assert row["decision"].startswith("kept") or "x what was expected" in row["decision"]
-    whole, least = (found[f"llama lora; {budget}; threads"] for budget in ("none", "minimum"))
+    whole, least = (found[f"llama lora; {budget}; cuda"] for budget in ("none", "minimum"))
     assert whole["resident_share"] == 1.0 > least["resident_share"]
     asked = {one["what"]: one["most"] for one in results(tmp_path, "speed")["asked"]}
-    assert asked["llama lora; none; threads: over eager"] == 1.02
-    assert asked["llama lora; minimum; threads: over the bound"] in (1.05, 1.10)
-    assert asked["llama prefill; minimum; threads: off the prediction"] == 0.10
+    assert asked["llama lora; none; cuda: over eager"] == 1.02
+    assert asked["llama lora; minimum; cuda: over the bound"] in (1.05, 1.10)
+    assert asked["llama prefill; minimum; cuda: off the prediction"] == 0.10
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_each_idea_is_taken_away_in_turn(tmp_path: Path) -> None:
     run_part("f", tmp_path)
     found = rows(tmp_path, "ablations")
     assert [cell.rpartition("; ")[2] for cell in found] == [
-        "as it is", "in order", "ahead 0", "no recompute",
+        "as it is", "in order", "depth 2", "ahead 0", "no recompute",
     ]  # fmt: skip
     base, queue, *_ = found.values()
     assert queue["bound_s"] >= base["bound_s"]  # the same work, and more edges
