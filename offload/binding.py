@@ -4,6 +4,7 @@ begin(batch)   inputs -> their places            runs   what an engine calls
 outputs()      places -> new tensors             notes  what to say when it fails
 """
 
+import warnings
 from collections.abc import Sequence
 from ctypes import memmove
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from offload.captured_poison import CapturedPoison
 from offload.costs import Costs
 from offload.drivers import Driver
 from offload.engines import Record, Run, Work
@@ -21,6 +23,7 @@ from offload.memgraph import TASK, MemGraph, Node
 from offload.memory import Arenas
 from offload.placement import Bindings, bind_task
 from offload.poison import Poison
+from offload.scalars import Scalars
 from offload.taskgraph import Role, TaskGraph
 
 
@@ -66,23 +69,32 @@ class Binding:
         *,
         poison: bool = False,
         driver: Driver | None = None,
+        captured: bool = False,
     ) -> None:
         """`placed` counts what became of the kernels' outputs. `driver`: of the streams that the
-        nodes are enqueued on; None: whoever calls a node does it there and then."""
+        nodes are enqueued on; None: whoever calls a node does it there and then. `captured`: a
+        graph of the nodes is replayed, so the optimizer's numbers must lie in memory."""
         self.memgraph = plan.memgraph
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
-        self._poison = Poison(self.memgraph, arenas) if poison else None
+        kind = CapturedPoison if captured else Poison
+        self._poison = kind(self.memgraph, arenas) if poison else None
         self._inputs = [self._input(value, arenas) for value in self.program.inputs]
         outputs = pytree.tree_leaves(self.program.outputs)
         self._outputs = [self._output(value, arenas) for value in outputs]
+        self._scalars = Scalars.of(plan.graph, self.program.device) if captured else None
         runs = [
-            _bind(self.memgraph, node, arenas, plan.placement, placed, driver)
+            _bind(self.memgraph, node, arenas, plan.placement, placed, driver, self._scalars)
             for node in self.memgraph.nodes
         ]
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
-        self.work = Work.of(self.memgraph, runs)
+        tell = partial(_tell, plan.graph.notes)
+        baked = self._scalars.baked if self._scalars else tuple
+        self.work = Work.of(self.memgraph, runs, baked, tell)
+        for note in self._scalars.notes() if self._scalars else ():
+            if note not in plan.graph.notes:
+                plan.graph.notes.append(note)
 
     def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
         """Where it is copied to; nowhere if nothing reads it."""
@@ -96,6 +108,8 @@ class Binding:
         return arenas.view(place, value)
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
+        if self._scalars:
+            self._scalars.refresh()
         if self._poison:
             self._poison.begin()
         # No copy of the step before reads the host's arena any more: engines see to that.
@@ -119,11 +133,12 @@ def _bind(
     placement: str,
     placed: Bindings,
     driver: Driver | None,
+    scalars: Scalars | None,
 ) -> Run:
     if node.kind == TASK:
         device = memgraph.graph.tasks[node.task].device
         scratch = memgraph.scratch.get(device)
-        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed)
+        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed, scalars)
     source, target = (access.place for access in node.accesses)
     if driver is not None:
         return driver.copy(arenas.bytes(target), arenas.bytes(source))
@@ -155,12 +170,7 @@ def notes(memgraph: MemGraph, record: Record) -> list[str]:
     found: list[str] = []
     if record.failed is not None:
         node = memgraph.nodes[record.failed]
-        task = memgraph.graph.tasks[node.task]
-        what = f"task {task.name}"
-        if node.kind != TASK:
-            what = f"{memgraph.name(record.failed)} for {what}"
-        where = f" ({task.where})" if task.where else ""
-        found.append(f"in {what}{where}, on engine {node.engine}")
+        found.append(f"in {memgraph.described(record.failed)}, on engine {node.engine}")
     if record.under_way:
         names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
         found.append(f"the device told of it late; it had in its queues then: {names}")
@@ -178,6 +188,13 @@ def _with_line(memgraph: MemGraph, number: int) -> str:
     node = memgraph.nodes[number]
     where = memgraph.graph.tasks[node.task].where if node.kind == TASK else ""
     return f"{memgraph.name(number)} ({where})" if where else memgraph.name(number)
+
+
+def _tell(notes: list[str], text: str) -> None:
+    """Once, and where `explain()` shows it."""
+    if text not in notes:
+        notes.append(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _updates(node: Node, graph: TaskGraph) -> bool:

@@ -18,15 +18,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from offload.binding import Binding, Plan, notes, program_of
 from offload.device_memory import check_device, device_left
 from offload.drivers import Driver
+from offload.drivers.capturing import Capturing
 from offload.drivers.cuda import Cuda
+from offload.drivers.cuda_graph import GraphCuda
 from offload.engines import ORDERS, Engine, Record
+from offload.engines.cudagraph import CudaGraph
 from offload.engines.serial import Serial
 from offload.engines.streams import Streams
 from offload.engines.threads import Threads
@@ -39,8 +42,8 @@ from offload.taskgraph import TaskGraph
 from offload.trace import Trace
 from offload.workspaces import warm
 
-CUDA = "cuda"
-ENGINES = ("threads", "serial", CUDA)
+CUDA, CUDAGRAPH = "cuda", "cudagraph"
+ENGINES = ("threads", "serial", CUDA, CUDAGRAPH)
 Shape = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
@@ -64,7 +67,8 @@ class Runner:
         `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
         for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
         with if not given. `key`: what `run` calls the plan's step, as if it were added.
-        `driver`: what engine `cuda` drives; of the program's device, if not given."""
+        `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
+        given."""
         engine = _suited(engine, program_of(plan.graph).device)
         if engine not in ENGINES:
             raise ValueError(f"engine {engine!r}: one of {', '.join(ENGINES)} is needed")
@@ -120,7 +124,7 @@ class Runner:
     def measure(self, on: bool = True) -> None:
         """Whether `trace` has the nodes' own times in the next steps, where that costs something:
         engine `cuda` enqueues them, and knows nothing else of them. Others always measure."""
-        if isinstance(self._engine, Streams):
+        if isinstance(self._engine, Streams | CudaGraph):
             self._engine.measure = on
 
     def astray(self) -> str:
@@ -222,6 +226,7 @@ class Runner:
                 self.placed,
                 poison=self._poison,
                 driver=self._driver,
+                captured=isinstance(self._engine, CudaGraph),
             )
             self._bindings[key] = found
         if found is not self._current:
@@ -317,14 +322,19 @@ def _driver(engine: str, program: Program, driver: Driver | None) -> Driver | No
     """Before anything is allocated."""
     if engine == CUDA:
         return Cuda(program.device) if driver is None else driver
+    if engine == CUDAGRAPH:
+        if driver is not None and not hasattr(driver, "begin_capture"):
+            raise ValueError(f"engine {engine!r} needs a driver that captures: {driver} does not")
+        return GraphCuda(program.device) if driver is None else driver
     if driver is not None:
-        raise ValueError(f"engine {engine!r} has no use for a driver: {CUDA} has")
+        raise ValueError(f"engine {engine!r} has no use for a driver: {CUDA}, {CUDAGRAPH} have")
     return None
 
 
 def _engine(engine: str, driver: Driver | None, order: str, seed: int, host_workers: int) -> Engine:
     if driver is not None:
-        return Streams(driver, order, seed, host_workers)
+        streams = Streams(driver, order, seed, host_workers)
+        return CudaGraph(cast(Capturing, driver), streams) if engine == CUDAGRAPH else streams
     return Serial(order, seed) if engine == "serial" else Threads(order, seed, host_workers)
 
 

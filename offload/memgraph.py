@@ -98,6 +98,15 @@ class MemGraph:
     """Of every device: for workspaces of up to `SMALL_WORKSPACE`. Its compute engine runs one task
     at a time, so they share it, and no node names it."""
 
+    def described(self, node: int) -> str:
+        """With its task and the user's line."""
+        found = self.nodes[node]
+        task = self.graph.tasks[found.task]
+        what = f"task {task.name}"
+        if found.kind != TASK:
+            what = f"{self.name(node)} for {what}"
+        return f"{what} ({task.where})" if task.where else what
+
     def name(self, node: int) -> str:
         """For people: the task's own name, or `reload conv1.weight`."""
         found = self.nodes[node]

@@ -26,6 +26,7 @@ from offload.errors import GraphError
 from offload.joined import joined
 from offload.kernels import CPU, Call, Value
 from offload.memgraph import SMALL_WORKSPACE, Node, Place
+from offload.scalars import Scalars
 from offload.taskgraph import Task, TaskGraph
 
 SHIM, COPY = "shim", "copy"
@@ -80,9 +81,11 @@ def bind_task(
     mode: str,
     scratch: Place | None = None,
     bindings: Bindings | None = None,
+    scalars: Scalars | None = None,
 ) -> Run:
     """What runs the task. `arenas`: a 1-D uint8 tensor for each device and the host; `scratch`:
-    for a workspace of up to `SMALL_WORKSPACE` bytes that has no place of its own."""
+    for a workspace of up to `SMALL_WORKSPACE` bytes that has no place of its own; `scalars`: the
+    numbers that updates on the device read from memory."""
     task = graph.tasks[node.task]
     places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
     kernel = task.kernel
@@ -101,9 +104,11 @@ def bind_task(
     mode = chosen(mode, device)
     bindings = Bindings() if bindings is None else bindings
     binder = _Binder(arenas, places, mode, workspace, bindings, device)
-    together = joined(kernel.calls, binder.view)
-    runs = [binder.served(call, run) for call, run in together]
-    runs = runs or [binder.bound(call) for call in kernel.calls]
+    calls = kernel.calls
+    if scalars is not None and task.engine != "host":
+        calls = [scalars.bound(call) for call in calls]
+    runs = [binder.served(call, run) for call, run in joined(calls, binder.view)]
+    runs = runs or [binder.bound(call) for call in calls]
     return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
 
 

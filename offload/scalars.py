@@ -108,8 +108,8 @@ class Scalars:
         if self._wide.device.type == "cpu" or not any(map(_fused, self._updates.values())):
             return []
         return [
-            "a captured fused update has its learning rate as float32, which is what torch's kernel"
-            " takes from memory: its last bits differ from eager's, whose is float64"
+            "cudagraph: the last bits differ from eager's in fused updates: torch's kernel takes a"
+            " learning rate in memory as float32, and one of Python's as float64"
         ]
 
 

@@ -9,7 +9,8 @@ they are joined by an event that the first one waits for. What would need the ho
 is refused: asking events that are captured, `synchronize`, `begin`, `end`, a value for Python.
 
 A capture that met an error is broken: only `end_capture` or `drop_capture` may follow, and the
-streams are as before after them.
+streams are as before after them. What was captured before is not to be replayed after it: it may
+not know the generator of random numbers any more.
 """
 
 from typing import Any, Protocol

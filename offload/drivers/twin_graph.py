@@ -18,11 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -304,11 +300,14 @@ class _Recorder(TorchDispatchMode):
         def fake(leaf: Any) -> Any:
             return fakes.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
+        asks = torch.Tag.data_dependent_output in func.tags
         try:
             with fakes:
-                return func(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise self._capture.refuse(f"{REFUSED}: {func} needs a value of the device") from error
+                if not asks:
+                    return func(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
+        except DynamicOutputShapeException:
+            asks = True
+        raise self._capture.refuse(f"{REFUSED}: {func} needs a value of the device")
 
 
 def _changed(schema: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
     serial    one node after the other on the caller's thread: the reference
     threads   compute on the caller's thread; copies, host tasks and further devices on their own
     cuda      on the streams of a device, ahead of time (streams.py)
+    cudagraph the same, captured once and replayed by the device alone
 
 When `run` returns, nothing touches the host's memory any more, and what the caller does on its own
 stream comes after all that is still under way on a device.
@@ -11,7 +12,7 @@ All write down what ran when. An exception of a node ends the step: nothing new 
 comes to its end, and the exception leaves `run` as it is. The next `run` starts afresh.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,9 +36,21 @@ class Work:
     """Those that wait for none."""
     lanes: Sequence[str]
     """The engines that have something to do."""
+    baked: Callable[[], Hashable] = tuple
+    """The numbers of today that a graph captured of the runs would keep."""
+    name: Callable[[int], str] = str
+    """Of a node, for people."""
+    tell: Callable[[str], object] = str
+    """Something that the user should know about the plan."""
 
     @classmethod
-    def of(cls, memgraph: MemGraph, runs: Sequence[Run]) -> "Work":
+    def of(
+        cls,
+        memgraph: MemGraph,
+        runs: Sequence[Run],
+        baked: Callable[[], Hashable] = tuple,
+        tell: Callable[[str], object] = str,
+    ) -> "Work":
         successors: list[list[int]] = [[] for _ in memgraph.nodes]
         for number, node in enumerate(memgraph.nodes):
             for needed in node.deps:
@@ -49,6 +62,9 @@ class Work:
             successors=tuple(tuple(after) for after in successors),
             first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
             lanes=tuple(dict.fromkeys(node.engine for node in memgraph.nodes)),
+            baked=baked,
+            name=memgraph.described,
+            tell=tell,
         )
 
 

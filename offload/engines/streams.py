@@ -100,8 +100,7 @@ class Streams:
         self._lost: DeviceLost | None = None
 
     def run(self, work: Work, record: Record) -> None:
-        if self._lost is not None:
-            raise DeviceLost(*self._lost.args)
+        self.check()
         self._dry()
         self._clean = False
         play: Play | None = None
@@ -282,6 +281,15 @@ class Streams:
             if lost:
                 self._lost = lost
                 raise lost from told
+
+    def check(self) -> None:
+        """Raises where the device is lost."""
+        if self._lost is not None:
+            raise DeviceLost(*self._lost.args)
+
+    def fail(self, error: BaseException) -> None:
+        """What another user of the driver met: streams run dry, and `DeviceLost` where it is."""
+        self._fail(error, None, Record())
 
     def close(self) -> None:
         self._finalizer()

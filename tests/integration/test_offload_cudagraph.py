@@ -1,0 +1,353 @@
+"""Engine `cudagraph` on the CPU twin: whole steps, captured at the second and replayed after it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import offload
+from offload import Runner
+from offload.drivers.cuda_graph import GraphCuda
+from offload.drivers.twin import Twin
+from offload.drivers.twin_graph import GraphTwin
+from offload.engines.cudagraph import flags
+
+NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
+STEPS = 7
+RATES = (0.02, 0.01, 0.003, 0.03, 0.001, 0.02, 0.005)
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """Sums in one order only."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
+class Mlp(nn.Module):
+    """With dropout: draws in an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = [(nn.Linear(48, 48), nn.ReLU(), nn.Dropout(0.3)) for _ in range(6)]
+        self.layers = nn.Sequential(*(m for layer in hidden for m in layer), nn.Linear(48, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Convolutional(nn.Module):
+    """With statistics that a step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(16 if n else 3, 16, 3, padding=1) for n in range(5)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(5))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = functional.relu(norm(convolution(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def vectors() -> tuple[torch.Tensor, ...]:
+    return torch.randn(8, 48), torch.randint(0, 10, (8,))
+
+
+def pictures() -> tuple[torch.Tensor, ...]:
+    return torch.randn(4, 3, 15, 15), torch.randint(0, 10, (4,))
+
+
+OPTIMIZERS = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), 0.1, weight_decay=0.02),
+    "fused adam": lambda m: torch.optim.Adam(m.parameters(), 0.1, fused=True),
+}
+MODELS = {"mlp": (Mlp, vectors), "convolutional": (Convolutional, pictures)}
+
+
+class Trained:
+    """A model and its optimizer from the same start, with the same numbers at every step."""
+
+    def __init__(self, model: str, optimizer: str, device: str = "cpu") -> None:
+        torch.manual_seed(1)
+        made, batch = MODELS[model]
+        self.model = made().to(device)
+        self.optimizer = OPTIMIZERS[optimizer](self.model)
+        torch.manual_seed(2)
+        self.batches = [tuple(t.to(device) for t in batch()) for _ in range(STEPS)]
+
+    def numbers(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATES[step]
+            if step == 4:
+                group["weight_decay"] *= 3
+
+    def eager(self, more: Callable[..., None] | None = None) -> list[torch.Tensor]:
+        losses = []
+        torch.manual_seed(3)
+        for step, (x, y) in enumerate(self.batches):
+            self.numbers(step)
+            if more is not None:
+                more(self, step)
+            self.optimizer.zero_grad()
+            loss = functional.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = {name: t.clone() for name, t in self.model.state_dict().items()}
+        for number, state in enumerate(self.optimizer.state.values()):
+            found |= {f"{number} {key}": t.clone() for key, t in state.items()}
+        return found
+
+    def graph(self) -> offload.TaskGraph:
+        x, y = self.batches[0]
+        return offload.capture_training_step(
+            self.model, functional.cross_entropy, self.optimizer, x, y
+        )
+
+
+def planned(graph: offload.TaskGraph, budget: str | None, **more: Any) -> offload.Plan:
+    if budget is None:
+        return offload.plan(graph, **more)
+    whole = offload.plan(graph, **more).peak_bytes
+    if budget == "60%":
+        return offload.plan(graph, int(whole * 0.6), **more)
+    try:
+        offload.plan(graph, 1, **more)
+    except offload.BudgetTooSmall as error:
+        return offload.plan(graph, error.needed, **more)
+    raise AssertionError("a budget of one byte did")
+
+
+class Counting:
+    """A driver that counts what is captured and replayed."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.captures = self.replays = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def end_capture(self) -> Callable[[], object]:
+        graph = self.driver.end_capture()
+        self.captures += 1
+
+        def replay() -> None:
+            self.replays += 1
+            graph()
+
+        return replay
+
+
+def counting(device: str = "cpu", order: str = "random") -> Any:
+    if device == "cpu":
+        return Counting(GraphTwin(order=order, seed=7))
+    return Counting(GraphCuda(torch.device(device)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [None, "60%", "minimum"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("mlp", "sgd"), ("mlp", "adamw"), ("mlp", "fused adam"), ("convolutional", "sgd")],
+)
+def test_replayed_steps_are_eagers_to_the_last_bit(
+    model: str, optimizer: str, budget: str | None, device: str, exact: None
+) -> None:
+    theirs, ours = Trained(model, optimizer, device), Trained(model, optimizer, device)
+    expected = theirs.eager()
+    made = planned(ours.graph(), budget)
+    driver = counting(device)
+    # A device's fused kernel takes the rate from memory as float32.
+    equal = torch.equal if device == "cpu" or optimizer != "fused adam" else close
+    with Runner(made, "cudagraph", driver=driver, poison=True) as runner:
+        torch.manual_seed(3)
+        for step, batch in enumerate(ours.batches):
+            ours.numbers(step)
+            [loss] = runner(*batch)
+            assert equal(loss, expected[step]), f"loss of step {step}"
+        found, wanted = ours.state(), theirs.state()
+    assert found.keys() == wanted.keys()
+    assert [name for name in found if not equal(found[name], wanted[name])] == []
+    changed = 0 if optimizer == "fused adam" else 1  # its weight decay is 0, and stays it
+    assert driver.captures == 1 + changed
+    assert driver.replays == STEPS - 1 - changed
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b.to(a.device), rtol=1e-4, atol=1e-6)
+
+
+def test_updates_on_the_host_split_the_graph_and_keep_every_bit() -> None:
+    theirs, ours = Trained("mlp", "adamw"), Trained("mlp", "adamw")
+    expected = theirs.eager()
+    made = planned(ours.graph(), None, optimizer="host")
+    assert "host" in {node.engine for node in made.memgraph.nodes}
+    driver = counting()
+    with Runner(made, "cudagraph", driver=driver, poison=True) as runner:
+        torch.manual_seed(3)
+        for step, batch in enumerate(ours.batches):
+            ours.numbers(step)
+            [loss] = runner(*batch)
+            assert torch.equal(loss, expected[step]), f"loss of step {step}"
+        found, wanted = ours.state(), theirs.state()
+    assert [name for name in found if not torch.equal(found[name], wanted[name])] == []
+    assert driver.replays >= STEPS - 1  # the host's updates read their numbers themselves
+
+
+def test_a_batch_of_another_shape_is_captured_too() -> None:
+    torch.manual_seed(1)
+    layer = nn.Linear(8, 4)
+    driver = counting()
+    with Runner(
+        offload.plan(offload.capture(lambda x: (layer(x).sum(),), torch.ones(5, 8))),
+        "cudagraph",
+        driver=driver,
+    ) as runner:
+        for _ in range(3):
+            for rows in (5, 2):  # the larger one first, so that the arenas stay
+                x = torch.randn(rows, 8)
+                [total] = runner(x)
+                assert torch.equal(total, layer(x).sum())
+    assert (driver.captures, driver.replays) == (2, 4)
+
+
+def hand_made(kernel: Callable[..., None], where: str = "model.py:31 in forward") -> offload.Plan:
+    """x -> kernel -> y -> +1 -> z"""
+    graph = offload.TaskGraph()
+    x = graph.buffer("x", 64, "input")
+    y, z = graph.buffer("y", 64), graph.buffer("z", 64)
+    graph.task("asks", reads=[x], writes=[y], kernel=kernel, where=where)
+    graph.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    graph.output(z)
+    return offload.plan(graph)
+
+
+def test_a_kernel_that_asks_for_a_value_is_named_once_and_the_step_runs_as_engine_cuda() -> None:
+    def asks(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        writes[0].fill_(int(reads[0].sum()) % 7)
+
+    made = hand_made(asks)
+    with Runner(made, "cudagraph", driver=GraphTwin()) as runner:
+        outputs = [runner(torch.full((64,), value, dtype=torch.uint8)) for value in (1,)]
+        with pytest.warns(RuntimeWarning, match="cannot be captured in task asks") as told:
+            outputs += [runner(torch.full((64,), value, dtype=torch.uint8)) for value in (2, 3)]
+    [warning] = told
+    assert "model.py:31 in forward" in str(warning.message)
+    assert "_local_scalar_dense" in str(warning.message)
+    assert [int(z[0]) for [z] in outputs] == [64 % 7 + 1, 128 % 7 + 1, 192 % 7 + 1]
+    assert "cannot be captured" in made.explain()
+
+
+def test_an_exception_in_a_captured_kernel_leaves_streams_that_work() -> None:
+    calls: list[int] = []
+
+    def fails(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise ArithmeticError("only now")
+        writes[0].copy_(reads[0] * 2)
+
+    with Runner(hand_made(fails), "cudagraph", driver=GraphTwin()) as runner:
+        ones = torch.ones(64, dtype=torch.uint8)
+        assert int(runner(ones)[0][0]) == 3
+        with pytest.warns(RuntimeWarning, match="ArithmeticError: only now"):
+            assert int(runner(ones * 2)[0][0]) == 5
+        assert int(runner(ones * 3)[0][0]) == 7
+
+
+def test_numbers_that_never_rest_are_told_and_the_bits_are_eagers() -> None:
+    theirs, ours = Trained("mlp", "adamw"), Trained("mlp", "adamw")
+
+    def betas(trained: Trained, step: int) -> None:
+        trained.optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * step, 0.99)
+
+    expected = theirs.eager(betas)
+    driver = counting()
+    with Runner(planned(ours.graph(), None), "cudagraph", driver=driver) as runner:
+        torch.manual_seed(3)
+        losses = []
+        with pytest.warns(RuntimeWarning, match="betas"):
+            for step, batch in enumerate(ours.batches):
+                ours.numbers(step)
+                betas(ours, step)
+                losses += runner(*batch)
+    assert all(map(torch.equal, losses, expected))
+    assert driver.captures == 0
+
+
+def test_a_flag_of_torchs_that_a_graph_keeps_is_seen_to_change() -> None:
+    before = flags()
+    torch.backends.cudnn.benchmark = True
+    try:
+        assert flags() != before
+    finally:
+        torch.backends.cudnn.benchmark = False
+    assert flags() == before
+
+
+def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
+    failing: list[bool] = []
+    graph = offload.TaskGraph()
+    x = graph.buffer("x", 64, "input")
+    y, z = graph.buffer("y", 64), graph.buffer("z", 64)
+
+    def host(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        if failing:
+            raise ArithmeticError("the host's")
+        writes[0].copy_(reads[0] * 2)
+
+    graph.task("host", reads=[x], writes=[y], engine="host", kernel=host)
+    graph.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    graph.output(z)
+    ones = torch.ones(64, dtype=torch.uint8)
+    driver = counting()
+    with Runner(offload.plan(graph), "cudagraph", driver=driver) as runner:
+        assert [int(runner(ones * n)[0][0]) for n in (1, 2, 3)] == [3, 5, 7]
+        failing.append(True)
+        with pytest.raises(ArithmeticError, match="the host's") as caught:
+            runner(ones)
+        assert any("task host" in note for note in caught.value.__notes__)
+        failing.clear()
+        assert int(runner(ones * 4)[0][0]) == 9
+    assert driver.captures == 1
+
+
+def test_nodes_are_timed_by_engine_cuda() -> None:
+    layer = nn.Linear(8, 4)
+    driver = counting()
+    made = offload.plan(offload.capture(lambda x: (layer(x).sum(),), torch.ones(2, 8)))
+    with Runner(made, "cudagraph", driver=driver) as runner:
+        for _ in range(3):
+            runner(torch.ones(2, 8))
+        runner.measure()
+        runner(torch.ones(2, 8))
+        assert runner.trace.timed
+        assert set(runner.trace.seconds_by_task()) == set(range(len(made.graph.tasks)))
+    assert driver.replays == 2
+
+
+def test_a_driver_that_cannot_capture_is_refused() -> None:
+    made = hand_made(lambda reads, writes: writes[0].copy_(reads[0]))
+    with pytest.raises(ValueError, match="captures"):
+        Runner(made, "cudagraph", driver=Twin())
+
+
+def test_without_a_device_engine_cudagraph_says_what_is_missing() -> None:
+    made = hand_made(lambda reads, writes: writes[0].copy_(reads[0]))
+    with pytest.raises(offload.OffloadError, match="captured on a cuda device"):
+        Runner(made, "cudagraph")
