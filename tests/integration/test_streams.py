@@ -378,7 +378,7 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
         with pytest.raises(OffloadError, match=r"PyTorch \(.*\) is built without CUDA"):
             Runner(planned(graph), "cuda")
     graph.program.device = torch.device("cuda")
-    with pytest.raises(OffloadError, match="'serial' runs on the CPU, and this step was captured on cuda"):
+    with pytest.raises(OffloadError, match="'serial' runs on the CPU, and this step"):
         Runner(planned(graph), "serial")
     graph.program.device = torch.device("cpu")
     with pytest.raises(ValueError, match="'threads' has no use for a driver"):
