@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from offload.guards import Surroundings
 from offload.kernels import Call, Program, Source, Value
+from offload.seeds import at_run_time
+from offload.surroundings import Surroundings
 from offload.taskgraph import Role, TaskGraph
 from offload.tracing import FORWARD, UPDATE, Op, Recorder, Tape
 
@@ -112,7 +113,7 @@ class Build:
             op.name,
             reads,
             writes,
-            Call(op.func, op.args, op.kwargs, op.outputs),
+            Call(at_run_time(op.func, self.recorder.device), op.args, op.kwargs, op.outputs),
             phase=self._phase(op),
             after=self._random if op.random else (),
             flops=op.flops,
@@ -146,6 +147,7 @@ class Build:
             self._tensors,
             recapture,
             tuple(self.after_step),
+            self.recorder.device,
         )
         self.graph.check()
         return self.graph

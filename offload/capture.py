@@ -18,13 +18,18 @@ from torch.utils import _pytree as pytree
 from offload.between import changed_gradients, empty_gradients
 from offload.building import Build
 from offload.errors import CaptureError
-from offload.guards import Surroundings, check_batch, guarded_trace, surroundings
+from offload.guards import check_batch, guarded_trace
 from offload.lowering import lower
 from offload.profiling import measured
+from offload.ranks import check_ranks
+from offload.stand_ins import device_of
+from offload.surroundings import Surroundings, surroundings
 from offload.taskgraph import TaskGraph
 from offload.tracing import current_recorder
 from offload.training import Gradients, TrainingStep, parameters_of
 from offload.updates import check_optimizer
+
+Device = torch.device | str | None
 
 
 def capture(
@@ -32,13 +37,15 @@ def capture(
     *example_inputs: torch.Tensor,
     also: Sequence[str] = (),
     reaches: Mapping[str, Any] | None = None,
+    device: Device = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
     `also`: passes that may change the last bits, by name (lowering). `reaches`: the things whose
     tensors and attributes the step may use, by name; without it they are looked for in its
-    closure."""
-    return _ready(traced(step, *example_inputs, reaches=reaches), also)
+    closure. `device`: where it is to run; its tensors stay where they are. Without it, where they
+    all are."""
+    return _ready(traced(step, *example_inputs, reaches=reaches, device=device), also)
 
 
 def capture_training_step(
@@ -47,19 +54,29 @@ def capture_training_step(
     optimizer: torch.optim.Optimizer,
     *batch: torch.Tensor,
     also: Sequence[str] = (),
+    device: Device = None,
 ) -> TaskGraph:
     """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update."""
-    return _ready(traced_training_step(module, loss_fn, optimizer, *batch), also)
+    return _ready(traced_training_step(module, loss_fn, optimizer, *batch, device=device), also)
 
 
-def capture_step(step: TrainingStep, *batch: torch.Tensor, also: Sequence[str] = ()) -> TaskGraph:
+def capture_step(
+    step: TrainingStep,
+    *batch: torch.Tensor,
+    also: Sequence[str] = (),
+    device: Device = None,
+) -> TaskGraph:
     """The graph of a training step in all its parts (training.py)."""
-    return _ready(traced_step(step, *batch), also)
+    return _ready(traced_step(step, *batch, device=device), also)
 
 
 def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
     """Lowered and measured; and so will be the one for another batch."""
-    ready, program = measured(lower(graph, also)), graph.program
+    ready, program = lower(graph, also), graph.program
+    if program.device.type == "cuda" and not torch.cuda.is_available():
+        ready.notes.append(f"not measured: there is no {program.device} here")
+    else:
+        ready = measured(ready)
     ready.program = replace(
         program,
         recapture=lambda *batch: _ready(program.recapture(*batch), also),
@@ -72,14 +89,16 @@ def traced(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
     reaches: Mapping[str, Any] | None = None,
+    device: Device = None,
 ) -> TaskGraph:
     """As the step is, kernel by kernel."""
     check_batch(example_inputs)
     around = surroundings({"": step} if reaches is None else reaches)
-    recorder, result = guarded_trace(step, example_inputs, around)
+    place = device_of(device, example_inputs, around.reachable())
+    recorder, result = guarded_trace(step, example_inputs, around, place)
     outputs = result if isinstance(result, tuple) else (result,)
     return Build(recorder, around, outputs).finish(
-        lambda *batch: traced(step, *batch, reaches=reaches)
+        lambda *batch: traced(step, *batch, reaches=reaches, device=place)
     )
 
 
@@ -88,23 +107,28 @@ def traced_training_step(
     loss_fn: Callable[[Any, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer,
     *batch: torch.Tensor,
+    device: Device = None,
 ) -> TaskGraph:
     """As it is, kernel by kernel, with one update a parameter."""
 
     def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
         return loss_fn(module(*inputs[:-1]), inputs[-1]), ()
 
-    return traced_step(TrainingStep(forward, optimizer, {"": module, "loss": loss_fn}), *batch)
+    step = TrainingStep(forward, optimizer, {"": module, "loss": loss_fn})
+    return traced_step(step, *batch, device=device)
 
 
-def traced_step(step: TrainingStep, *batch: torch.Tensor) -> TaskGraph:
+def traced_step(step: TrainingStep, *batch: torch.Tensor, device: Device = None) -> TaskGraph:
     """As it is, kernel by kernel. Returns the loss, and what else `forward` returns after it."""
     check_batch(batch)
     check_optimizer(step.optimizer)
-    around = surroundings(step.reaches)
     parameters = parameters_of(step.optimizer)
     changing = [p for _, p in parameters]
+    around = surroundings(step.reaches).with_others(changing)
     _check_parameters(changing, around)
+    place = device_of(device, batch, around.reachable())
+    if step.ranks is not None:
+        check_ranks(place)
 
     def gradients_too(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
         loss, more = step.forward(*inputs)
@@ -120,14 +144,14 @@ def traced_step(step: TrainingStep, *batch: torch.Tensor) -> TaskGraph:
         return loss.detach(), more, gradients
 
     with empty_gradients(changing):
-        recorder, (loss, more, gradients) = guarded_trace(gradients_too, batch, around)
+        recorder, (loss, more, gradients) = guarded_trace(gradients_too, batch, around, place)
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
     for p in step.held:
         recorder.value(p)  # though this micro-batch does without it
     build = Build(recorder, around, (loss, *([more] if more != () else [])))
     Gradients(build, step, parameters, gradients)
-    return build.finish(lambda *other: traced_step(step, *other))
+    return build.finish(lambda *other: traced_step(step, *other, device=place))
 
 
 def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:

@@ -8,15 +8,12 @@ A step that fails while it is traced fails as `CaptureError`, with the user's li
 Afterwards everything is as it was: attributes, gradients, random states, the autocast cache.
 """
 
-import functools
 import logging
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -28,31 +25,19 @@ from torch._subclasses.fake_tensor import (
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from offload.beside import FOLDED
+from offload.draws import Clock
 from offload.errors import CaptureError
-from offload.frames import is_foreign, say_frame, say_traceback, user_frame
-from offload.tracing import Clock, Recorder, Tape
+from offload.frames import say_frame, say_traceback, user_frame
+from offload.stand_ins import standing_in
+from offload.surroundings import DEPTH, Surroundings
+from offload.tracing import Recorder, Tape
 
-Watched = dict[int, tuple[str, Any]]
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
 """Of a tensor of the user's: they would bring real values, or addresses, into the trace."""
+MIXED_UP = ("at least two devices", "two different devices")
+"""What fakes say of tensors on several devices."""
 ASSIGNMENTS = frozenset({torch.Tensor.data.__set__, torch.Tensor.grad.__set__})  # type: ignore[attr-defined]
-DEPTH = 3
-LIBRARIES = ("torch.", "builtins", "numpy", "lightning", "pytorch_lightning", "collections")
-"""Whose objects are not looked into."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Surroundings:
-    """What a step can reach besides its arguments."""
-
-    modules: Mapping[int, str]
-    """The path of every module, by its id."""
-    tensors: Mapping[int, tuple[str, torch.Tensor, bool]]
-    """By storage: name, the tensor, whether it is one of a module."""
-    sharing: Mapping[int, Sequence[torch.Tensor]]
-    """By storage: all that can be reached."""
-    objects: Watched
-    """Whose attributes are watched."""
 
 
 def check_batch(batch: Sequence[Any]) -> None:
@@ -65,118 +50,18 @@ def check_batch(batch: Sequence[Any]) -> None:
             )
 
 
-def surroundings(things: Mapping[str, Any]) -> Surroundings:
-    """The modules, tensors and objects that a step (or a module and its loss) reaches."""
-    found: Watched = {}
-    for name, thing in things.items():
-        _reach(name, thing, found, DEPTH)
-    roots = _roots(found)
-    modules: dict[int, str] = {}
-    tensors: dict[int, tuple[str, torch.Tensor, bool]] = {}
-    sharing: dict[int, list[torch.Tensor]] = {}
-    for prefix, root in roots:
-        prefix = prefix if len(roots) > 1 else ""
-        for path, module in root.named_modules():
-            modules.setdefault(id(module), _join(prefix, path))
-            found.setdefault(id(module), (_join(prefix, path), module))
-        for path, tensor in (*root.named_parameters(), *root.named_buffers()):
-            key = tensor.untyped_storage()._cdata
-            tensors.setdefault(key, (_join(prefix, path), tensor, True))
-            sharing.setdefault(key, []).append(tensor)
-    for name, thing in found.values():
-        if isinstance(thing, torch.Tensor) and thing.layout is torch.strided:
-            key = thing.untyped_storage()._cdata
-            tensors.setdefault(key, (name, thing, False))
-            sharing.setdefault(key, []).append(thing)
-    objects = {
-        key: (modules.get(key, name), thing)
-        for key, (name, thing) in found.items()
-        if hasattr(thing, "__dict__") and not isinstance(thing, torch.Tensor | FunctionType)
-    }
-    return Surroundings(modules, tensors, sharing, objects)
-
-
-def _roots(found: Watched) -> list[tuple[str, torch.nn.Module]]:
-    modules = [(n, m) for n, m in found.values() if isinstance(m, torch.nn.Module)]
-    inner = {id(child) for _, m in modules for child in m.modules() if child is not m}
-    return [(name, module) for name, module in modules if id(module) not in inner]
-
-
-def _join(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if prefix and path else prefix or path
-
-
-def _reach(name: str, thing: Any, found: Watched, depth: int) -> None:
-    """Follow what a function closes over, and what objects hold, some levels deep."""
-    if id(thing) in found or depth < 0:
-        return
-    if isinstance(thing, str | bytes | int | float | ModuleType | type | None):
-        return
-    if isinstance(thing, torch.nn.Module | torch.Tensor | torch.optim.Optimizer):
-        found[id(thing)] = (name, thing)
-        if isinstance(thing, torch.nn.Module):
-            for path, module in thing.named_modules():
-                _reach_inside(_join(name, path), module.__dict__, found, 1)
-        return
-    if isinstance(thing, MethodType):
-        _reach(name, thing.__self__, found, depth)
-        _reach(name, thing.__func__, found, depth)
-    elif isinstance(thing, FunctionType):
-        found[id(thing)] = (name, thing)
-        _reach_inside("", _closure(thing), found, depth)
-    elif isinstance(thing, functools.partial):
-        parts = {"": thing.func, **{str(n): a for n, a in enumerate(thing.args)}, **thing.keywords}
-        _reach_inside(name, parts, found, depth)
-    elif isinstance(thing, Mapping):
-        _reach_inside(name, dict(thing), found, depth)
-    elif isinstance(thing, list | tuple):
-        _reach_inside(name, dict(enumerate(thing)), found, depth)
-    elif not type(thing).__module__.startswith(LIBRARIES):
-        found[id(thing)] = (name, thing)
-        _reach_inside(name, getattr(thing, "__dict__", {}), found, depth)
-        if callable(thing) and isinstance(method := type(thing).__call__, FunctionType):
-            _reach_inside("", _closure(method), found, depth)
-
-
-def _reach_inside(name: str, parts: Mapping[Any, Any], found: Watched, depth: int) -> None:
-    for key, part in parts.items():
-        _reach(_join(name, str(key)), part, found, depth - 1)
-
-
-def _closure(function: FunctionType) -> dict[str, Any]:
-    """What a function takes from outside: its cells, its defaults, the globals that it names."""
-    inside: dict[str, Any] = {}
-    code = function.__code__
-    for name in _names(code):
-        value = function.__globals__.get(name)
-        own = isinstance(value, FunctionType) and not is_foreign(value.__code__.co_filename)
-        if own or isinstance(value, torch.nn.Module | torch.Tensor | torch.optim.Optimizer):
-            inside[name] = value
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            inside[name] = cell.cell_contents
-        except ValueError:  # not yet assigned
-            continue
-    for number, value in enumerate(function.__defaults__ or ()):
-        inside[f"default{number}"] = value
-    return inside
-
-
-def _names(code: CodeType) -> list[str]:
-    """Those that a function and the functions written in it use."""
-    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return [*code.co_names, *(name for c in inner for name in _names(c))]
-
-
 def guarded_trace(
-    step: Callable[..., Any], batch: Sequence[torch.Tensor], around: Surroundings
+    step: Callable[..., Any],
+    batch: Sequence[torch.Tensor],
+    around: Surroundings,
+    device: torch.device,
 ) -> tuple[Recorder, Any]:
     """Trace twice, compare, and leave no mark."""
     _check_compiled(around)
-    clock = Clock()
+    clock = Clock(device)
     try:
-        first, result = _watched_trace(step, batch, around, clock)
-        second, again = _watched_trace(step, batch, around, clock)
+        first, result = _watched_trace(step, batch, around, clock, device)
+        second, again = _watched_trace(step, batch, around, clock, device)
     finally:
         clock.restore()
     compare(first.tape, second.tape)
@@ -185,7 +70,11 @@ def guarded_trace(
 
 
 def _watched_trace(
-    step: Callable[..., Any], batch: Sequence[torch.Tensor], around: Surroundings, clock: Clock
+    step: Callable[..., Any],
+    batch: Sequence[torch.Tensor],
+    around: Surroundings,
+    clock: Clock,
+    device: torch.device,
 ) -> tuple[Recorder, Any]:
     snapshots = [_Snapshot(name, thing) for name, thing in around.objects.values()]
     with ExitStack() as stack:
@@ -193,9 +82,9 @@ def _watched_trace(
         stack.enter_context(_autocast_cache())
         stack.enter_context(_no_optimizer())
         dice = stack.enter_context(_dice())
-        recorder = Recorder(around.modules, clock)
+        recorder = Recorder(around.modules, clock, device)
         try:
-            with _Strict():
+            with standing_in(around.reachable(), device), _Strict():
                 result = recorder.run(step, batch)
         except CaptureError:
             raise
@@ -230,6 +119,11 @@ def explained(error: Exception) -> CaptureError:
         )
     if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
         advice = "Write it without torch.cond, flex_attention and their like"
+    elif any(words in str(error) for words in MIXED_UP):
+        advice = (
+            "Make every tensor on the step's device (torch.arange(n, device=x.device)), or register"
+            " it as a buffer"
+        )
     else:
         advice = "Run it once without capture: if it works there, it does what cannot be captured"
     first = str(error).strip().splitlines() or [""]
@@ -249,7 +143,9 @@ def compare(first: Tape, second: Tape) -> None:
         extra = longer[min(len(first.ops), len(second.ops))]
         raise _differs(extra.where, f"{extra.name} is called only once in two calls")
     for one, other in zip(first.storages, second.storages, strict=False):
-        literal = one.kind == "literal" and one.tensor is not None and other.tensor is not None
+        literal = (
+            one.kind in ("literal", FOLDED) and one.tensor is not None and other.tensor is not None
+        )
         if literal and not torch.equal(one.tensor, other.tensor):  # type: ignore[arg-type]
             raise _differs("", f"{one.name}: a tensor made from python numbers")
 

@@ -64,8 +64,13 @@ def _one(calls: Sequence[Call], view: Callable[[Value], torch.Tensor]) -> Joined
     updates = [call.op for call in calls if isinstance(call.op, Update)]
     tensors = [tuple(map(view, call.args)) for call in calls]
     counts = updates[0].counts
-    counters = [u.optimizer.state[u.parameter]["step"].clone() for u in updates] if counts else []
+    counters = [_counter(u, own[0]) for u, own in zip(updates, tensors, strict=True) if counts]
     return Joined(updates, tensors, counters)
+
+
+def _counter(update: Update, p: torch.Tensor) -> torch.Tensor:
+    """Not `counter`, for the same reason as below. The kernel reads it where the parameter is."""
+    return update.optimizer.state[update.parameter]["step"].to(p.device, copy=True)
 
 
 def _settings(update: Update) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from offload.capture import capture
+from offload.capture import Device, capture
 from offload.errors import CaptureError
 from offload.executor import Runner
 from offload.plan import Budget, Plan, plan
@@ -24,19 +24,27 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 def prefill(
-    module: torch.nn.Module, *inputs: torch.Tensor, budget: Budget = None, **options: Any
+    module: torch.nn.Module,
+    *inputs: torch.Tensor,
+    budget: Budget = None,
+    device: Device = None,
+    **options: Any,
 ) -> Any:
     """What `module(*inputs)` returns, computed within `budget` bytes of the device.
 
-    `options`: those of `offload.plan`. Containers come back as they are: lists, tuples, dicts, and
-    what is registered as a pytree."""
-    planned, structure = planned_prefill(module, *inputs, budget=budget, **options)
+    `device`: as of `capture`; a module may stay on the host. `options`: those of `offload.plan`.
+    Containers come back as they are: lists, tuples, dicts, and what is registered as a pytree."""
+    planned, structure = planned_prefill(module, *inputs, budget=budget, device=device, **options)
     with Runner(planned) as runner:
         return pytree.tree_unflatten(runner(*inputs), structure())
 
 
 def planned_prefill(
-    module: torch.nn.Module, *inputs: torch.Tensor, budget: Budget = None, **options: Any
+    module: torch.nn.Module,
+    *inputs: torch.Tensor,
+    budget: Budget = None,
+    device: Device = None,
+    **options: Any,
 ) -> tuple[Plan, Callable[[], pytree.TreeSpec]]:
     """The plan of the call, and in which containers its outputs belong."""
     seen: list[pytree.TreeSpec] = []
@@ -49,7 +57,7 @@ def planned_prefill(
         seen[:] = [structure]
         return tuple(leaves)
 
-    return plan(capture(step, *inputs), budget, **options), lambda: seen[0]
+    return plan(capture(step, *inputs, device=device), budget, **options), lambda: seen[0]
 
 
 def _check(leaf: Any) -> None:

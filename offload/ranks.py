@@ -71,6 +71,15 @@ class Ranks:
                 gradients[p].copy_(view)
 
 
+def check_ranks(device: torch.device) -> None:
+    """Raise `CaptureError` where their gradients cannot be averaged inside the step."""
+    if device.type != "cpu":
+        raise CaptureError(
+            f"gradients on {device} cannot be averaged over several processes inside a step yet:"
+            " train on one GPU, or with torch's DDPStrategy and without offloading"
+        )
+
+
 def averaged(
     build: Build, ranks: Ranks, gradients: Mapping[Parameter, tuple[Value, Value]]
 ) -> dict[Parameter, Value]:

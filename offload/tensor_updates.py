@@ -65,8 +65,8 @@ class TensorUpdate:
     def _foreach(self) -> bool:
         """Whether torch takes its foreach kernels: left alone, on a device and for plain tensors
         (update_of has looked)."""
-        chosen, parameter = self.update.foreach, self.update.parameter
-        return parameter.device.type != "cpu" if chosen is None else chosen
+        chosen = self.update.foreach
+        return self.update.device.type != "cpu" if chosen is None else chosen
 
     def _sgd(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
         momentum, decay = now["momentum"], now["weight_decay"]

@@ -9,7 +9,7 @@ and backward. A fake tensor's storage says exactly what aliases what: a view is 
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -24,9 +24,12 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.flop_counter import flop_registry
 
+from offload.beside import FOLDED, OWN, fold, is_beside, moved, refused, tensors_of
+from offload.draws import Clock, arguments, draws
 from offload.errors import CaptureError
 from offload.frames import say_frame, user_frame
-from offload.kernels import Value
+from offload.kernels import CPU, Value
+from offload.layouts import as_it_is
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 LIFT = torch.ops.aten.lift_fresh.default
@@ -43,8 +46,6 @@ STATISTICS = frozenset(
     | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
 )
 """They write `running_mean` and `running_var`, and their schema does not say so."""
-MIXING = frozenset({"native_batch_norm", "native_batch_norm_backward"})
-"""Of half precision with weights of full precision: fakes do not know the types of the results."""
 RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
 
 
@@ -56,9 +57,10 @@ class Storage:
     keep: Any
     """The storage itself: as long as it lives its address is its own."""
     kind: str
-    """made, input, real (the user's), literal (written down in the step's code)."""
+    """made, input, real (the user's), literal (written down in the step's code); folded, own: on
+    the CPU beside a step for a GPU (beside.py)."""
     tensor: torch.Tensor | None = None
-    """Whose bytes these are, of a real and of a literal one."""
+    """Whose bytes these are, of all but the first two."""
     name: str = ""
     filled: bool = False
     """By the op that made it; otherwise the first that writes it gives it its name."""
@@ -99,51 +101,22 @@ class Tape:
     storages: list[Storage] = field(default_factory=list)
 
 
-class Clock:
-    """Moves a generator at every draw of the trace, as the draw itself would: one that was seeded
-    or set back in between, as checkpointing does before it recomputes, does not go unseen."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[torch.Generator, torch.Tensor, torch.Tensor]] = {}
-        self.check(torch.default_generator, "")
-
-    def check(self, generator: torch.Generator, where: str) -> None:
-        """Raise `CaptureError` unless it stands where the last draw left it."""
-        with _disable_current_modes():
-            now = generator.get_state()
-            _, _, expected = self._known.setdefault(id(generator), (generator, now, now))
-            if not torch.equal(now, expected):
-                raise CaptureError(
-                    f"{where}: the state of the random numbers is set within the step (by a seed,"
-                    " or by checkpointing over a dropout), and a captured step only draws on."
-                    " Seed outside of it; let the plan recompute instead of checkpointing"
-                )
-
-    def draw(self, generator: torch.Generator, where: str) -> None:
-        self.check(generator, where)
-        with _disable_current_modes():
-            torch.empty(1, device=generator.device).uniform_(generator=generator)
-            _, start, _ = self._known[id(generator)]
-            self._known[id(generator)] = (generator, start, generator.get_state())
-
-    def restore(self) -> None:
-        with _disable_current_modes():
-            for generator, start, _ in self._known.values():
-                generator.set_state(start)
-
-
 class Recorder(TorchDispatchMode):
     """Records every op onto a tape."""
 
-    def __init__(self, modules: Mapping[int, str], clock: Clock) -> None:
-        """`modules`: the path of every module, by its id."""
+    def __init__(
+        self, modules: Mapping[int, str], clock: Clock, device: torch.device = CPU
+    ) -> None:
+        """`modules`: the path of every module, by its id. `device`: where the step is to run."""
         super().__init__()
+        self.device = device
         self._clock = clock
         self.tape = Tape()
         self.inputs: list[Value] = []
         self.met: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = []
         """Tensors of the user's; whether they wanted a gradient, and which they had."""
-        self._fakes = FakeTensorMode()
+        # Else it reads single numbers of the user's, for `.item()`, and they would be baked in.
+        self._fakes = FakeTensorMode(export=True)
         self._modules = modules
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, FakeTensor] = {}
@@ -158,7 +131,7 @@ class Recorder(TorchDispatchMode):
         inputs = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
         with self._fakes, self:
             result = step(*inputs)
-        self._clock.check(torch.default_generator, "in the step")
+        self._clock.check_all("in the step")
         return result
 
     def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -166,10 +139,10 @@ class Recorder(TorchDispatchMode):
         with self._fakes:
             if _is_dense(tensor):
                 fake = torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device
                 )
             else:
-                fake = torch.empty(tensor.size(), dtype=tensor.dtype, device=tensor.device)
+                fake = torch.empty(tensor.size(), dtype=tensor.dtype, device=self.device)
         fake.requires_grad_(tensor.requires_grad)
         self._add(fake, "input", name=name)
         self.inputs.append(self.value(fake))
@@ -178,7 +151,10 @@ class Recorder(TorchDispatchMode):
     def value(self, tensor: torch.Tensor) -> Value:
         """Where a tensor of the step lies, be it the user's own."""
         fake = self._fake(tensor)
-        return _value(fake, self._numbers[fake.untyped_storage()._cdata])
+        number = self._numbers[fake.untyped_storage()._cdata]
+        storage = self.tape.storages[number]
+        storage.kind = {FOLDED: "literal", OWN: "real"}.get(storage.kind, storage.kind)
+        return _value(fake, number)
 
     def makes(self, tensor: torch.Tensor) -> bool:
         """Whether its storage is one that the step made, and no input or tensor of the user's."""
@@ -210,22 +186,65 @@ class Recorder(TorchDispatchMode):
             )
         fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
         result = func(*fake_args, **fake_kwargs)
-        if any(_is_ambiguous(out) for out in pytree.tree_leaves(result)) or (
-            name in MIXING and _is_mixed(fake_args)
-        ):
-            result = _as_it_is(func, fake_args, fake_kwargs, result)
-        self._record(func, name, fake_args, fake_kwargs, result)
+        result = as_it_is(func, name, fake_args, fake_kwargs, result)
+        if not self._beside(func, name, fake_args, fake_kwargs, result):
+            self._record(func, name, fake_args, fake_kwargs, result)
         return pytree.tree_map_only(
             torch.Tensor, lambda out: self._originals.get(id(out), out), result
         )
 
+    def _beside(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether an op is done with: one on the CPU, in a step for a GPU."""
+        given, made = tensors_of((args, kwargs)), tensors_of(result)
+        if not any(is_beside(t, self.device) for t in (*given, *made)):
+            return False
+        if (
+            not any(is_beside(t, self.device) for t in made)
+            and (values := moved(name, args, result, self._folded)) is not None
+        ):
+            self._add(result, "literal", values, name="literal")
+            return True
+        changed = written_arguments(func, name, args, kwargs)
+        fresh = [t for t in made if t.untyped_storage()._cdata not in self._numbers]
+        if not any(is_beside(t, self.device) for t in (*fresh, *changed)):
+            return False
+        folded = fold(func, args, kwargs, result, changed, self._folded)
+        if folded is None:
+            raise refused(self._place(name)[1], name, self.device, given)
+        for fake, values in folded:
+            self._add(fake, FOLDED, values, name="literal")
+        return True
+
+    def _folded(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor made of numbers in the step's code is, in the values of now."""
+        number = self._numbers.get(tensor.untyped_storage()._cdata)
+        if number is None or self.tape.storages[number].kind != FOLDED:
+            return None
+        values = self.tape.storages[number].tensor
+        assert values is not None
+        with _disable_current_modes():
+            return values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _given(self, tensor: torch.Tensor) -> Value | torch.Tensor:
+        """What an op gets for it at every run."""
+        number = self._number(tensor)
+        storage = self.tape.storages[number]
+        if not is_beside(tensor, self.device):
+            return _value(tensor, number)
+        assert storage.tensor is not None
+        with _disable_current_modes():
+            own = storage.tensor.detach()
+            if storage.kind == FOLDED:
+                own = own.clone()  # the step may change it later
+            return own.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
     def _record(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         path, where = self._place(name)
-        random = _draws(func, args, kwargs)
+        random = draws(func, args, kwargs)
         if random:
-            self._clock.draw(_generator(args, kwargs), where)
+            self._clock.draw(args, kwargs, where)
         outs = pytree.tree_leaves(result)
-        for argument, mask in _arguments(func, args, kwargs):
+        for argument, mask in arguments(func, args, kwargs):
             if argument.name == "output_mask":  # what the kernel does not make
                 outs = [out if wanted else None for out, wanted in zip(outs, mask, strict=True)]
         made = [out for out in outs if isinstance(out, torch.Tensor)]
@@ -247,7 +266,8 @@ class Recorder(TorchDispatchMode):
         changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
         if not fresh and not changed:
             return  # a view, or a question about a shape
-        reads = [self._number(t) for t in _read_arguments(func, name, args, kwargs)]
+        read = _read_arguments(func, name, args, kwargs)
+        reads = [self._number(t) for t in read if not is_beside(t, self.device)]
         path = self._unique(path)
         for number in changed:
             storage = self.tape.storages[number]
@@ -259,7 +279,7 @@ class Recorder(TorchDispatchMode):
         for rank, number in enumerate(fresh):
             self.tape.storages[number].name = f"{path}.{rank}" if rank else path
         named_args, named_kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda t: _value(t, self._number(t)), (tuple(args), dict(kwargs))
+            torch.Tensor, self._given, (tuple(args), dict(kwargs))
         )
         self.tape.ops.append(
             Op(
@@ -290,7 +310,7 @@ class Recorder(TorchDispatchMode):
         self._stand_ins[id(tensor)] = fake
         self._originals[id(fake)] = tensor
         if fake.untyped_storage()._cdata not in self._numbers:
-            self._add(fake, "real", tensor)
+            self._add(fake, OWN if is_beside(fake, self.device) else "real", tensor)
         return fake
 
     def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -298,7 +318,8 @@ class Recorder(TorchDispatchMode):
         fake = LIFT(tensor)
         with _disable_current_modes():
             copy = tensor.clone()
-        self._add(fake, "literal", copy, name="literal")
+        kind = FOLDED if is_beside(fake, self.device) else "literal"
+        self._add(fake, kind, copy, name="literal")
         return fake
 
     def _add(
@@ -363,7 +384,7 @@ def written_arguments(
     """The tensors that an op writes in place."""
     written: list[torch.Tensor] = []
     hidden = name in STATISTICS
-    for argument, given in _arguments(func, args, kwargs):
+    for argument, given in arguments(func, args, kwargs):
         if hidden and argument.name == "training" and not given:
             return []
         statistics = hidden and argument.name in ("running_mean", "running_var")
@@ -377,58 +398,11 @@ def _read_arguments(
 ) -> list[torch.Tensor]:
     """All but those that are overwritten, and their storages with them."""
     read: list[torch.Tensor] = []
-    for position, (argument, given) in enumerate(_arguments(func, args, kwargs)):
+    for position, (argument, given) in enumerate(arguments(func, args, kwargs)):
         anew = argument.is_out or (position == 0 and name in WHOLE)
         leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
         read += [t for t in leaves if not (anew and _covers(t))]
     return read
-
-
-def _arguments(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Any, Any]]:
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args):
-            yield argument, args[position]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
-def _is_ambiguous(out: Any) -> bool:
-    """A picture of one pixel: its channels lie the same way first and last, and a kernel that
-    looks at strides takes another path for each."""
-    if not isinstance(out, torch.Tensor) or out.device.type != "cpu":
-        return False
-    return out.dim() > 3 and out.size(1) > 1 and all(n == 1 for n in out.size()[2:])
-
-
-def _is_mixed(args: Sequence[Any]) -> bool:
-    given = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-    on_cpu = all(t.device.type == "cpu" for t in given)
-    return on_cpu and len({t.dtype for t in given if t.is_floating_point()}) > 1
-
-
-def _as_it_is(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """The result with the strides and types that the real kernel gives, which fakes do not always
-    know."""
-    if func.is_view or func._schema.is_mutable:
-        return result
-
-    def real(t: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype).zero_()
-
-    with _disable_current_modes(), torch.random.fork_rng(devices=()):
-        given = pytree.tree_map_only(torch.Tensor, real, (tuple(args), dict(kwargs)))
-        found = func(*given[0], **given[1])
-
-    def like(fake: Any, true: Any) -> Any:
-        if true is None or fake is None:
-            return fake
-        if fake.dtype == true.dtype and (not _is_ambiguous(fake) or fake.stride() == true.stride()):
-            return fake
-        return torch.empty_strided(true.size(), true.stride(), dtype=true.dtype)
-
-    return pytree.tree_map(like, result, found)
 
 
 def _value(tensor: torch.Tensor, number: int) -> Value:
@@ -439,22 +413,6 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
     )
-
-
-def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an op draws random numbers: attention without dropout has the tag, and does not."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    chance = next((a for a in func._schema.arguments if a.name == "dropout_p"), None)
-    if chance is None:
-        return True
-    given = {a.name: value for a, value in _arguments(func, args, kwargs)}
-    return given.get("dropout_p", chance.default_value) != 0
-
-
-def _generator(args: Any, kwargs: Any) -> torch.Generator:
-    given = [g for g in pytree.tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)]
-    return given[0] if given else torch.default_generator
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from offload.building import Build, Home, copy_of
 from offload.errors import CaptureError
 from offload.kernels import Call, Value
 from offload.ranks import Ranks, averaged
+from offload.stand_ins import claim
 from offload.taskgraph import Role
 from offload.tracing import UPDATE
 from offload.updates import advance, begin, update_of
@@ -206,9 +207,10 @@ class Gradients:
                 self._task(f"{self._name(gradient.own)}.clip", call, (gradient.value,))
             return
         norms = [self._norm(gradient) for gradient in ready]
-        # As torch puts them together: by device and type.
+        # As torch puts them together: by device and type, all being on the step's device.
+        place = self._build.recorder.device
         groups = _group_tensors_by_device_and_dtype(
-            [[g.parameter.detach() for g in ready]], with_indices=True
+            [[claim(place, g.parameter.dtype) for g in ready]], with_indices=True
         )
         order = [n for _, numbers in groups.values() for n in numbers]
         dtype = reduce(torch.promote_types, [norm.dtype for norm in norms])
@@ -241,7 +243,7 @@ class Gradients:
                 f"{name} is a piece of a larger tensor, which an update of its own would tear."
                 " Give it memory of its own: nn.Parameter(p.detach().clone())"
             )
-        update = update_of(optimizer, gradient.group, p)
+        update = update_of(optimizer, gradient.group, p, self._build.recorder.device)
         states = []
         for key in update.states:
             tensor = optimizer.state[p][key]

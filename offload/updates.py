@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from offload.errors import CaptureError
 from offload.kept import Kept
-from offload.kernels import Call, Value
+from offload.kernels import CPU, Call, Value
 
 KNOWN = (SGD, Adam, AdamW)
 PIECE = 4096
@@ -38,6 +38,9 @@ class Update:
     foreach: bool | None
     states: tuple[str, ...]
     """Keys of `optimizer.state[parameter]`."""
+    device: torch.device = CPU
+    """Where the step runs. The parameter may be at home elsewhere, and a call of the update may be
+    for tensors of the host: it goes by its arguments."""
     elementwise: bool = True
     kept: Kept | None = None
     """The numbers of the step that it belongs to, where it runs in the next one."""
@@ -48,7 +51,7 @@ class Update:
         return Update, id(self.optimizer), self.group, self.foreach, self.states
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
-        self.together([(p, g, *states)], [self.counter().clone()] if self.counts else [])
+        self.together([(p, g, *states)], [self.advancing(p)] if self.counts else [])
 
     def together(
         self, tensors: Sequence[Sequence[torch.Tensor]], counters: Sequence[torch.Tensor]
@@ -78,6 +81,11 @@ class Update:
         if self.kept is not None:
             return self.kept.counter(self.parameter)
         return self.optimizer.state[self.parameter]["step"]
+
+    def advancing(self, p: torch.Tensor) -> torch.Tensor:
+        """A copy of the counter, to be advanced. Fused kernels read it where the parameter is."""
+        counter = self.counter()
+        return counter.to(p.device if self.numbers()["fused"] else counter.device, copy=True)
 
     def _sgd(self, now: dict[str, Any], tensors: Sequence[Any], _: Any) -> None:
         p, g, *momentum = zip(*tensors, strict=True)
@@ -120,17 +128,21 @@ class Update:
         )
 
 
-def update_of(optimizer: Optimizer, group: int, parameter: torch.nn.Parameter) -> Update:
-    """Its state is there afterwards, as the optimizer itself would have begun it."""
+def update_of(
+    optimizer: Optimizer, group: int, parameter: torch.nn.Parameter, device: torch.device = CPU
+) -> Update:
+    """For a step that runs on `device`, wherever the parameter is now. Its state is there
+    afterwards, beside it, as the optimizer itself would have begun it."""
     settings = optimizer.param_groups[group]
     plain = all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in settings["params"])
     chosen = settings["foreach"]
     # Left alone, torch takes its foreach kernels for plain tensors only, and on no CPU. What it
-    # would find out at every call is found out once.
-    plain = plain and parameter.device.type != "cpu"
+    # would find out at every call is found out once; on a GPU it is left to it, as an update on
+    # the host asks for tensors of the CPU.
+    plain = plain and device.type != "cpu"
     foreach = chosen if plain or chosen is not None or settings["fused"] is not None else False
     states = begin(optimizer, settings, parameter)
-    return Update(optimizer, group, parameter, foreach, states)
+    return Update(optimizer, group, parameter, foreach, states, device)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -219,7 +231,7 @@ def is_sliceable(call: Call) -> bool:
     """
     first, update = call.args[0], call.op
     assert isinstance(update, Update)
-    exact = first.dtype in EXACT or update.parameter.device.type != "cpu"
+    exact = first.dtype in EXACT or update.device.type != "cpu"
     alike = all(value.size == first.size and value.stride == first.stride for value in call.args)
     return exact and alike and _is_dense(first)
 

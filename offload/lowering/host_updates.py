@@ -213,9 +213,9 @@ def _at_home(task: Task, foreign: bool) -> Task:
 
 
 def _foreign(task: Task) -> bool:
-    """Its parameters are not a CPU's."""
-    found = [call.op.parameter for call in _calls(task) if isinstance(call.op, Update)]
-    return any(parameter.device.type != "cpu" for parameter in found)
+    """A GPU would run it otherwise."""
+    found = [call.op for call in _calls(task) if isinstance(call.op, Update)]
+    return any(update.device.type != "cpu" for update in found)
 
 
 def _calls(task: Task) -> Sequence[Any]:

@@ -188,4 +188,4 @@ def _bind(program: Any, graphs: Sequence[TaskGraph], pending: Sequence[Buffer], 
         graph.program = replace(
             program, tensors=tensors, recapture=None, after_step=(kept.keep, *program.after_step)
         )
-    flush.program = Program((), (), tensors)
+    flush.program = Program((), (), tensors, device=program.device)

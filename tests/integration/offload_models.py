@@ -89,7 +89,9 @@ class Gpt(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.drop(self.words(text) + self.places(torch.arange(text.shape[1])))
+        x = self.drop(
+            self.words(text) + self.places(torch.arange(text.shape[1], device=text.device))
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -130,7 +132,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(text.device.type, torch.bfloat16, enabled=self.autocast):
             x = self.words(text)
             for block in self.blocks:
                 x = block(x, self.cos[: text.shape[1]], self.sin[: text.shape[1]])

@@ -179,8 +179,8 @@ def test_the_picture_of_a_plan_with_host_updates_is_drawn(tmp_path: Path) -> Non
 
 def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host() -> None:
     """And its kernels are others than the host's: the user is told."""
-    p = nn.Parameter(torch.empty(64, device="meta"))
-    update = Update(torch.optim.SGD([p]), 0, p, None, ())
+    p = nn.Parameter(torch.empty(64))
+    update = Update(torch.optim.SGD([p]), 0, p, None, (), torch.device("cuda", 0))
     graph = TaskGraph()
     w, g = (graph.buffer(n, 256, r) for n, r in (("w", Role.PARAMETER), ("g", Role.GRADIENT)))
     values = [Value(b, torch.float32, (64,), (1,)) for b in (w, g)]
