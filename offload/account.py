@@ -14,7 +14,6 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.arena import aligned
 from offload.costs import Costs
 from offload.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph, Node
 from offload.refusal import scratch_bytes
@@ -242,14 +241,14 @@ def unmoved(
     first, last = source.spans()
     for b, begin in first.items():
         if source.buffers[b].device == device:
-            change[begin] += aligned(source.buffers[b].nbytes)
-            change[last[b] + 1] -= aligned(source.buffers[b].nbytes)
+            change[begin] += source.aligned(source.buffers[b].nbytes)
+            change[last[b] + 1] -= source.aligned(source.buffers[b].nbytes)
     levels: list[int] = []
     live = 0
     for task, more in zip(source.tasks, change, strict=False):
         live += more
         own = task.device == device and task.workspace > SMALL_WORKSPACE  # else in the scratch
-        levels.append(live + (aligned(task.workspace) if own else 0))
+        levels.append(live + (source.aligned(task.workspace) if own else 0))
     # As the program goes: a task that starts before its turn does not turn the curve back.
     return np.maximum.accumulate(times).tolist() if times else [], levels
 

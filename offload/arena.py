@@ -16,20 +16,14 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 
-from offload.memgraph import ALIGNMENT
-
 Piece = tuple[int, int, tuple[int, ...]]
 """First byte, end, the nodes that must be over."""
 FREE = "free"
 
 
-def aligned(nbytes: int) -> int:
-    """What a buffer of so many bytes takes up."""
-    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-
-
 class Space:
-    """Bytes [0, capacity), all free at first. All sizes and offsets are multiples of ALIGNMENT."""
+    """Bytes [0, capacity), all free at first. All sizes and offsets are multiples of the
+    graph's alignment."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

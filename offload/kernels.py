@@ -13,8 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from offload.taskgraph import ALIGNMENT
+
 View = Callable[["Value"], torch.Tensor]
 CPU = torch.device("cpu")
+DEVICE_ALIGNMENT = 256
+"""PyTorch's own allocator gives 512 on CUDA, and nothing asks beyond 256: cuBLASLt chooses kernels,
+hence bits, by up to 256 bytes of an operand's alignment, cuDNN by 32, others vectorize by 16."""
 
 Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
 """A tensor of the user's; several, over one storage; or how to find it, where its owner makes
@@ -106,6 +111,11 @@ class Program:
     """Where its kernels run. The host's arena is in the machine's memory whatever it is."""
     fixed: int = 0
     """Bytes that libraries keep for themselves on the device, once for all kernels: measured."""
+
+    @property
+    def alignment(self) -> int:
+        """Of every buffer: as much as kernels look at when they choose how to run."""
+        return ALIGNMENT if self.device.type == "cpu" else DEVICE_ALIGNMENT
 
     def renamed(self, names: Mapping[int, int]) -> "Program":
         """Over other buffers."""

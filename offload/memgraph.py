@@ -13,11 +13,10 @@ priority among those that are ready.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from offload.taskgraph import ALIGNMENT as ALIGNMENT
 from offload.taskgraph import TaskGraph
 
 TASK, OFFLOAD, RELOAD = "task", "offload", "reload"
-ALIGNMENT = 64
-"""Every offset is a multiple of it."""
 SMALL_WORKSPACE = 1 << 16
 
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.arena import aligned
 from offload.memgraph import SMALL_WORKSPACE
 from offload.taskgraph import TaskGraph
 
@@ -51,11 +50,11 @@ def _stays(graph: TaskGraph, device: int) -> tuple[list[Owner], NDArray[np.int64
         buffer = graph.buffers[b]
         if buffer.device == device and not buffer.persistent:
             owners.append(b)
-            stays.append((first[b], last[b], aligned(buffer.nbytes)))
+            stays.append((first[b], last[b], graph.aligned(buffer.nbytes)))
     for number, task in enumerate(graph.tasks):
         if task.device == device and task.workspace > SMALL_WORKSPACE:
             owners.append((number,))
-            stays.append((number, number, aligned(task.workspace)))
+            stays.append((number, number, graph.aligned(task.workspace)))
     return owners, np.array(stays, dtype=np.int64)
 
 

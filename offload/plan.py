@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from offload.arena import aligned
 from offload.caching import outside
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall, GraphError
@@ -19,7 +18,7 @@ from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.late_choice import rotations
 from offload.lowering.late_updates import Rotation
 from offload.lowering.micro_batches import orders
-from offload.memgraph import ALIGNMENT, MemGraph, Place
+from offload.memgraph import MemGraph, Place
 from offload.observed import Observed, observe
 from offload.remake import Measurement, search_again, take_new
 from offload.renaming import renamed_as
@@ -255,7 +254,7 @@ def reserve_bytes(graph: TaskGraph, placement: str) -> int:
     most = max((_outside(task, placement) for task in tasks), default=0)
     if device != CPU:
         return outside(most, graph.program.fixed)
-    return aligned(most) if most else 0
+    return graph.aligned(most) if most else 0
 
 
 def _outside(task: Task, placement: str) -> int:
@@ -267,17 +266,18 @@ def _outside(task: Task, placement: str) -> int:
 
 def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place], late: bool = False) -> Plan:
     capacities: dict[int, int] = {}
+    alignment = graph.alignment
     planned, reserve = graph, reserve_bytes(graph, asked.placement)
     if asked.placement == "copy":
         planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
     for device, nbytes in asked.budget.items():
         # Without a limit: room for the worst packing of everything.
         ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
-        most = 2 * peak_bytes(planned, device) + max(ends, default=0) + ALIGNMENT
+        most = 2 * peak_bytes(planned, device) + max(ends, default=0) + alignment
         capacity = most if nbytes is None else max(0, nbytes - reserve)
-        capacities[device] = min(capacity, most) // ALIGNMENT * ALIGNMENT
+        capacities[device] = min(capacity, most) // alignment * alignment
     if asked.host_budget is not None:
-        capacities[HOST] = asked.host_budget // ALIGNMENT * ALIGNMENT
+        capacities[HOST] = asked.host_budget // alignment * alignment
     fixed = [b for b, place in homes.items() if place.arena != HOST]
     (_, first), *others = [
         (", ".join(filter(None, (order, where))), variant)

@@ -18,7 +18,7 @@ remember who touched them: all dependencies are read off these.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offload.arena import Piece, Space, aligned
+from offload.arena import Piece, Space
 from offload.memgraph import (
     OFFLOAD,
     RELOAD,
@@ -194,7 +194,7 @@ class _Walk:
         arena = buffer.device if number in self.policy.resident else HOST
         if wanted is not None:
             arena = wanted.arena
-        size, offset = aligned(buffer.nbytes), None if wanted is None else wanted.offset
+        size, offset = self.graph.aligned(buffer.nbytes), None if wanted is None else wanted.offset
         place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
         self.starts[number] = place
         copy = Copy(place, size, number, [], from_start=True)
@@ -255,12 +255,12 @@ class _Walk:
         if task.engine == "host":
             return []
         wanted: list[tuple[int | None, int]] = [
-            (b, aligned(self.buffers[b].nbytes))
+            (b, self.graph.aligned(self.buffers[b].nbytes))
             for b in task.touches
             if b not in self.on_device and self.buffers[b].device != HOST
         ]
         if task.workspace > SMALL_WORKSPACE:
-            wanted.append((None, aligned(task.workspace)))
+            wanted.append((None, self.graph.aligned(task.workspace)))
         return sorted(wanted, key=lambda pair: -pair[1])
 
     def _settle_in(self, number: int, found: Mapping[int | None, Copy]) -> None:
@@ -381,7 +381,7 @@ class _Walk:
         self.on_host[b] = self._on_host(self.buffers[b].nbytes, self.buffers[b].name, b)
 
     def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
-        size, space = aligned(nbytes), self.spaces[HOST]
+        size, space = self.graph.aligned(nbytes), self.spaces[HOST]
         offset = space.best_fit(size)
         if offset is None:
             refuse_arena(HOST, space.used + size, space.capacity, name)

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 from offload.cuda_shim import available_on
 from offload.kernels import CPU, Call, Calls, Value, device_of
-from offload.memgraph import ALIGNMENT, TASK, Access, Node, Place
+from offload.memgraph import TASK, Access, Node, Place
 from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
 from offload.shim import Event, Log, Shim
 from offload.taskgraph import RANKS, Task, TaskGraph
@@ -64,12 +64,13 @@ def measured(graph: TaskGraph) -> TaskGraph:
     calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
     wheres = [CPU if task.engine == HOST_ENGINE else device for task in graph.tasks]
     keys = [
-        _keys(task, calls[where], where) for task, where in zip(graph.tasks, wheres, strict=True)
+        _keys(task, calls[where], where, graph.alignment)
+        for task, where in zip(graph.tasks, wheres, strict=True)
     ]
     costs: dict[Any, Cost] = {}
     with torch.no_grad(), steady(device), _random_put_back(device):
         for where, found in calls.items():
-            costs |= _Bench(where, _most(found)).costs(found)
+            costs |= _Bench(where, found, graph.alignment).costs(found)
     new = graph.with_tasks(
         [
             _with(task, [costs[key] for key in found]) if found else task
@@ -80,11 +81,6 @@ def measured(graph: TaskGraph) -> TaskGraph:
     if new.program is not None:
         new.program = replace(new.program, fixed=kept_bytes(device))
     return new
-
-
-def _most(calls: Mapping[Any, Call]) -> int:
-    """Bytes that the largest one touches."""
-    return max((sum(map(_rounded, _sizes(call))) for call in calls.values()), default=0)
 
 
 @contextmanager
@@ -99,13 +95,13 @@ def _random_put_back(device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(there, device)
 
 
-def _keys(task: Task, calls: dict[Any, Call], where: torch.device) -> list[Any]:
+def _keys(task: Task, calls: dict[Any, Call], where: torch.device, alignment: int) -> list[Any]:
     """What to look its calls up by; new ones are added. None for what the other ranks would have
     to do as well."""
     if not isinstance(task.kernel, Call | Calls) or task.engine == RANKS:
         return []
     keys = []
-    for call in map(_at_zero, task.kernel.calls):
+    for call in (_at_zero(call, alignment) for call in task.kernel.calls):
         keys.append((*_signature(call), where))
         calls.setdefault(keys[-1], call)
     return keys
@@ -156,14 +152,14 @@ def _end(value: Value) -> int:
     return (value.offset + last + 1) * value.dtype.itemsize
 
 
-def _at_zero(call: Call) -> Call:
+def _at_zero(call: Call, alignment: int) -> Call:
     """The same call over buffers 0, 1, ... that begin where it first touches them."""
     inputs = _values((call.args, dict(call.kwargs)))
     names: dict[int, int] = {}
     first: dict[int, int] = {}
     for value in (*inputs, *filter(None, call.outputs)):
         names.setdefault(value.buffer, len(names))
-        begin = value.offset * value.dtype.itemsize // ALIGNMENT * ALIGNMENT
+        begin = value.offset * value.dtype.itemsize // alignment * alignment
         first[value.buffer] = min(first.get(value.buffer, begin), begin)
     for value in filter(None, call.outputs):
         first[value.buffer] = 0  # what the op allocates begins where the buffer does
@@ -202,24 +198,18 @@ def _sizes(call: Call) -> tuple[int, ...]:
     return tuple(ends[b] for b in range(len(ends)))
 
 
-def _places(call: Call) -> list[Place]:
-    """One buffer after the other."""
-    places, end = [], 0
-    for nbytes in _sizes(call):
-        places.append(Place(0, end, nbytes))
-        end += _rounded(nbytes)
-    return places
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _rounded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
 
 
 class _Bench:
     """Runs calls in memory that it uses again and again."""
 
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, calls: Mapping[Any, Call], alignment: int) -> None:
+        """As much of it as the largest of the calls touches."""
+        self._device, self._alignment = device, alignment
+        ends = (self._places(call)[-1:] for call in calls.values())
+        nbytes = max((self._rounded(p.offset + p.nbytes) for [p] in filter(None, ends)), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
@@ -241,6 +231,17 @@ class _Bench:
             for key, cost, peak in zip(calls, costs, peaks, strict=True)
         }
 
+    def _rounded(self, nbytes: int) -> int:
+        return _rounded(nbytes, self._alignment)
+
+    def _places(self, call: Call) -> list[Place]:
+        """One buffer after the other."""
+        places, end = [], 0
+        for nbytes in _sizes(call):
+            places.append(Place(0, end, nbytes))
+            end += self._rounded(nbytes)
+        return places
+
     def _cost(self, one: Callable[[Call], Cost], call: Call) -> Cost:
         with record_function(MARK):
             self._fill(call)
@@ -248,7 +249,7 @@ class _Bench:
             return one(call)
         except Exception as error:
             failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
-            outputs = _rounded(sum(_end(value) for value in call.outputs if value is not None))
+            outputs = self._rounded(sum(_end(value) for value in call.outputs if value is not None))
             return Cost(None, outputs, outputs, None, failure=failure)
 
     def _placed(self, shim: Shim, call: Call) -> Cost:
@@ -260,9 +261,9 @@ class _Bench:
         if time.perf_counter() - begin < SHORT:  # its first run may have filled caches of its own
             homes, log = shim.record(run, _homes)
         outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
-        allocations = _allocations(log, outputs)
+        allocations = _allocations(log, outputs, self._alignment)
         ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
-        workspace = _rounded(max(ends, default=0))
+        workspace = self._rounded(max(ends, default=0))
         run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
         return Cost(allocations, workspace, _peak(log), self._seconds(run), log.elsewhere)
 
@@ -289,7 +290,7 @@ class _Bench:
         if workspace > self._workspace.numel():
             self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
         graph = TaskGraph()
-        places = _places(call)
+        places = self._places(call)
         graph.task("call", range(len(places)), kernel=call, workspace=workspace)
         accesses = [Access(place, b, True, True) for b, place in enumerate(places)]
         if workspace:
@@ -300,7 +301,7 @@ class _Bench:
 
     def _fill(self, call: Call) -> None:
         """Floats are 1, everything else 0, as an index must be."""
-        places = _places(call)
+        places = self._places(call)
         for value in _values((call.args, dict(call.kwargs))):
             place = places[value.buffer]
             whole = place.nbytes // value.dtype.itemsize * value.dtype.itemsize
@@ -334,7 +335,7 @@ def _homes(result: Any) -> list[int]:
     ]
 
 
-def _allocations(log: Log, outputs: Mapping[int, int]) -> tuple[Allocation, ...]:
+def _allocations(log: Log, outputs: Mapping[int, int], alignment: int) -> tuple[Allocation, ...]:
     """`outputs`: by position, where they lie. What outlives the call and its results has no place:
     the op keeps it for itself."""
     sizes: list[int] = []
@@ -357,14 +358,14 @@ def _allocations(log: Log, outputs: Mapping[int, int]) -> tuple[Allocation, ...]
         for n, end in enumerate(ends)
         if end is not None and n not in owner
     ]
-    offsets = _packed(hidden)
+    offsets = _packed(hidden, alignment)
     return tuple(
         Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
         for n, nbytes in enumerate(sizes)
     )
 
 
-def _packed(blocks: Sequence[tuple[int, int, int, int]]) -> dict[int, int]:
+def _packed(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
     """Offsets for (bytes, begin, end, number): those that live at once lie apart. Large first."""
     placed: list[tuple[int, int, int, int]] = []
     offsets: dict[int, int] = {}
@@ -374,7 +375,7 @@ def _packed(blocks: Sequence[tuple[int, int, int, int]]) -> dict[int, int]:
             if first < end and begin < last:
                 if offset + nbytes <= low:
                     break
-                offset = max(offset, _rounded(high))
+                offset = max(offset, _rounded(high, alignment))
         placed.append((offset, offset + nbytes, begin, end))
         offsets[number] = offset
     return offsets

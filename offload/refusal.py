@@ -6,7 +6,6 @@ The largest task sets the smallest budget: all that it touches must lie on the d
 from collections.abc import Collection, Mapping
 from typing import NoReturn
 
-from offload.arena import aligned
 from offload.errors import BudgetTooSmall
 from offload.memgraph import SMALL_WORKSPACE, Place
 from offload.sizes import say_size
@@ -20,7 +19,7 @@ def scratch_bytes(graph: TaskGraph, device: int) -> int:
         for task in graph.tasks
         if task.device == device and task.engine == "compute" and task.workspace <= SMALL_WORKSPACE
     ]
-    return aligned(max(small)) if any(small) else 0
+    return graph.aligned(max(small)) if any(small) else 0
 
 
 def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[int] = ()) -> int:
@@ -28,12 +27,12 @@ def working_set(graph: TaskGraph, task: Task, device: int, resident: Collection[
     if task.engine == "host":
         return 0
     nbytes = sum(
-        aligned(graph.buffers[b].nbytes)
+        graph.aligned(graph.buffers[b].nbytes)
         for b in task.touches
         if graph.buffers[b].device == device and b not in resident
     )
     if task.device == device and task.workspace > SMALL_WORKSPACE:
-        nbytes += aligned(task.workspace)
+        nbytes += graph.aligned(task.workspace)
     return nbytes
 
 
@@ -44,11 +43,11 @@ def resident_bytes(
     them (or in holes between) the others."""
     used = {b for task in graph.tasks for b in task.touches} | {*graph.outputs, *homes}
     homeless = sum(
-        aligned(graph.buffers[b].nbytes)
+        graph.aligned(graph.buffers[b].nbytes)
         for b in used
         if b in resident and b not in homes and graph.buffers[b].device == device
     )
-    there = (p.offset + aligned(p.nbytes) for p in homes.values() if p.arena == device)
+    there = (p.offset + graph.aligned(p.nbytes) for p in homes.values() if p.arena == device)
     return max(there, default=0) + homeless + scratch_bytes(graph, device)
 
 

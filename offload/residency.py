@@ -11,7 +11,6 @@ first use does, so that the stream never bursts:
 from collections import defaultdict
 from collections.abc import Mapping
 
-from offload.arena import aligned
 from offload.taskgraph import HOST, TaskGraph
 
 SMALL = 1 << 16
@@ -27,14 +26,14 @@ def most_resident(graph: TaskGraph, room: Mapping[int, int]) -> frozenset[int]:
         by_tensor[buffer.device, buffer.tensor or f"#{b}"].append(b)
     classes: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for (device, _), pieces in by_tensor.items():
-        nbytes = sum(aligned(graph.buffers[b].nbytes) for b in pieces)
+        nbytes = sum(graph.aligned(graph.buffers[b].nbytes) for b in pieces)
         most = max(moves[b][0] for b in pieces)
         classes[device, -1000 if nbytes < SMALL else -most].append(pieces)
     left = dict(room)
     chosen: set[int] = set()
     for (device, _), tensors in sorted(classes.items()):
         tensors.sort(key=lambda pieces: min(moves[b][1] for b in pieces))
-        sizes = [sum(aligned(graph.buffers[b].nbytes) for b in pieces) for pieces in tensors]
+        sizes = [sum(graph.aligned(graph.buffers[b].nbytes) for b in pieces) for pieces in tensors]
         share = min(1.0, max(0, left.get(device, 0)) / max(1, sum(sizes)))
         due = 0.0
         for pieces, nbytes in zip(tensors, sizes, strict=True):

@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from offload.arena import aligned
 from offload.costs import Costs
 from offload.errors import BudgetTooSmall
-from offload.memgraph import ALIGNMENT, SMALL_WORKSPACE, TASK, MemGraph, Place
+from offload.memgraph import SMALL_WORKSPACE, TASK, MemGraph, Place
 from offload.packing import Owner, packed
 from offload.planner import Policy, build_memgraph
 from offload.recompute import variants as recompute_variants
@@ -130,13 +129,13 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
     first, last = graph.spans()
     for b, begin in first.items():
         if graph.buffers[b].device == device:
-            change[begin] += aligned(graph.buffers[b].nbytes)
-            change[last[b] + 1] -= aligned(graph.buffers[b].nbytes)
+            change[begin] += graph.aligned(graph.buffers[b].nbytes)
+            change[last[b] + 1] -= graph.aligned(graph.buffers[b].nbytes)
     peak = live = 0
     for number, task in enumerate(graph.tasks):
         live += change[number]
         hidden = task.device == device and task.workspace > SMALL_WORKSPACE
-        peak = max(peak, live + (aligned(task.workspace) if hidden else 0))
+        peak = max(peak, live + (graph.aligned(task.workspace) if hidden else 0))
     return peak + scratch_bytes(graph, device)
 
 
@@ -175,11 +174,12 @@ def _packed(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[in
 
 
 def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Policy, dict[int, int]]]:
+    alignment = wanted.graph.alignment
     for slack in SLACK:
         yield (
             Policy(persistent, ahead=4),
             {
-                device: int(peak_bytes(wanted.graph, device) * slack) // ALIGNMENT * ALIGNMENT
+                device: int(peak_bytes(wanted.graph, device) * slack) // alignment * alignment
                 for device in wanted.graph.devices
             },
         )
@@ -248,9 +248,9 @@ class _Search:
         assert self._refused is not None
         if HOST not in self._wanted.capacities:
             raise self._refused
-        endless = self._host_bytes_within(NEVER)
+        endless, alignment = self._host_bytes_within(NEVER), self._wanted.graph.alignment
         for slack in HOST_SLACK:
-            enough = int(endless * slack) // ALIGNMENT * ALIGNMENT
+            enough = int(endless * slack) // alignment * alignment
             if self._host_bytes_within(enough) <= enough:
                 refuse_host(enough, self._wanted.capacities[HOST], self._refused.task)
         raise self._refused

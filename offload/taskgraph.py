@@ -20,6 +20,8 @@ from typing import Any
 
 from offload.errors import GraphError
 
+ALIGNMENT = 64
+"""Every offset in an arena is a multiple of it, where the program does not ask for more."""
 HOST = -1
 """Where a buffer's bytes are when they are in no device's arena."""
 RANKS = "ranks"
@@ -155,6 +157,15 @@ class TaskGraph:
         """Those that it needs an arena of."""
         tasks = {task.device for task in self.tasks if task.engine == "compute"}
         return sorted(tasks.union(buffer.device for buffer in self.buffers) - {HOST})
+
+    @property
+    def alignment(self) -> int:
+        """Every offset in an arena is a multiple of it."""
+        return ALIGNMENT if self.program is None else self.program.alignment
+
+    def aligned(self, nbytes: int) -> int:
+        """What a buffer of so many bytes takes up."""
+        return max(1, -(-nbytes // self.alignment)) * self.alignment
 
     def with_tasks(
         self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, note: str = ""

@@ -25,7 +25,7 @@ from itertools import zip_longest
 from typing import Generic, TypeVar
 
 from offload.errors import RaceFound
-from offload.memgraph import ALIGNMENT, OFFLOAD, RELOAD, TASK, MemGraph, Node, Place, engine_name
+from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, Place, engine_name
 from offload.taskgraph import HOST, Role
 
 START, END = "the start of the step", "the end of the step"
@@ -111,8 +111,9 @@ def _check_inside(memgraph: MemGraph, place: Place, who: int | str) -> None:
     size = memgraph.arenas.get(place.arena, 0)
     if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > size:
         raise _fault(_name(memgraph, who), f"the arena has {size} bytes", place)
-    if place.offset % ALIGNMENT:
-        why = f"{place.offset} is no multiple of {ALIGNMENT}"
+    alignment = memgraph.graph.alignment
+    if place.offset % alignment:
+        why = f"{place.offset} is no multiple of {alignment}"
         raise _fault(_name(memgraph, who), why, place)
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.arena import Space, aligned
+from offload.arena import Space
 from offload.memgraph import ALIGNMENT
+from offload.taskgraph import TaskGraph
 
 UNIT = ALIGNMENT
 law = settings(max_examples=120, deadline=None)
@@ -131,7 +132,7 @@ def test_a_space_is_a_row_of_cells(data: st.DataObject) -> None:
 
 @given(nbytes=st.integers(0, 1 << 40))
 def test_sizes_are_rounded_up_to_whole_units_and_nothing_is_one_unit(nbytes: int) -> None:
-    size = aligned(nbytes)
+    size = TaskGraph().aligned(nbytes)
     assert size % UNIT == 0
     assert size >= UNIT
     assert nbytes <= size < nbytes + UNIT or nbytes == 0
