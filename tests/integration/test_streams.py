@@ -452,3 +452,28 @@ def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, grap
     with Runner(planned(graph), "cuda", driver=driver(device)) as runner:
         assert same(runner, plainly, tensors, graphs.batch())
         assert len(runner._engine._events) == 1  # type: ignore[union-attr]
+
+
+def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graphs: Any) -> None:
+    """The caller may write to host memory at once, and the host is not held up by a kernel."""
+
+    class Loose(Twin):
+        """The caller's stream waits, not the host: as on a device."""
+
+        def end(self) -> None:
+            pass
+
+    gate = threading.Event()
+    graph, last = faulty(graphs, "update0")
+    last.before = lambda: gate.wait(20.0)
+    tensors = graphs.bound(graph)
+    plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
+    loose = Loose(("h2d",))
+    with Runner(planned(graph), "cuda", driver=loose) as runner:
+        x = graphs.batch()
+        runner(x)
+        assert loose.stream("h2d").over and not loose.stream("compute").over
+        gate.set()
+        loose.synchronize()
+        plainly.step(x)
+        assert all(torch.equal(tensors[k], plainly.held[k]) for k in tensors)
