@@ -39,7 +39,7 @@ VARIANTS = (
     BASE, "in order", "depth 1", "depth 2", "depth 16", "depth 64", "ahead 0", "ahead 16",
     "ahead 256", "no recompute", "cudagraph", "fused",
 )  # fmt: skip
-SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute")
+SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute", "cudagraph")
 
 
 def steps(smoke: bool) -> Sequence[Step]:
@@ -67,9 +67,9 @@ def _one(bench: Bench, budget: str, variant: str, job: Job, found: Rates) -> Row
     more = {"recompute": False} if variant == "no recompute" else {}
     _, made = bench.planned(budget, **more)
     made = changed(made, variant)
-    loop, *others = ENGINES[job.device]
+    loop, graph = ENGINES
     depth = int(variant.split()[1]) if variant.startswith("depth") else None
-    row = timed(bench, made, others[0] if variant == "cudagraph" else loop, job, depth)
+    row = timed(bench, made, graph if variant == "cudagraph" else loop, job, depth)
     clean = clean_bytes(made)
     return row | {"clean_mib": clean / MIB, "clean_s": clean / found.d2h.rate}
 

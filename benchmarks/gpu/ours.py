@@ -1,6 +1,6 @@
 """Every call of `offload` that the suite makes: captured on a device, planned, run by an engine.
 
-On a CPU engine `cuda` drives the twin of a device: its queues and events, on threads.
+On a CPU the engines drive the twin of a device: its queues, events and graphs, on threads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +13,17 @@ from torch import nn
 from gpu.models import Batch, Case
 from gpu.part import Row
 from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
+from offload.drivers import Driver
 from offload.drivers.twin import Twin
+from offload.drivers.twin_graph import GraphTwin
+from offload.engines.cudagraph import CudaGraph
 from offload.engines.streams import Streams
 from offload.memgraph import OFFLOAD, RELOAD
 from offload.trace import Trace
 
-ENGINES: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("cuda", "cudagraph"),
-    "cpu": ("cuda", "threads"),
-}
+ENGINES = ("cuda", "cudagraph")
 """The loop first, then what has no loop."""
+TWINS: Mapping[str, Callable[[], Driver]] = {"cuda": Twin, "cudagraph": GraphTwin}
 SHARES: Mapping[str, float | None] = {"none": None, "60 %": 0.6, "minimum": 0.0}
 """Of the peak that the step has without a budget."""
 FIRST = 3
@@ -73,13 +74,22 @@ def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:
 def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
     """`depth`: nodes that are enqueued ahead on a stream, of an engine that does so."""
     program = made.graph.program
-    twin = engine == "cuda" and program is not None and program.device.type == "cpu"
-    runner = Runner(made, engine, driver=Twin() if twin else None)
+    assert program is not None
+    driver = TWINS[engine]() if program.device.type == "cpu" else None
+    runner = Runner(made, engine, driver=driver)
     if depth is not None:
         # No option of a runner: whoever trains has no use for another one.
         assert isinstance(runner._engine, Streams), engine
         runner._engine._depth = depth
     return runner
+
+
+def replayed(runner: Runner) -> bool | None:
+    """Whether steps are replays of what was captured; None: the engine captures nothing. Where a
+    step cannot be captured the loop runs it, which would be compared with itself."""
+    if not isinstance(runner._engine, CudaGraph):
+        return None
+    return any(known.graphs for known in runner._engine._known.values())
 
 
 def first_steps(made: Plan, engine: str, batch: Batch) -> Plan:

@@ -44,12 +44,12 @@ def case_of(name: str, smoke: bool) -> Case:
 
 def steps(smoke: bool) -> Sequence[Step]:
     if smoke:
-        return [Step("gpu.peaks:watch", _cells("gpt2-small", ENGINES["cpu"])[-2:])]
-    return [Step("gpu.peaks:watch", _cells(name, ENGINES["cuda"]), minutes=4) for name in CASES]
+        return [Step("gpu.peaks:watch", _cells("gpt2-small")[-2:])]
+    return [Step("gpu.peaks:watch", _cells(name), minutes=4) for name in CASES]
 
 
-def _cells(name: str, engines: Sequence[str]) -> tuple[str, ...]:
-    loop, graph = engines
+def _cells(name: str) -> tuple[str, ...]:
+    loop, graph = ENGINES
     found = [f"{name}; {loop}; {share}" for share in SHARES]
     return (*found, *(f"{name}; {graph}; {share}" for share in CAPTURED))
 

@@ -19,7 +19,7 @@ import torch
 from offloading.report import Asked, Report, ratios, spread, table
 
 from gpu.bounds import Limit, Machine, limit
-from gpu.ours import ENGINES, attempt, facts, first_steps, planned_to, run_by, step_graph
+from gpu.ours import ENGINES, attempt, facts, first_steps, planned_to, replayed, run_by, step_graph
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
@@ -39,9 +39,8 @@ MANY = 8192
 
 
 def steps(smoke: bool) -> Sequence[Step]:
-    engines = ENGINES["cpu"][:1] if smoke else ENGINES["cuda"]
     cells = {
-        name: tuple(f"{name}; {budget}; {engine}" for budget in load.budgets for engine in engines)
+        name: tuple(f"{name}; {budget}; {engine}" for budget in load.budgets for engine in ENGINES)
         for name, load in workloads(smoke).items()
     }
     if smoke:
@@ -61,8 +60,6 @@ class Bench:
     batch: tuple[torch.Tensor, ...]
     costs: Costs
     machine: Machine
-    loop: str
-    """The engine whose first steps price the plans."""
     plan: tuple[str, Plan, Plan] | None = None
     """Of the last budget, before and after its first steps: both engines run it."""
 
@@ -72,7 +69,7 @@ class Bench:
         if self.plan is None or self.plan[0] != key:
             self.plan = None
             made = planned_to(self.graph, budget, costs=self.costs, **self.load.options, **more)
-            self.plan = key, made, first_steps(made, self.loop, self.batch)
+            self.plan = key, made, first_steps(made, ENGINES[0], self.batch)
         return self.plan[1:]
 
 
@@ -101,8 +98,7 @@ def bench_of(name: str, job: Job, found: Rates, also: Sequence[str] = ()) -> Ben
     graph = step_graph(load.case, module, batch, job.device, load.prefill, also)
     costs = found.costs(load.precision if job.device == "cuda" else "float32")
     machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
-    loop = ENGINES[job.device][0]
-    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine, loop)
+    return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine)
 
 
 def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
@@ -119,13 +115,15 @@ def timed(bench: Bench, made: Plan, engine: str, job: Job, depth: int | None = N
     """Beside eager. `depth`: nodes that are enqueued ahead on a stream."""
     with run_by(engine, made, depth) as runner:
         calls = {"eager": bench.eager, "ours": partial(runner, *bench.batch)}
-        seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 1 if job.smoke else WARM_UP)
+        seen = rounds(calls, job.device, 2 if job.smoke else REPEATS, 2 if job.smoke else WARM_UP)
+        again = replayed(runner)
     ours = statistics.median(seen["ours"])
     share = resident_share(made)
     formula = _formula(bench, share)
     tokens = bench.load.shape.tokens if bench.load.shape else 0
     return {
-        **facts(made), "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
+        **facts(made), "replayed": again,
+        "eager": seen["eager"], "ours": seen["ours"], "ours_s": ours,
         "over_eager": statistics.median(ratios(seen["ours"], seen["eager"])),
         "tokens": tokens, "tokens_a_second": tokens / ours, "resident_share": share,
         "formula_s": formula.seconds if formula else None,
@@ -224,6 +222,6 @@ def _over_loop(cell: str, found: Found) -> float | None:
     name, budget, _ = cell.split("; ")
     loop = found.rows.get(f"{name}; {budget}; cuda")
     graph = found.rows.get(cell)
-    if loop is None or graph is None:
+    if loop is None or graph is None or not graph["replayed"]:
         return None
     return graph["ours_s"] / loop["ours_s"]

@@ -63,7 +63,7 @@ def test_a_planned_step_of_the_suite_is_eagers_to_the_bit(tmp_path: Path) -> Non
     assert len(found) == 6
     assert all(row["losses"] == row["tensors"] == 0 < row["of"] for row in found.values())
     asked = results(tmp_path, "equality")["asked"]
-    assert len(asked) == 3
+    assert len(asked) == 4  # and that cudagraph replayed
     assert all(one["met"] and one["most"] == 0 for one in asked)
 
 
@@ -89,6 +89,7 @@ def test_planned_steps_are_timed_beside_eager_and_their_bounds(tmp_path: Path) -
         keys = ("over_eager", "bound_s", "believed_s", "predicted_s", "formula_s")
         assert min(row[key] for key in keys) > 0
         assert row["decision"].startswith("kept") or "x what was expected" in row["decision"]
+    assert [row["replayed"] for row in found.values()] == [None, True] * 3
     whole, least = (found[f"llama lora; {budget}; cuda"] for budget in ("none", "minimum"))
     assert whole["resident_share"] == 1.0 > least["resident_share"]
     asked = {one["what"]: one["most"] for one in results(tmp_path, "speed")["asked"]}
@@ -102,7 +103,7 @@ def test_each_idea_is_taken_away_in_turn(tmp_path: Path) -> None:
     run_part("f", tmp_path)
     found = rows(tmp_path, "ablations")
     assert [cell.rpartition("; ")[2] for cell in found] == [
-        "as it is", "in order", "depth 2", "ahead 0", "no recompute",
+        "as it is", "in order", "depth 2", "ahead 0", "no recompute", "cudagraph",
     ]  # fmt: skip
     base, queue, *_ = found.values()
     assert queue["bound_s"] >= base["bound_s"]  # the same work, and more edges
