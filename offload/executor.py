@@ -184,10 +184,15 @@ class Runner:
         thread, device = threading.get_ident(), self._program.device
         if device.type != "cuda" or thread in self._warmed:
             return
-        if self._driver is None:
+        driver = self._driver
+        if driver is None:
             warm(device)
         else:
-            self._driver.enqueue(self._driver.stream("compute"), partial(warm, device))
+            try:
+                driver.begin()
+                driver.enqueue(driver.stream("compute"), partial(warm, device))
+            finally:
+                driver.end()  # or the caller's current stream would be ours
         self._warmed.add(thread)
 
     def _run(self, bound: Binding) -> None:

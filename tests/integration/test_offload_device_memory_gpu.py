@@ -1,0 +1,277 @@
+"""On a GPU: outputs are born at their planned addresses, the host's arena is page-locked, a
+tensor's storage is its own bytes, and what kernels take outside of the arena is what was reserved.
+
+Skipped without a CUDA device; docs/gpu-status.md says when it last ran on one.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from offload.cuda_shim import available_on, installed, load_on, why_not_on
+from offload.device_memory import device_left
+from offload.kernels import Call, Program, Value
+from offload.memgraph import TASK, Access, Node, Place
+from offload.memory import Arenas
+from offload.placement import COPY, SHIM, Bindings, bind_task, flat
+from offload.plan import reserve_bytes
+from offload.profiling import measured
+from offload.taskgraph import HOST, TaskGraph
+from offload.workspaces import kept_bytes, warm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    pytest.mark.timeout(300),
+]
+DEVICE = torch.device("cuda", 0)
+aten = torch.ops.aten
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def randn(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, device=DEVICE, dtype=dtype)
+
+
+def convolution() -> Made:
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return aten.convolution.default, (randn(8, 16, 33, 31), randn(24, 16, 3, 3), *rest)
+
+
+def convolution_backward() -> Made:
+    rest = ([0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    tensors = (randn(8, 24, 33, 31), randn(8, 16, 33, 31), randn(24, 16, 3, 3))
+    return aten.convolution_backward.default, (*tensors, *rest)
+
+
+def flash() -> Made:
+    query, key, value = (randn(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3))
+    return aten._scaled_dot_product_flash_attention.default, (query, key, value, 0.0, True)
+
+
+def flash_backward() -> Made:
+    op, (query, key, value, p, causal) = flash()
+    out, log, cum_q, cum_k, max_q, max_k, seed, offset, _ = op(query, key, value, p, causal)
+    tail = (out, log, cum_q, cum_k, max_q, max_k, p, causal, seed, offset)
+    backward = aten._scaled_dot_product_flash_attention_backward.default
+    return backward, (torch.ones_like(out), query, key, value, *tail)
+
+
+def embedding_backward() -> Made:
+    index = torch.randperm(100, device=DEVICE)[:64]  # each once: its sums have one order
+    return aten.embedding_dense_backward.default, (randn(64, 48), index, 100, -1, False)
+
+
+def layer_norm() -> Made:
+    args = (randn(32, 200), [200], randn(200), randn(200), 1e-5)
+    return aten.native_layer_norm.default, args
+
+
+def layer_norm_backward() -> Made:
+    op, (x, size, weight, bias, eps) = layer_norm()
+    _, mean, rstd = op(x, size, weight, bias, eps)
+    args = (randn(32, 200), x, size, mean, rstd, weight, bias, [True, True, True])
+    return aten.native_layer_norm_backward.default, args
+
+
+def product() -> Made:
+    half = (randn(64, 512, dtype=torch.bfloat16), randn(512, 300, dtype=torch.bfloat16))
+    return aten.mm.default, half
+
+
+def product_with_bias() -> Made:
+    return aten.addmm.default, (randn(300), randn(64, 512), randn(512, 300))
+
+
+def several_sums() -> Made:
+    return aten.sum.dim_IntList, (randn(1000, 1000), [0])
+
+
+def sorted_values() -> Made:
+    return aten.sort.default, (randn(100, 1000), 1)
+
+
+def batch_norm() -> Made:
+    args = (randn(8, 16, 9, 9), randn(16), randn(16), None, None, True, 0.1, 1e-5)
+    return aten.native_batch_norm.default, args
+
+
+OPS = (
+    convolution, convolution_backward, flash, flash_backward, embedding_backward, layer_norm,
+    layer_norm_backward, product, product_with_bias, several_sums, sorted_values, batch_norm,
+)  # fmt: skip
+
+
+def is_there(found: Any) -> bool:
+    return isinstance(found, torch.Tensor) and found.device.type == "cuda" and found.numel() > 0
+
+
+def graph_of(op: Callable[..., Any], args: Sequence[Any], results: Sequence[Any]) -> TaskGraph:
+    """One task that calls the op; every tensor in a buffer of its own."""
+    graph = TaskGraph()
+
+    def value(tensor: torch.Tensor, role: str) -> Value:
+        number = graph.buffer(f"b{len(graph.buffers)}", tensor.untyped_storage().nbytes(), role)
+        offset = int(tensor.storage_offset())
+        return Value(number, tensor.dtype, tuple(tensor.size()), tensor.stride(), offset)
+
+    given = tuple(value(a, "input") if is_there(a) else a for a in args)
+    reads = range(len(graph.buffers))
+    outputs = tuple(value(r, "activation") if is_there(r) else None for r in results)
+    writes = range(len(reads), len(graph.buffers))
+    graph.task("op", reads, writes, kernel=Call(op, given, {}, outputs))
+    graph.program = Program((), (), {}, device=DEVICE)
+    return measured(graph)
+
+
+class Bound:
+    """The task at addresses of an arena, one buffer after the other."""
+
+    def __init__(self, graph: TaskGraph, mode: str) -> None:
+        task = graph.tasks[0]
+        places, end = [], 0
+        for nbytes in (*(buffer.nbytes for buffer in graph.buffers), task.workspace):
+            places.append(Place(0, end, nbytes))
+            end += graph.aligned(nbytes)
+        self.arenas = Arenas({0: end}, DEVICE)
+        self.places = places[:-1]
+        accesses = tuple(Access(p, b, True, True) for b, p in enumerate(places[:-1]))
+        if task.workspace:
+            accesses += (Access(places[-1], None, True, True),)
+        node = Node(TASK, "compute", accesses, (), task=0)
+        self.bindings = Bindings()
+        self.run = bind_task(graph, node, self.arenas.tensors, mode, places[-1], self.bindings)
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        return self.arenas.view(self.places[value.buffer], value)
+
+
+@pytest.mark.parametrize("mode", [SHIM, COPY])
+@pytest.mark.parametrize("make", OPS)
+def test_outputs_lie_at_their_planned_addresses_with_eagers_bits(
+    make: Callable[[], Made], mode: str
+) -> None:
+    if mode == SHIM and available_on(DEVICE) is None:
+        pytest.skip(why_not_on(DEVICE))
+    torch.manual_seed(0)
+    op, args = make()
+    with torch.no_grad():
+        wanted = flat(op(*args))
+        graph = graph_of(op, args, wanted)
+        task = graph.tasks[0]
+        assert not [note for note in graph.notes if "did not run" in note]
+        assert task.seconds is not None and 0 < task.seconds < 1
+        bound = Bound(graph, mode)
+        for given, value in zip(args, task.kernel.args, strict=True):
+            if isinstance(value, Value):
+                bound.tensor(value).copy_(given)
+        for _ in range(3):
+            bound.run()
+        torch.cuda.synchronize()
+    outputs = [(n, value) for n, value in enumerate(task.kernel.outputs) if value is not None]
+    for n, value in outputs:
+        assert torch.equal(bound.tensor(value), wanted[n]), f"output {n}"
+    found = bound.bindings
+    if mode == SHIM:
+        assert (found.placed, found.copied, found.missed) == (len(outputs), 0, 0)
+
+
+def test_a_served_call_takes_nothing_of_the_device_and_a_copied_one_what_was_reserved() -> None:
+    if available_on(DEVICE) is None:
+        pytest.skip(why_not_on(DEVICE))
+    op, args = convolution_backward()
+    with torch.no_grad():
+        graph = graph_of(op, args, flat(op(*args)))
+        for mode in (SHIM, COPY):
+            bound = Bound(graph, mode)
+            bound.run()
+            with load_on(DEVICE).counting() as passed:
+                bound.run()
+            torch.cuda.synchronize()
+            most = 0 if mode == SHIM else graph.tasks[0].unplaced
+            assert passed.peak <= most <= reserve_bytes(graph, mode)
+
+
+def test_what_is_reserved_and_the_arena_hold_what_the_process_takes() -> None:
+    op, args = product_with_bias()
+    with torch.no_grad():
+        graph = graph_of(op, args, flat(op(*args)))
+        del args
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(DEVICE)
+        torch.cuda.reset_peak_memory_stats(DEVICE)
+        bound = Bound(graph, SHIM if available_on(DEVICE) else COPY)
+        bound.run()
+        torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_reserved(DEVICE) - before
+    assert taken <= bound.arenas.sizes[0] + reserve_bytes(graph, COPY)
+
+
+def test_libraries_keep_what_was_measured_and_no_more_at_a_second_product() -> None:
+    kept = kept_bytes(DEVICE)
+    assert 0 <= kept <= 64 << 20
+    stream = torch.cuda.Stream(DEVICE)
+    with torch.cuda.stream(stream):
+        warm(DEVICE)
+        stream.synchronize()
+        before = torch.cuda.memory_allocated(DEVICE)
+        warm(DEVICE)
+        stream.synchronize()
+        assert torch.cuda.memory_allocated(DEVICE) == before
+
+
+def test_the_shim_is_in_both_registers_and_answers_for_the_native_allocator() -> None:
+    if available_on(DEVICE) is None:
+        pytest.skip(why_not_on(DEVICE))
+    assert installed(load_on(DEVICE)) == 2
+    assert torch.cuda.get_allocator_backend() == "native"
+    x = torch.zeros(1 << 20, device=DEVICE)
+    x.record_stream(torch.cuda.Stream(DEVICE))
+    assert torch.cuda.memory_allocated(DEVICE) >= x.nbytes
+
+
+def test_the_host_arena_is_page_locked_and_copies_come_whole() -> None:
+    odd = (48 << 20) + 12345
+    arenas = Arenas({0: 1 << 20, HOST: odd}, DEVICE)
+    assert not arenas.note, arenas.note
+    host = arenas.bytes(Place(HOST, 64, 1 << 20))
+    assert arenas.tensors[HOST].numel() == odd
+    assert host.is_pinned()
+    host.random_(0, 255)
+    device = arenas.bytes(Place(0, 0, 1 << 20))
+    device.copy_(host, non_blocking=True)
+    wanted = host.clone()
+    torch.cuda.synchronize()
+    assert torch.equal(device.cpu(), wanted)
+    arenas.forget(keep=[])
+    assert not host.is_pinned()
+
+
+def test_a_storage_is_its_own_bytes_and_keeps_the_arena() -> None:
+    arenas = Arenas({0: 1 << 20}, DEVICE)
+    assert arenas.tensors[0].data_ptr() % 256 == 0
+    place = Place(0, 512, 1000)
+    view = arenas.bytes(place)
+    assert view.device == DEVICE
+    assert view.untyped_storage().nbytes() == 1000
+    assert view.data_ptr() == arenas.address(place)
+    view.fill_(7)
+    assert int(arenas.tensors[0].sum()) == 7000
+    taken = torch.cuda.memory_allocated(DEVICE)
+    del arenas
+    gc.collect()
+    assert torch.cuda.memory_allocated(DEVICE) == taken
+    assert int(view.sum()) == 7000
+    del view
+    gc.collect()
+    assert torch.cuda.memory_allocated(DEVICE) < taken
+
+
+def test_what_is_free_is_what_the_driver_says() -> None:
+    left = device_left(DEVICE)
+    assert 0 < left.free < left.total
+    assert left.ours == torch.cuda.memory_reserved(DEVICE)
