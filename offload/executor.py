@@ -259,8 +259,10 @@ class Runner:
             give_cached_back(device)
             check_device(self._plan, sizes, device_left(device))
         arenas = Arenas(sizes, self._program.device)
-        if arenas.note and arenas.note not in self._plan.graph.notes:
-            self._plan.graph.notes.append(arenas.note)
+        # What was planned has the notes that explain() shows; a plan made by hand has one graph.
+        notes = getattr(self._plan, "source", self._plan.graph).notes
+        if arenas.note and arenas.note not in notes:
+            notes.insert(0, arenas.note)
         return arenas
 
     def _leave(self) -> None:

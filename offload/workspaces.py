@@ -13,6 +13,7 @@ charged to the budget. (Newer versions of PyTorch give cuBLAS a workspace a call
 kernels are measured and while a step runs, and put back afterwards.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,9 +33,15 @@ def warm(device: torch.device) -> None:
 
 
 def kept_bytes(device: torch.device) -> int:
-    """How much of the device one thread and stream keeps: on a stream that nobody used so far."""
-    if device.type != "cuda":
-        return 0
+    """How much of the device one thread and stream keeps."""
+    return _kept() if device.type == "cuda" else 0
+
+
+@functools.cache
+def _kept() -> int:
+    """Measured once a process, before any runner of ours: others' workspaces are cleared, and must
+    not be once a captured graph knows their addresses or a call is served."""
+    device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         torch._C._cuda_clearCublasWorkspaces()

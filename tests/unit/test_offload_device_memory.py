@@ -2,11 +2,14 @@
 arena: with the device's answers played."""
 
 import os
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from offload import Plan, TaskGraph, plan
+from offload import Plan, Runner, TaskGraph, executor, plan
 from offload.caching import MIB, outside, taken
 from offload.device_memory import (
     DeviceLeft,
@@ -17,7 +20,7 @@ from offload.device_memory import (
     is_on,
 )
 from offload.errors import MemoryTooSmall
-from offload.kernels import Program
+from offload.kernels import Program, Source
 from offload.machine import Left, check_memory
 from offload.taskgraph import HOST
 from offload.workspaces import kept_bytes, steady, warm
@@ -34,7 +37,7 @@ def made(fixed: int = 0, unplaced: int = 0, engine: str = "compute") -> Plan:
     graph.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
     graph.task("u", [w], [w], unplaced=unplaced, engine=engine, kernel=lambda r, w: None)
     graph.output(y)
-    tensors = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
+    tensors: dict[str, Source] = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
     graph.program = Program((), (), tensors, device=CUDA, fixed=fixed)
     return plan(graph, placement="copy")
 
@@ -122,3 +125,52 @@ def test_on_the_cpu_libraries_keep_nothing_and_nothing_is_switched() -> None:
         assert kept_bytes(cpu) == 0
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+class Fence:
+    """A driver that writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def stream(self, engine: str) -> str:
+        return engine
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def enqueue(self, stream: str, run: Any) -> None:
+        assert run.func is warm
+        self.asked.append(stream)
+
+    def end(self) -> None:
+        self.asked.append("end")
+
+
+def test_libraries_are_warm_on_the_compute_stream_once_a_thread_and_inside_a_fence() -> None:
+    """Without the fence the caller's current stream would be ours afterwards."""
+    driver = Fence()
+    runner: Any = SimpleNamespace(
+        _program=Program((), (), {}, device=CUDA), _driver=driver, _warmed=set()
+    )
+    for _ in range(2):
+        Runner._warm(runner)
+    other = threading.Thread(target=Runner._warm, args=(runner,), name="another thread")
+    other.start()
+    other.join()
+    assert driver.asked == ["begin", "compute", "end"] * 2
+
+
+def test_a_note_of_the_arenas_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made()
+    left = DeviceLeft(CUDA, free=GIB, total=GIB)
+    arenas = SimpleNamespace(note="could not be page-locked")
+    monkeypatch.setattr(executor, "Arenas", lambda sizes, device: arenas)
+    monkeypatch.setattr(executor, "device_left", lambda device: left)
+    monkeypatch.setattr(executor, "give_cached_back", lambda device: None)
+    runner: Any = SimpleNamespace(_program=found.graph.program, _plan=found)
+    for _ in range(2):
+        assert Runner._taken(runner, found.memgraph.arenas) is arenas
+    assert found.explain().count("could not be page-locked") == 1
+    with pytest.raises(MemoryTooSmall):
+        Runner._taken(runner, {0: 2 * GIB})
