@@ -112,6 +112,10 @@ class Meter:
         self._plans += 1
         self._tallies[key] = _Tally(plan, inputs, part)
 
+    def priced(self, key: Hashable, plan: Plan) -> None:
+        """The same plan, its seconds predicted by what its first runs took."""
+        self._tallies[key].plan = plan
+
     def begin(self) -> float:
         """To be given to `ran`."""
         return self._clock()

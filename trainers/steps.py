@@ -260,6 +260,7 @@ class Steps:
                 self.settle_as(step, new, *step.about)
             else:
                 self.plan = self._plans[step] = new
+                self._meter.priced(step, new)
 
     def planning(self) -> AbstractContextManager[None]:
         """Around what is no part of a step's time."""
