@@ -140,6 +140,7 @@ class CudaGraph:
         streams = {name: driver.stream(name) for name in sorted({COMPUTE, *names})}
         origin = streams[COMPUTE]
         awaited = _awaited(work, segment)
+        marked = {dep for deps in awaited.values() for dep in deps}
         at.node, at.events = None, {}
         driver.begin_capture(origin)
         fork = driver.event()
@@ -157,8 +158,9 @@ class CudaGraph:
                     driver.wait(stream, at.events[dep])
                     behind[engine, other] = dep
             driver.enqueue(stream, work.runs[node])
-            at.events[node] = driver.event()
-            at.events[node].record(stream)
+            if node in marked:
+                at.events[node] = driver.event()
+                at.events[node].record(stream)
         at.node = None
         for stream in streams.values():
             if stream is not origin:
