@@ -133,7 +133,8 @@ def _numbers(
 
 
 def _fused(update: Update) -> bool:
-    return bool(update.numbers()["fused"])
+    """Not of `numbers`: those of the step that it belongs to need not be there yet."""
+    return bool(update.optimizer.param_groups[update.group]["fused"])
 
 
 def _source(update: Update) -> Source:

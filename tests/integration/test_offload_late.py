@@ -13,6 +13,7 @@ from torch.nn import functional
 import offload
 from offload import Costs, Runner, StepError, TaskGraph
 from offload.capture import capture_step
+from offload.drivers.twin_graph import GraphTwin
 from offload.late import Late
 from offload.lowering import host_updates
 from offload.lowering.late_updates import Rotation, rotated, updates_of
@@ -142,6 +143,24 @@ def test_late_updates_give_eagers_bits_with_the_numbers_of_their_own_step(
                 late.flush()
                 assert not late.pending and not twins.differing()
     assert not twins.differing(), "out of the arenas again"
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_late_updates_in_a_captured_graph_have_the_numbers_of_their_own_step(where: str) -> None:
+    twins = Twins(OPTIMIZERS["adamw"], None, where)
+    rotation = twins.rotation(every=1 + (where == "device"))
+    driver = GraphTwin(order="random", seed=5)
+    made = planned(rotation.steady)
+    with Runner(made, "cudagraph", poison=True, key="step", driver=driver) as runner:
+        late = Late(runner, rotation, "step")
+        for number, batch in enumerate(twins.batches):
+            (loss,) = late.run(*batch)
+            assert torch.equal(loss, twins.eagerly(*batch)), f"the loss of step {number}"
+            for _, optimizer in twins.sides():
+                for group in optimizer.param_groups:
+                    group["lr"] *= 0.8
+        late.flush()
+        assert not twins.differing()
 
 
 def test_the_step_itself_may_be_run_in_between_once_it_is_flushed() -> None:

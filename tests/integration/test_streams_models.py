@@ -6,6 +6,7 @@ is compared with eager there by benchmarks/gpu.
 
 import copy
 import importlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 
 import offload
 from offload.drivers.twin import Twin
+from offload.drivers.twin_graph import GraphTwin
 from offload.executor import Runner
 from offload.late import Late
 
@@ -63,6 +65,18 @@ def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
         case.run(smallest, "cuda", number, "priority", Twin((held,)))
     case.run(case.planned(0.6, "copy"), "cuda", 7, "random", Twin())
     case.run(case.planned(1.0, "auto"), "cuda", 8, "random", Twin(("compute",)))
+
+
+@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt", "llama"])
+def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(
+    name: str, trained: Any
+) -> None:
+    case = trained(name)
+    for share, placement in ((0.0, "auto"), (1.0, "copy")):
+        driver = GraphTwin(order="random", seed=11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # one would say that it was not captured
+            case.run(case.planned(share, placement), "cudagraph", 0, "priority", driver)
 
 
 class Wide(nn.Module):
