@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torchvision
 from offloading.report import Report, table
 from peers.usage import Meter
 from torch.nn import functional
@@ -65,16 +64,26 @@ class Trained:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def trained(device: str) -> Trained:
+def trained(where: Setting) -> Trained:
     torch.manual_seed(0)
-    net: torch.nn.Module = torchvision.models.resnet18(num_classes=10)
-    if device == "cpu":  # a smoke run: what is tried is the loader
-        net = torch.nn.Sequential(
+    net = net_for(where).to(where.device).to(memory_format=torch.channels_last)
+    return Trained(net, torch.optim.SGD(net.parameters(), 0.05, momentum=0.9), where.device)
+
+
+def net_for(where: Setting) -> torch.nn.Module:
+    """ResNet-18: for pictures of 32 pixels with a stem of 3 x 3, which 224 would be absurd for."""
+    if where.device == "cpu":  # a smoke run: what is tried is the loader
+        return torch.nn.Sequential(
             torch.nn.Conv2d(3, 8, 7, 4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
             torch.nn.Linear(8, 10),
         )  # fmt: skip
-    net = net.to(device).to(memory_format=torch.channels_last)
-    return Trained(net, torch.optim.SGD(net.parameters(), 0.05, momentum=0.9), device)
+    if where.data == "cifar10":
+        from accuracy.nets import build_net  # needs lightning: then the rows of CIFAR-10 say so
+
+        return build_net("resnet18")
+    import torchvision  # a machine may have none: then the rows of photos say so
+
+    return torchvision.models.resnet18(num_classes=10)
 
 
 def rows(job: Job) -> Rows:
@@ -96,7 +105,7 @@ def _ceiling(where: Setting) -> Row:
     shape = (where.batch, 3, where.side, where.side)
     pictures = torch.randint(0, 256, shape, dtype=torch.uint8, device=where.device)
     labels = torch.zeros(where.batch, dtype=torch.long, device=where.device)
-    step = trained(where.device).step
+    step = trained(where).step
     count = max(2, min(50, where.pictures // where.batch))
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -109,7 +118,7 @@ def _ceiling(where: Setting) -> Row:
 
 
 def _row(source: Source, where: Setting) -> Row:
-    step = trained(where.device).step
+    step = trained(where).step
     with source.open(where) as batches:
         check(next(iter(batches())), where)
         taken = _passes(batches, _nothing, where)

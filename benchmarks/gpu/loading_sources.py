@@ -25,6 +25,8 @@ from loaders.sources import PictureArrays, picture_folder
 
 Pass = Callable[[], Iterator[Any]]
 SEED = 0
+PORTABLE_MAPPED = 3
+"""cudaHostRegister's flags: for every context, and in the device's address space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def page_locked(where: Setting) -> Iterator[Pass]:
         return
     runtime: Any = torch.cuda.cudart()
     torch.cuda.init()
-    result = runtime.cudaHostRegister(pixels.ctypes.data, pixels.nbytes, 0)
+    result = runtime.cudaHostRegister(pixels.ctypes.data, pixels.nbytes, PORTABLE_MAPPED)
     if int(result):
         raise RuntimeError(f"cudaHostRegister of {pixels.nbytes} bytes answers {int(result)}")
     try:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 from torch.nn import functional
 
@@ -185,7 +184,7 @@ def cases(smoke: bool) -> dict[str, Case]:
     entropy = functional.cross_entropy
     found = {
         "resnet18": Case(
-            lambda: torchvision.models.resnet18(num_classes=10), sgd, pictures(count, pixels),
+            _resnet18, sgd, pictures(count, pixels),
             entropy, f"{count} x {pixels} x {pixels}, SGD momentum",
         ),
         "vit-b-16": Case(
@@ -202,7 +201,15 @@ def cases(smoke: bool) -> dict[str, Case]:
     return found
 
 
+def _resnet18() -> nn.Module:
+    import torchvision  # its models alone need it: a machine may have none
+
+    return torchvision.models.resnet18(num_classes=10)
+
+
 def _vit(smoke: bool) -> nn.Module:
+    import torchvision
+
     if not smoke:
         return torchvision.models.vit_b_16(num_classes=10)
     return torchvision.models.VisionTransformer(

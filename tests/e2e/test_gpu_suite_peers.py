@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,50 @@ def test_the_accuracy_part_trains_with_and_without_reuse(tmp_path: Path) -> None
     assert {cell.split("; ")[2] for cell in found} == {BASE, "best: wsd 16.5x3+10.5 roll3 re ema"}
     base, reused = (row["decodes"] for row in found.values())
     assert reused < base
+
+
+ENDLESS = """
+import threading
+from gpu.part import Outcome, Step
+from offloading.report import Report
+
+NAME, CLAIM = "endless", "Claim: what was measured stays"
+
+def steps(smoke):
+    return [Step("endless:measure", ("quick", "endless"))]
+
+def measure(job):
+    for cell in job.cells:
+        if cell == "endless":
+            threading.Event().wait()
+        yield cell, {"value": 1.0}
+
+def report(found):
+    return Outcome(Report(NAME, CLAIM))
+"""
+DRIVER = """
+import gpu.part
+gpu.part.MODULES["a"] = "endless"
+from gpu.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_that_the_end_of_the_time_cut_short_after_others_is_not_a_failure(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, "a", "--smoke", "--out", str(tmp_path), "--minutes", "0.6"],
+        capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'benchmarks'}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "not finished" in done.stdout
+    [line] = (tmp_path / "gpu_endless_smoke.jsonl").read_text().splitlines()
+    assert json.loads(line)["cell"] == "quick"
 
 
 # ---- a table of stub peers ----------------------------------------------------------------------
@@ -194,6 +239,19 @@ def test_the_stages_that_roundpipe_gets_are_the_model(task: str) -> None:
     loss.backward()
     mine = [p.grad for p in other.parameters() if p.requires_grad]
     assert all(torch.equal(a, b) for a, b in zip(gradients, mine, strict=True))  # pyright: ignore
+
+
+def test_the_last_stage_has_no_other_head_than_the_child_that_is_put_in_its_place() -> None:
+    setup = Setup(tasks(True)["lora"], None, "cpu")
+    module = whole(setup, "cpu")
+    assert isinstance(module, Whole)
+    _, words = batch(setup, "cpu")
+    last = stages(module.inner, setup.kind, parts=1)[-1]
+    size = setup.kind.size
+    last.head = torch.nn.Linear(size.width, size.words, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.zeros_(last.head.weight)
+    hidden = torch.randn(*words.shape, size.width, dtype=torch.bfloat16)
+    assert last((hidden, words)).item() == pytest.approx(math.log(size.words))
 
 
 @pytest.mark.parametrize("peer", ["torchao", "RoundPipe", "accelerate, dispatched"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as run.sh has it
@@ -153,3 +154,16 @@ def test_the_helper_ends_when_the_one_who_started_it_is_killed(tmp_path: Path) -
         assert ready, "the helper is still there"
     finally:
         os.close(watched)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_what_a_ballast_holds_torch_does_not_get_and_gets_back_after() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); from gpu.ballast import main; main()"
+    )
+    with Ballast(2 * GIB, spare=GIB, command=[sys.executable, "-c", code]):
+        there = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    assert torch.empty(3 * GIB, dtype=torch.uint8, device="cuda").numel() > there.numel()

@@ -48,10 +48,11 @@ class Last(nn.Module):
     def __init__(self, inner: Decoder, parts: int) -> None:
         super().__init__()
         self.norm, self.head, self.parts = inner.norm, inner.head, parts
-        self.loss = WordLoss(inner)
 
     def forward(self, flow: Flow) -> torch.Tensor:
-        return self.loss(self.norm(flow[0]), flow[1]) / self.parts
+        # Not kept: what runs is a copy of this module on the device, with copies of its children.
+        loss = WordLoss(self)  # pyright: ignore[reportArgumentType]  # it has the head
+        return loss(self.norm(flow[0]), flow[1]) / self.parts
 
 
 def stages(inner: Decoder, kind: Kind, parts: int) -> nn.Sequential:
