@@ -53,36 +53,43 @@ def tensors_of(module: torch.nn.Module, optimizers: Iterable[Optimizer] = ()) ->
     return list(found.values())
 
 
-@torch.no_grad()
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Also in Lightning's inference mode: what is made there is of no use to training."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def move(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
-    for tensor in tensors:
-        if tensor.device != device:
-            tensor.data = tensor.data.to(device)
+    with _plainly():
+        for tensor in tensors:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
 
 
 class Away:
     """These are on `device` until `back`, and were where their homes are."""
 
-    @torch.no_grad()
     def __init__(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
         self._homes: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
-            for tensor in tensors:
-                if tensor.device != device:
-                    home = tensor.data
-                    tensor.data = home.to(device)
-                    self._homes.append((tensor, home))
+            with _plainly():
+                for tensor in tensors:
+                    if tensor.device != device:
+                        home = tensor.data
+                        tensor.data = home.to(device)
+                        self._homes.append((tensor, home))
         except BaseException:  # no memory
             self.back()
             raise
 
-    @torch.no_grad()
     def back(self) -> None:
         """With the values that they have now."""
         homes, self._homes = self._homes, []
-        for tensor, home in homes:
-            home.copy_(tensor.data)
-            tensor.data = home
+        with _plainly():
+            for tensor, home in homes:
+                home.copy_(tensor.data)
+                tensor.data = home
 
 
 def forget_results(trainer: L.Trainer) -> None:

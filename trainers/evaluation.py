@@ -30,7 +30,7 @@ from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, captu
 from offload.sizes import is_share
 from trainers.closure import CONTEXTS, PLAIN, Batch, Given, Recipe, Traced
 from trainers.collected import gathered
-from trainers.devices import all_on
+from trainers.devices import all_on, move, tensors_of
 from trainers.fallback import user_error
 from trainers.kept import MANY, Kept
 from trainers.logged import Deferred, Notes
@@ -206,7 +206,11 @@ class Evaluation:
     def _traced(self, given: Given) -> tuple[TaskGraph, Glance]:
         _check_fast_path(self._module)
         look = Look(self._module, given)
-        graph = capture(look, *given.batch.tensors, reaches={"": self._module})
+        graph = capture(
+            look,
+            *given.batch.tensors,
+            reaches={"": self._module},
+        )
         return graph, Glance(look.recipe())
 
     def _host(
@@ -228,11 +232,14 @@ class Evaluation:
     def _eager(self, eager: Callable[..., Any], *args: Any) -> Any:
         """On the tensors where they are, or all in one place: on a GPU, but where a budget is to be
         kept. There they are on the host for that long, and so is what comes of it."""
-        if not self._asked.target.on_gpu:
+        target = self._asked.target
+        if not target.on_gpu:
             return eager(*args)
-        device = self._asked.target.device if self._asked.budget is None else HOST
-        with all_on(self._module, device):
-            return eager(*move_data_to_device(args, device))
+        if self._asked.budget is None:  # all that a plan has is there already
+            move(tensors_of(self._module), target.device)
+            return eager(*args)
+        with all_on(self._module, HOST):
+            return eager(*move_data_to_device(args, HOST))
 
     def _say(self, kind: str, why: str) -> None:
         """Once."""

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped": {"gradient_clip_val": 0.1},
-    "accumulated": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    "accumulated": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
 
