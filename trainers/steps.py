@@ -326,7 +326,7 @@ class Steps:
 
     def _first_plan(self, whole: TaskGraph) -> Plan:
         """Of a turned step if that is faster."""
-        why = self.waiting.why_not()
+        why = self.waiting.why_not() or self._asked.target.why_not_late
         plan = self._asked.plan(whole, late=not why)
         if why and any(task.engine == "host" for task in plan.graph.tasks):
             whole.notes.insert(0, f"no update waits for the next forward pass: {why}")

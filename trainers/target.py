@@ -56,6 +56,12 @@ class Target:
         is known better then. The CPU's kernels were measured on the engine that runs them."""
         return self.engine in OF_CUDA
 
+    @property
+    def why_not_late(self) -> str:
+        """Why no update waits for the next step's forward pass here; empty: it may."""
+        # Over the twin, bf16 steps of which some do come out with other bits when replayed.
+        return "engine cudagraph replays whole steps" if self.engine == "cudagraph" else ""
+
     def free_bytes(self) -> int | None:
         """Of the device, with what torch holds and does not use; None: it is the host's memory."""
         if not self.on_gpu:

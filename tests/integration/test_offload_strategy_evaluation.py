@@ -76,9 +76,9 @@ def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
     sizes: list[int] = []
     real = Arenas.__init__
 
-    def noted(self: Arenas, wanted: Any) -> None:
+    def noted(self: Arenas, wanted: Any, *more: Any) -> None:
         sizes.append(wanted.get(0, 0))
-        real(self, wanted)
+        real(self, wanted, *more)
 
     with pytest.raises(BudgetTooSmall) as refused:
         run(method, OffloadStrategy(budget=64), Wide, loaders=wide_data())
@@ -92,9 +92,9 @@ def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
 def test_poisoned_dead_bytes_are_read_by_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     from functools import partial
 
-    import trainers.evaluation as evaluation
+    import trainers.target as target
 
-    monkeypatch.setattr(evaluation, "Runner", partial(evaluation.Runner, poison=True))
+    monkeypatch.setattr(target, "Runner", partial(target.Runner, poison=True))
     both("validate", Wide, "45%", loaders=wide_data())
 
 

@@ -320,14 +320,14 @@ def test_a_run_that_stops_in_the_middle_of_a_group_has_run_what_came() -> None:
 def test_arenas_that_the_machine_refuses_leave_the_run_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trainers import steps
+    from trainers import target
 
-    def refuse(plan: Any, **more: Any) -> Any:
+    def refuse(plan: Any, engine: str, **more: Any) -> Any:
         if len({task.turn for task in plan.graph.tasks}) > 1:
             raise OffloadError("no memory")
-        return Runner(plan, **more)
+        return Runner(plan, engine, **more)
 
-    monkeypatch.setattr(steps, "Runner", refuse)
+    monkeypatch.setattr(target, "Runner", refuse)
     ours = train(OffloadStrategy(budget="60%", check_first_steps=0))
     assert together(ours) == set()
     assert "one by one: together: no memory" in ours.strategy.explain()

@@ -18,6 +18,7 @@ import torch
 
 from offload import DeviceLost, updates
 from offload.drivers.twin import Twin
+from offload.drivers.twin_graph import GraphTwin
 from trainers import OffloadStrategy
 from trainers.check import DifferenceFound
 from trainers.measured import FIRST
@@ -37,6 +38,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
     "bf16-mixed": {"precision": "bf16-mixed"},
 }
+
+
+TWINS = {"cuda": Twin, "cudagraph": GraphTwin}
 
 
 class OnTwin(OffloadStrategy):
@@ -68,11 +72,12 @@ def smallest(name: str) -> int:
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("budget", [None, "60%", "smallest"])
-def test_a_run_on_streams_is_plain_lightnings_to_the_last_bit(
-    name: str, budget: str | None
+@pytest.mark.parametrize("engine", TWINS)
+def test_a_run_on_a_gpus_engines_is_plain_lightnings_to_the_last_bit(
+    name: str, budget: str | None, engine: str
 ) -> None:
     limit: Any = smallest(name) if budget == "smallest" else budget
-    strategy = OnTwin(budget=limit)
+    strategy = OnTwin(TWINS[engine], engine=engine, budget=limit)
     result = ol.train(strategy, **RUNS[name])
     assert ol.differences(plain(name), result) == []
     assert strategy.twins and strategy.spent.runs
