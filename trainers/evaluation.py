@@ -207,9 +207,7 @@ class Evaluation:
         _check_fast_path(self._module)
         look = Look(self._module, given)
         graph = capture(
-            look,
-            *given.batch.tensors,
-            reaches={"": self._module},
+            look, *given.batch.tensors, reaches={"": self._module}, device=self._asked.target.device
         )
         return graph, Glance(look.recipe())
 

@@ -358,7 +358,7 @@ class Steps:
             self._ranks,
         )
         with torch.enable_grad():
-            graph = capture_step(step, *parts.tensors)
+            graph = capture_step(step, *parts.tensors, device=self._asked.target.device)
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
         return Step(
