@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 import offload
@@ -256,11 +257,14 @@ class Steps:
         traces, self._first_traces = self._first_traces[1:], None
         with self.planning():
             new = plan.measured(traces).remade()
-            if new.memgraph is not plan.memgraph:
-                self.settle_as(step, new, *step.about)
-            else:
+            if new.memgraph is plan.memgraph:
                 self.plan = self._plans[step] = new
                 self._meter.priced(step, new)
+                return
+            try:
+                self.settle_as(step, new, *step.about)
+            except OffloadError as error:  # no memory for its arenas
+                rank_zero_warn(f"OffloadStrategy keeps its first plan: {error}")
 
     def planning(self) -> AbstractContextManager[None]:
         """Around what is no part of a step's time."""
