@@ -7,6 +7,7 @@ calls   of the host: an event, a stream; pageable memory; torch's own optimizer 
 
 import os
 import statistics
+import time
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import Call, each, often, rounds
 from offload.calibration import ON_CPU, ON_GPU, Sizes, measure
+from offload.cuda_shim import why_not_on
 from offload.rates import Sample, rates_of
 from offload.stopwatch import Cpu, Device, Gpu
 
@@ -27,7 +29,7 @@ RATES = (
     "host, all workers", "costs",
 )  # fmt: skip
 CALLS = ("event record", "event query", "stream wait", "stream switch")
-OTHERS = (*CALLS, "h2d pageable", "adam in one call")
+OTHERS = (*CALLS, "h2d pageable", "adam in one call", "shim")
 MIB = 1 << 20
 ADAM_BYTES = 28
 """Of a float32 parameter: itself, gradient and two moments read, all but the gradient written."""
@@ -90,6 +92,7 @@ def others(job: Job) -> Rows:
     took = rounds({"copy": lambda: target.copy_(source)}, job.device)["copy"]
     yield "h2d pageable", _scaled([source.numel() / s for s in took], "GB/s")
     yield "adam in one call", _adam(100_000 if job.smoke else 250_000_000)
+    yield "shim", _shim(job.device)
 
 
 def _stream_calls(device: str) -> dict[str, Call]:
@@ -119,6 +122,13 @@ def _adam(count: int) -> Row:
     return row | {"threads": torch.get_num_threads()}
 
 
+def _shim(device: str) -> Row:
+    """Built here, at the first call, so that no other part waits for the compiler."""
+    begin = time.perf_counter()
+    why_not = why_not_on(torch.device(device))
+    return {"why_not": why_not, "build_s": time.perf_counter() - begin, "unit": ""}
+
+
 def _scaled(values: Sequence[float], unit: str) -> Row:
     scaled = [value * UNITS[unit] for value in values]
     return {"median": statistics.median(scaled), "values": scaled, "unit": unit}
@@ -126,7 +136,7 @@ def _scaled(values: Sequence[float], unit: str) -> Row:
 
 def report(found: Found) -> Outcome:
     said = Report(NAME, CLAIM, {"warm-up": "1 to 3", "repeats": "3 to 50"})
-    order = [cell for cell in (*RATES, *OTHERS) if cell in found.rows and cell != "costs"]
+    order = [cell for cell in (*RATES, *OTHERS) if "values" in found.rows.get(cell, {})]
     rows = [[c, spread(found.rows[c]["values"]), found.rows[c]["unit"]] for c in order]
     said.tables["Ceilings"] = table(["what", "median [least, most]", "unit"], rows)
     said.remarks = [
@@ -134,8 +144,9 @@ def report(found: Found) -> Outcome:
         "host: the fused AdamW kernel, 28 bytes a parameter, a tensor a worker; in one call: one"
         " tensor, torch's own threads.",
         "event, stream: of the host's time a call, 200 in a row.",
+        f"allocator shim: {found.rows.get('shim', {}).get('why_not') or 'built, or not yet tried'}",
     ]
-    said.asked = [_enough(found)]
+    said.asked = [_enough(found), _placed(found)]
     bytes_ = {c: found.rows[c]["median"] for c in order if found.rows[c]["unit"] == "GB/s"}
     flops = {c: found.rows[c]["median"] for c in order if found.rows[c]["unit"] == "TFLOP/s"}
     panels = [Panel("Bytes", "GB/s", bytes_), Panel("Matrix products", "TFLOP/s", flops)]
@@ -146,3 +157,10 @@ def _enough(found: Found) -> Asked:
     """At least five of each: what everything else is divided by should be no accident."""
     few = [c for c, row in found.rows.items() if len(row.get("values", range(5))) < 5]
     return Asked("ceilings measured fewer than five times", 0, len(few))
+
+
+def _placed(found: Found) -> Asked:
+    """Without it every other part runs, and measures copies that nobody needs."""
+    row = found.rows.get("shim")
+    lacks = None if row is None else float(bool(row["why_not"]))
+    return Asked("the allocator shim cannot be built here", 0, lacks)
