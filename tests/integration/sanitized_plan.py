@@ -1,0 +1,48 @@
+"""Four steps of a small plan whose tensors come and go, by the engine that is asked for.
+
+    compute-sanitizer --tool memcheck python tests/integration/sanitized_plan.py cuda:0 cudagraph
+
+On the CPU (`cpu cuda`) the engines run over the twin of a device. Prints the last loss.
+"""
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import offload
+from offload.drivers.twin_graph import GraphTwin
+
+STEPS = 4
+
+
+def main(device: str, engine: str) -> float:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        *(nn.Linear(128, 128) for _ in range(6)),
+        nn.Dropout(0.1),
+        nn.Linear(128, 10),
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    x, y = torch.randn(8, 3, 9, 9), torch.randint(0, 10, (8,))
+    graph = offload.capture_training_step(
+        net, functional.cross_entropy, optimizer, x, y, device=device
+    )
+    whole = offload.plan(graph)
+    plan = offload.plan(graph, whole.peak_bytes // 2)
+    assert any(node.kind != "task" for node in plan.memgraph.nodes), "nothing comes and goes"
+    driver = GraphTwin() if device == "cpu" else None
+    with offload.Runner(plan, engine, driver=driver) as runner:
+        for _ in range(STEPS):
+            (loss,) = runner(x, y)
+    return float(loss)
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:]))
