@@ -59,8 +59,10 @@ class Target:
     @property
     def why_not_late(self) -> str:
         """Why no update waits for the next step's forward pass here; empty: it may."""
-        # Over the twin, bf16 steps of which some do come out with other bits when replayed.
-        return "engine cudagraph replays whole steps" if self.engine == "cudagraph" else ""
+        # The host waits at every cut of the graph: they would run beside nothing.
+        return (
+            "engine cudagraph runs host tasks by themselves" if self.engine == "cudagraph" else ""
+        )
 
     def free_bytes(self) -> int | None:
         """Of the device, with what torch holds and does not use; None: it is the host's memory."""

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offload.drivers import Run
 from offload.drivers.twin import Twin, TwinEvent, TwinStream
+from offload.layouts import as_it_is
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 BROKEN = "CUDA error: operation failed due to a previous error during capture"
@@ -304,7 +305,9 @@ class _Recorder(TorchDispatchMode):
         try:
             with fakes:
                 if not asks:
-                    return func(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
+                    given, named = pytree.tree_map(fake, (args, kwargs))
+                    result = func(*given, **named)
+                    return as_it_is(func, func._schema.name.split("::")[1], given, named, result)
         except DynamicOutputShapeException:
             asks = True
         raise self._capture.refuse(f"{REFUSED}: {func} needs a value of the device")

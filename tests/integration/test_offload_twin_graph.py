@@ -63,6 +63,24 @@ def test_what_an_op_returns_is_what_later_ops_were_given(driver: GraphTwin) -> N
         assert torch.equal(out, torch.full((4,), 6 * value))
 
 
+def test_statistics_of_half_precision_pictures_keep_their_full_precision(
+    driver: GraphTwin,
+) -> None:
+    """Fakes would have them in half."""
+    x = torch.randn(16, 4).bfloat16()
+    running = torch.zeros(4), torch.ones(4)
+    out = torch.zeros(4)
+
+    def run() -> None:
+        _, mean, _ = torch.native_batch_norm(x, torch.ones(4), None, *running, True, 0.1, 1e-5)
+        out.copy_(mean)
+
+    replay(driver, captured(driver, run))
+    found = out.clone()
+    run()
+    assert torch.equal(found, out) and not torch.equal(out, out.bfloat16().float())
+
+
 def test_draws_are_those_of_the_generator_at_the_replay(driver: GraphTwin) -> None:
     x = torch.zeros(64)
     before = torch.get_rng_state()
