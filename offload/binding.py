@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Sequence
 from ctypes import memmove
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from offload.captured_poison import CapturedPoison
-from offload.costs import Costs
 from offload.drivers import Driver
 from offload.engines import Record, Run, Work
 from offload.homes import Homes
@@ -23,39 +22,9 @@ from offload.memgraph import TASK, MemGraph, Node
 from offload.memory import Arenas
 from offload.placement import Bindings, bind_task
 from offload.poison import Poison
+from offload.runnable import Plan
 from offload.scalars import Scalars
 from offload.taskgraph import Role, TaskGraph
-
-
-class Plan(Protocol):
-    """What a runner needs of one."""
-
-    @property
-    def graph(self) -> TaskGraph: ...
-
-    @property
-    def memgraph(self) -> MemGraph: ...
-
-    @property
-    def placement(self) -> str:
-        """shim or copy"""
-        ...
-
-    @property
-    def costs(self) -> Costs:
-        """What it was made for."""
-        ...
-
-    @property
-    def reserve(self) -> int:
-        """Bytes that kernels allocate outside of the arenas."""
-        ...
-
-    def explain(self) -> str: ...
-
-    def replan(self, graph: TaskGraph) -> "Plan":
-        """For a batch of another shape: the same budget, the same homes."""
-        ...
 
 
 class Binding:

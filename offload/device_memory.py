@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from offload.binding import Plan
 from offload.errors import MemoryTooSmall
+from offload.runnable import Plan
 from offload.sizes import say_size
 from offload.taskgraph import HOST
 

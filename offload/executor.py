@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from offload.binding import Binding, Plan, notes, program_of
+from offload.binding import Binding, notes, program_of
 from offload.device_memory import check_device, device_left
 from offload.drivers import Driver
 from offload.drivers.capturing import Capturing
@@ -38,6 +38,7 @@ from offload.kernels import Program
 from offload.machine import check_memory, memory_left
 from offload.memory import Arenas, give_cached_back
 from offload.placement import Bindings
+from offload.runnable import Plan
 from offload.taskgraph import TaskGraph
 from offload.trace import Trace
 from offload.workspaces import warm

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from torch.utils import _pytree as pytree
 
-from offload.binding import Plan
 from offload.errors import MemoryTooSmall
 from offload.kernels import Value, device_of
+from offload.runnable import Plan
 from offload.sizes import say_size
 from offload.taskgraph import HOST, TaskGraph
 

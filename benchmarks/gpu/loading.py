@@ -21,7 +21,8 @@ from offloading.report import Report, table
 from peers.usage import Meter
 from torch.nn import functional
 
-from gpu.loading_sources import SOURCES, Setting, Source, setting
+from gpu.loading_setting import Setting, setting
+from gpu.loading_sources import SOURCES, Source
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import synchronize

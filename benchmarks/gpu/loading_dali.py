@@ -9,7 +9,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from peers.folders import listing
 
-from gpu.loading_sources import SEED, Setting
+from gpu.loading_setting import SEED, Setting
 from loaders.machine import usable_cpus
 
 
