@@ -120,14 +120,14 @@ def state_of(module: L.LightningModule, optimizer: Optimizer) -> dict[str, torch
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def no_room(plan: Plan, left: int | None) -> str:
+def no_room(plan: Plan, left: int) -> str:
     """Why plain Lightning's step cannot be made beside this plan's arena; empty: it can, as far as
-    one sees. `left`: bytes of the device that are free; None: it is the host's memory."""
-    if left is None or plan.peak_bytes <= left:
+    one sees. `left`: bytes of the device that are free."""
+    if plan.peak_bytes <= left:
         return ""
     return (
         f"plain Lightning's step takes {say_size(plan.peak_bytes)} beside the plan's"
-        f" {say_size(plan.device_bytes)}, and {say_size(left)} of the device are free"
+        f" {say_size(plan.device_bytes)}, and {say_size(left)} are free there"
     )
 
 

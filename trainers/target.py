@@ -19,6 +19,7 @@ from offload import Costs, OffloadError, Plan, Runner
 from offload.calibration import calibrate
 from offload.drivers import Driver
 from offload.kernels import CPU
+from offload.machine import memory_left
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
@@ -64,10 +65,11 @@ class Target:
             "engine cudagraph runs host tasks by themselves" if self.engine == "cudagraph" else ""
         )
 
-    def free_bytes(self) -> int | None:
-        """Of the device, with what torch holds and does not use; None: it is the host's memory."""
+    def free_bytes(self) -> int:
+        """Of the device, with what torch holds and does not use; the CPU's is the host's memory, as
+        far as this process's cgroup lets it."""
         if not self.on_gpu:
-            return None
+            return memory_left().nbytes
         free, _ = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + held
