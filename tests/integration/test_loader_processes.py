@@ -282,7 +282,8 @@ def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str, 
     loader = apart(sets.Pictures(40))
     begun = iter(loader)
     next(begun)
-    workers = sorted(p.pid or 0 for p in multiprocessing.active_children())
+    workers = {p.pid for p in multiprocessing.active_children()}
+    assert workers
     child = os.fork()
     if child == 0:
         try:
@@ -293,7 +294,8 @@ def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str, 
             os._exit(0)
     os.waitpid(child, 0)
     assert len(list(begun)) == 29
-    assert sorted(p.pid or 0 for p in multiprocessing.active_children()) == workers
+    # The second of them may have been begun since.
+    assert workers <= {p.pid for p in multiprocessing.active_children()}
     loader.close()
 
 
