@@ -163,8 +163,8 @@ class Seen(L.Callback):
         return wrap
 
     def _filled(self, made: Callable[..., Arenas]) -> Callable[..., Arenas]:
-        def filled(sizes: Any) -> Arenas:
-            arenas = made(sizes)
+        def filled(*args: Any) -> Arenas:
+            arenas = made(*args)
             for number, memory in arenas.tensors.items():
                 if number != HOST:
                     memory.fill_(PATTERN)
