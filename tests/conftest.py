@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,14 @@ def leaks() -> list[str]:
     mine = (f"torch_{os.getpid()}_", f"perfect-{os.getpid()}-")
     files = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else []
     return threads + processes + [f"shared memory {f}" for f in files if f.startswith(mine)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard_ctrl_c() -> None:
+    """What a shell puts into the background (`make test &`) is deaf to it, and so are its
+    children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
