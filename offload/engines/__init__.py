@@ -16,7 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from offload.memgraph import MemGraph
+from offload.memgraph import RELOAD, MemGraph, Node
+from offload.taskgraph import Role
 
 Run = Callable[[], object]
 ORDERS = ("priority", "random")
@@ -42,6 +43,8 @@ class Work:
     """Of a node, for people."""
     tell: Callable[[str], object] = str
     """Something that the user should know about the plan."""
+    alone: bool = False
+    """One engine computes, and besides it nothing moves but the inputs, at the begin."""
 
     @classmethod
     def of(
@@ -65,7 +68,16 @@ class Work:
             baked=baked,
             name=memgraph.described,
             tell=tell,
+            alone=all(
+                node.engine == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
+            ),
         )
+
+
+def _comes_in(memgraph: MemGraph, node: Node) -> bool:
+    """An input, before anything else."""
+    first = node.kind == RELOAD and not node.deps and node.buffer is not None
+    return first and memgraph.graph.buffers[node.buffer].role is Role.INPUT
 
 
 @dataclass(slots=True, eq=False)

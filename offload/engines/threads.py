@@ -5,6 +5,9 @@
     thread   d2h       a1 ...              idle engine's bell, and takes its own next node: no loop
     thread   host-0    ...                 in the middle, no queue, no round trip
 
+A step in which nothing but the inputs moves has nothing to overlap: its nodes run one after the
+other on the caller's thread, without a lock between two of them.
+
 The caller computes, because Ctrl-C arrives on the main thread, and because torch has a team of
 threads for each thread that computes: this way it is the team that eager torch has.
 """
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from offload.engines import Lane, Record, Work
 from offload.engines.crew import LOOK_SECONDS, Crew, Hands, Step, Worker
+from offload.engines.serial import Serial
 from offload.errors import StepError
 
 COMPUTE = "compute"
@@ -35,10 +39,14 @@ class Threads:
         self._crew = Crew(clock)
         self._hands = Hands(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
+        self._in_a_row = Serial(clock=clock)
 
     def run(self, work: Work, record: Record) -> None:
         crew = self._crew
         self._rest()  # of a step whose caller was struck twice
+        if work.alone and self._random is None and not crew.closed:
+            self._in_a_row.run(work, record)
+            return
         try:
             step = self._begin(work, record)
             while not step.over:
