@@ -438,3 +438,16 @@ def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
     graph.output(made)
     with pytest.raises(GraphError, match="forgotten writes and has no kernel"):
         Runner(plan(graph, placement="copy"))
+
+
+@pytest.mark.parametrize(("share", "beside"), [(None, False), (0.0, True)])
+def test_a_step_in_which_nothing_but_inputs_moves_runs_on_the_callers_thread_alone(
+    share: float | None, beside: bool, hand: Any
+) -> None:
+    graph = hand.layers()
+    hand.bind(graph, [0])
+    budget = None if share is None else 4 * 640 + 64
+    with Runner(hand.planned(graph, budget), "threads") as runner:
+        runner(some(640))
+        names = [thread.name for thread in threading.enumerate()]
+        assert any(name.startswith("perfect-offload") for name in names) == beside
