@@ -274,7 +274,7 @@ def _planned(asked: Plan, graph: TaskGraph, homes: Mapping[int, Place], late: bo
         # Without a limit: room for the worst packing of everything.
         ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
         most = 2 * peak_bytes(planned, device) + max(ends, default=0) + alignment
-        capacity = most if nbytes is None else max(0, nbytes - reserve)
+        capacity = most if nbytes is None else nbytes - reserve
         capacities[device] = min(capacity, most) // alignment * alignment
     if asked.host_budget is not None:
         capacities[HOST] = asked.host_budget // alignment * alignment

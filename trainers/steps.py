@@ -67,7 +67,8 @@ class Asked:
         if isinstance(budget, str) and is_share(budget):
             whole = offload.plan(graph, costs=self.target.costs, recompute=False)
             share = parse_share(budget)
-            budget = math.ceil(whole.peak_bytes * share)
+            # Of what can leave: the libraries of a device keep the rest in any case.
+            budget = math.ceil(whole.peak_bytes * share) + whole.reserve
             if share >= 1:  # nothing needs to move, but packed it may take a bit more
                 budget = max(budget, whole.device_bytes)
         return offload.plan(

@@ -5,7 +5,8 @@
     end_capture      instantiated; its `replay` is one launch
 
 What kernels allocate outside of the plan comes from one pool for all graphs of a driver: they are
-replayed on one stream, and nothing that lies there outlives a replay. The device's default
+replayed on one stream, and nothing that lies there outlives a replay. (torch gives a pool up with
+the last graph that uses it: then there is a new one.) The device's default
 generator takes part by itself: at a replay it gives the graph its seed and offset of then, and
 goes on as far as the graph draws. cuBLAS and cuDNN have their handles and workspaces for these
 streams from a step that ran on them before.
@@ -14,6 +15,8 @@ Only calls of this thread break a capture ("thread_local"): loaders may pin and 
 """
 
 import gc
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,15 +31,19 @@ class GraphCuda(Cuda):
     """One device's streams, and what is captured from them."""
 
     _pool: Any = None
-    """Of all graphs of this driver."""
+    """Of all graphs of this driver that are still there."""
     _graph: torch.cuda.CUDAGraph | None = None
     _origin: CudaStream | None = None
     _collects = False
     _broken: tuple[torch.cuda.CUDAGraph, ...] = ()
 
+    def __init__(self, device: torch.device, spin: Mapping[str, int] | None = None) -> None:
+        super().__init__(device, spin)
+        self._captured: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
     def begin_capture(self, origin: CudaStream) -> None:
         self.synchronize()
-        if self._pool is None:
+        if not self._captured:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self._switch(origin)
@@ -55,6 +62,7 @@ class GraphCuda(Cuda):
         except BaseException:
             self._bury(graph)
             raise
+        self._captured.add(graph)
         return graph.replay
 
     def drop_capture(self) -> None:

@@ -35,7 +35,7 @@ def main(device: str, engine: str) -> float:
         net, functional.cross_entropy, optimizer, x, y, device=device
     )
     whole = offload.plan(graph)
-    plan = offload.plan(graph, whole.peak_bytes // 2)
+    plan = offload.plan(graph, whole.peak_bytes // 2 + whole.reserve)
     assert any(node.kind != "task" for node in plan.memgraph.nodes), "nothing comes and goes"
     driver = GraphTwin() if device == "cpu" else None
     with offload.Runner(plan, engine, driver=driver) as runner:

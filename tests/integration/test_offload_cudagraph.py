@@ -116,10 +116,11 @@ class Trained:
         return losses
 
     def state(self) -> dict[str, torch.Tensor]:
-        found = {name: t.clone() for name, t in self.model.state_dict().items()}
+        """Copies on the host, wherever the tensors are."""
+        found = dict(self.model.state_dict())
         for number, state in enumerate(self.optimizer.state.values()):
-            found |= {f"{number} {key}": t.clone() for key, t in state.items()}
-        return found
+            found |= {f"{number} {key}": t for key, t in state.items()}
+        return {name: t.cpu().clone() for name, t in found.items()}
 
     def graph(self) -> offload.TaskGraph:
         x, y = self.batches[0]
@@ -131,9 +132,9 @@ class Trained:
 def planned(graph: offload.TaskGraph, budget: str | None, **more: Any) -> offload.Plan:
     if budget is None:
         return offload.plan(graph, **more)
-    whole = offload.plan(graph, **more).peak_bytes
+    whole = offload.plan(graph, **more)
     if budget == "60%":
-        return offload.plan(graph, int(whole * 0.6), **more)
+        return offload.plan(graph, int(whole.peak_bytes * 0.6) + whole.reserve, **more)
     try:
         offload.plan(graph, 1, **more)
     except offload.BudgetTooSmall as error:

@@ -22,7 +22,6 @@ from offload.drivers.twin import Twin
 from offload.engines.issue import DEPTH
 from offload.errors import DeviceLost, OffloadError, RaceFound, StepError
 from offload.executor import Runner
-from offload.refusal import smallest_budget
 from offload.verify import verify
 
 HERE = Path(__file__).parent
@@ -53,6 +52,13 @@ def planned(graph: Any, budget: Any = None, **more: Any) -> Any:
     return made
 
 
+def smallest(graph: Any) -> int:
+    """What is needed at least, with what a device's libraries keep."""
+    with pytest.raises(offload.BudgetTooSmall) as refused:
+        planned(graph, 1)
+    return refused.value.needed
+
+
 def same(runner: Runner, plainly: Any, tensors: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
     [expected] = plainly.step(x)
     [found] = runner(x.to(next(iter(tensors.values())).device))
@@ -76,7 +82,7 @@ def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
         tensors = graphs.bound(graph, device)
         plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
         x = graph.buffers[0].nbytes
-        for budget in (None, smallest_budget(graph, 0)[0]):
+        for budget in (None, smallest(graph)):
             made = planned(graph, budget)
             with Runner(
                 made, "cuda", order, 3, poison=poison, driver=driver(device, held)
@@ -102,7 +108,7 @@ def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(
     when the stream that was waited for is late."""
     graph = graphs.chain(3, wide=2048, thin=512)
     tensors = graphs.bound(graph, device)
-    made = planned(graph, smallest_budget(graph, 0)[0])
+    made = planned(graph, smallest(graph))
     nodes = made.memgraph.nodes
     edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
     crossing = [(n, d) for n, d in edges if nodes[n].engine != nodes[d].engine]
@@ -141,7 +147,7 @@ class Deaf:
 def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late(graphs: Any) -> None:
     graph = graphs.chain(3, wide=2048, thin=512)
     tensors = graphs.bound(graph)
-    made = planned(graph, smallest_budget(graph, 0)[0])
+    made = planned(graph, smallest(graph))
     wrong = 0
     for held in HELD[1:]:
         for leave_out in (0, *range(1, 9)):
@@ -178,7 +184,7 @@ def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None
     graphs.changed(graph, "forward0", kernel=slow)
     tensors = graphs.bound(graph)
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
-    with Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Counting()) as runner:
+    with Runner(planned(graph, smallest(graph)), "cuda", driver=Counting()) as runner:
         x = graphs.batch()
         [found] = runner(x)
     assert torch.equal(found, plainly.step(x)[0])
@@ -225,7 +231,7 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
 ) -> None:
     graph, fault = faulty(graphs, task)
     tensors = graphs.bound(graph, device)
-    made = planned(graph, smallest_budget(graph, 0)[0])
+    made = planned(graph, smallest(graph))
     with Runner(made, "cuda", driver=driver(device, held)) as runner:
         for _ in range(3):
             assert works(runner, graph, tensors, graphs)
@@ -289,7 +295,7 @@ def test_a_ctrl_c_in_mid_step_ends_it_and_the_next_one_works(hosted: bool, graph
     tensors = graphs.bound(graph)
     main = threading.main_thread().ident
     assert main is not None
-    with Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin()) as runner:
+    with Runner(planned(graph, smallest(graph)), "cuda", driver=Twin()) as runner:
         for _ in range(5):
             fault.before = lambda: signal.pthread_kill(main, signal.SIGINT)
             with pytest.raises(KeyboardInterrupt):
@@ -316,7 +322,7 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(hosted: bool, graphs:
 
     before = signal.signal(signal.SIGALRM, strike)
     try:
-        made = planned(graph, smallest_budget(graph, 0)[0])
+        made = planned(graph, smallest(graph))
         with Runner(made, "cuda", driver=Twin()) as runner:
             for _ in range(3):
                 runner(graphs.batch())
@@ -348,7 +354,7 @@ def test_a_lost_device_is_one_clear_error_and_close_does_not_hang(
     graphs.bound(graph)
     twin = Twin()
     fault.before = lambda: twin.lose("an illegal memory access was encountered")
-    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=twin)
+    runner = Runner(planned(graph, smallest(graph)), "cuda", driver=twin)
     with pytest.raises(DeviceLost, match="last checkpoint") as raised:
         runner(graphs.batch())
     assert "illegal memory access" in str(raised.value.__cause__)
@@ -388,7 +394,7 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
 def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None:
     graph = graphs.chain(host_updates=True)
     graphs.bound(graph)
-    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin())
+    runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
     names = {"stream-compute", "stream-h2d", "stream-d2h", "host"}
     assert {name.removeprefix("perfect-offload-") for name in ours()} >= names
@@ -402,7 +408,7 @@ def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None
 def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: Any) -> None:
     graph = graphs.chain(host_updates=True)
     graphs.bound(graph)
-    runner = Runner(planned(graph, smallest_budget(graph, 0)[0]), "cuda", driver=Twin())
+    runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
     mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
     arenas, gone = weakref.ref(runner._arenas), weakref.ref(runner)
@@ -420,7 +426,7 @@ def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
 ) -> None:
     graph = graphs.chain(host_updates=True)
     graphs.bound(graph, device)
-    made = planned(graph, smallest_budget(graph, 0)[0])
+    made = planned(graph, smallest(graph))
     with Runner(made, "cuda", driver=driver(device)) as runner:
         x = graphs.batch().to(device)
         runner(x)
