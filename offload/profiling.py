@@ -19,7 +19,7 @@ host is measured on the host.
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +56,8 @@ class Cost:
     elsewhere: int = 0
     """Bytes that it allocates on threads of its own, where nothing can be placed."""
     failure: str = ""
+    absent: frozenset[int] = frozenset()
+    """Outputs, by position, that the kernel does not make, though a fake one of it does."""
 
 
 def measured(graph: TaskGraph) -> TaskGraph:
@@ -109,12 +111,19 @@ def _keys(task: Task, calls: dict[Any, Call], where: torch.device, alignment: in
 
 def _with(task: Task, costs: Sequence[Cost]) -> Task:
     calls = tuple(
-        replace(call, allocations=cost.allocations)
+        replace(call, allocations=cost.allocations, outputs=_without(call.outputs, cost.absent))
         for call, cost in zip(task.kernel.calls, costs, strict=True)
     )
+    absent = {
+        value.buffer
+        for call, cost in zip(task.kernel.calls, costs, strict=True)
+        for n, value in enumerate(call.outputs)
+        if value is not None and n in cost.absent
+    }
     seconds = [cost.seconds for cost in costs if cost.seconds is not None]
     return replace(
         task,
+        writes=tuple(b for b in task.writes if b not in absent),
         kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
         workspace=max(cost.workspace for cost in costs),
         unplaced=max(cost.unplaced + cost.elsewhere for cost in costs),
@@ -260,25 +269,29 @@ class _Bench:
         homes, log = shim.record(run, _homes)
         if time.perf_counter() - begin < SHORT:  # its first run may have filled caches of its own
             homes, log = shim.record(run, _homes)
-        outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
+        absent = _absent(call, homes)
+        call = replace(call, outputs=_without(call.outputs, absent))
+        outputs = {n: homes[n] or 0 for n, value in enumerate(call.outputs) if value is not None}
         allocations = _allocations(log, outputs, self._alignment)
         ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
         workspace = self._rounded(max(ends, default=0))
         run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
-        return Cost(allocations, workspace, _peak(log), self._seconds(run), log.elsewhere)
+        seconds = self._seconds(run)
+        return Cost(allocations, workspace, _peak(log), seconds, log.elsewhere, absent=absent)
 
     def _copied(self, call: Call) -> Cost:
         return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
 
     def _counted(self, call: Call) -> Cost:
         """By the statistics of the device's allocator, which rounds to what it gives out."""
-        run = self._bound(call, 0, COPY)
+        absent = _absent(call, _homes(self._bound(replace(call, outputs=()), 0, COPY)()))
+        run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         run()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         run()
         peak = torch.cuda.max_memory_allocated(self._device) - before
-        return Cost(None, 0, peak, self._seconds(run))
+        return Cost(None, 0, peak, self._seconds(run), absent=absent)
 
     def _seconds(self, run: Run) -> float:
         timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
@@ -327,12 +340,23 @@ def _spanned(device: torch.device, run: Run) -> float:
     return begin.elapsed_time(end) / 1000
 
 
-def _homes(result: Any) -> list[int]:
-    """Where the storage of each result begins; 0 for what is no tensor."""
+def _homes(result: Any) -> list[int | None]:
+    """Where the storage of each result begins; None for what is no tensor."""
     return [
-        found.untyped_storage().data_ptr() if isinstance(found, torch.Tensor) else 0
+        found.untyped_storage().data_ptr() if isinstance(found, torch.Tensor) else None
         for found in flat(result)
     ]
+
+
+def _absent(call: Call, homes: Sequence[int | None]) -> frozenset[int]:
+    """cuDNN's attention, say, keeps its sums to itself where nobody goes backwards."""
+    return frozenset(
+        n for n, value in enumerate(call.outputs) if value is not None and homes[n] is None
+    )
+
+
+def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:
+    return tuple(None if n in absent else value for n, value in enumerate(outputs))
 
 
 def _allocations(log: Log, outputs: Mapping[int, int], alignment: int) -> tuple[Allocation, ...]:

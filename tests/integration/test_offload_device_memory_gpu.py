@@ -49,7 +49,7 @@ def convolution_backward() -> Made:
 
 def flash() -> Made:
     query, key, value = (randn(2, 4, 128, 64, dtype=torch.bfloat16) for _ in range(3))
-    # With dropout: without it, what it returns as the seed is never written.
+    # With dropout: without it nobody writes the seed that it returns.
     return aten._scaled_dot_product_flash_attention.default, (query, key, value, 0.1, True)
 
 
@@ -104,6 +104,10 @@ OPS = (
     convolution, convolution_backward, flash, flash_backward, embedding_backward, layer_norm,
     layer_norm_backward, product, product_with_bias, several_sums, sorted_values, batch_norm,
 )  # fmt: skip
+
+
+UNWRITTEN = {flash: {7}}
+"""Outputs that an op allocates and leaves as they are."""
 
 
 def is_there(found: Any) -> bool:
@@ -176,6 +180,8 @@ def test_outputs_lie_at_their_planned_addresses_with_eagers_bits(
         torch.cuda.synchronize()
     outputs = [(n, value) for n, value in enumerate(task.kernel.outputs) if value is not None]
     for n, value in outputs:
+        if n in UNWRITTEN.get(make, ()):
+            continue
         assert torch.equal(bound.tensor(value), wanted[n]), f"output {n}"
     found = bound.bindings
     if mode == SHIM:

@@ -374,6 +374,25 @@ def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_output_that_the_kernel_does_not_make_is_in_no_plan(mode: str) -> None:
+    def halves(x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return x / 2, None
+
+    graph = TaskGraph()
+    x, y, never = graph.buffer("x", 64, "input"), graph.buffer("y", 64), graph.buffer("never", 64)
+    of, made, fake = (Value(b, torch.float32, (16,), (1,)) for b in (x, y, never))
+    graph.task("halves", [x], [y, never], kernel=Call(halves, (of,), {}, (made, fake)))
+    graph.output(y)
+    graph = measured(graph)
+    [task] = graph.tasks
+    assert task.writes == (y,) and task.kernel.outputs == (made, None)
+    there = bound(graph, mode)
+    there.view(of).fill_(3)
+    there.run()
+    assert torch.equal(there.view(made), torch.full((16,), 1.5))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_output_of_another_shape_or_type_is_an_error(mode: str) -> None:
     _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
     [task] = graph.tasks

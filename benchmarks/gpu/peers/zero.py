@@ -57,6 +57,7 @@ def config(setup: Setup, stage: Mapping[str, Any]) -> dict[str, Any]:
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
             "overlap_comm": True,
             "contiguous_gradients": True,
+            "reduce_bucket_size": 50_000_000,  # the default takes gigabytes of the budget
             **stage,
         },
         "wall_clock_breakdown": False,
