@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from offload.kernels import Call, Value
+from offload.tensor_updates import TensorUpdate
 from offload.updates import Update
 
 Tensors = Sequence[torch.Tensor]
@@ -37,20 +38,34 @@ class Joined:
                 update(*tensors)
             return
         for copy, update in zip(self.counters, self.updates, strict=False):
-            copy.copy_(update.counter())
+            counter = update.counter()
+            # From elsewhere as a number: copying would wait for the device.
+            copy.copy_(counter) if counter.device == copy.device else copy.fill_(counter.item())
         first.together(self.tensors, self.counters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedRows:
+    """The same of updates that read their numbers from memory."""
+
+    updates: Sequence[TensorUpdate]
+    tensors: Sequence[Tensors]
+
+    def __call__(self) -> None:
+        self.updates[0].together(self.tensors, self.updates)
 
 
 def joined(
     calls: Sequence[Call], view: Callable[[Value], torch.Tensor]
-) -> list[tuple[Call, Joined]]:
+) -> list[tuple[Call, Joined | JoinedRows]]:
     """The calls of a task, by group, with one that allocates what all of it do; none where they are
     not all fused updates."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
-        if not isinstance(call.op, Update) or not _settings(call.op)["fused"]:
+        update = call.op.update if isinstance(call.op, TensorUpdate) else call.op
+        if not isinstance(update, Update) or not _settings(update)["fused"]:
             return []
-        key = (*call.op.alike, id(call.op.kept), call.args[0].dtype)
+        key = (type(call.op), *update.alike, id(update.kept), call.args[0].dtype)
         groups.setdefault(key, []).append(call)
     return [(_allocating(found), _one(found, view)) for found in groups.values()]
 
@@ -60,9 +75,12 @@ def _allocating(calls: Sequence[Call]) -> Call:
     return replace(calls[0], allocations=None if None in each else sum(each, ()))
 
 
-def _one(calls: Sequence[Call], view: Callable[[Value], torch.Tensor]) -> Joined:
-    updates = [call.op for call in calls if isinstance(call.op, Update)]
+def _one(calls: Sequence[Call], view: Callable[[Value], torch.Tensor]) -> Joined | JoinedRows:
     tensors = [tuple(map(view, call.args)) for call in calls]
+    rows = [call.op for call in calls if isinstance(call.op, TensorUpdate)]
+    if rows:
+        return JoinedRows(rows, tensors)
+    updates = [call.op for call in calls if isinstance(call.op, Update)]
     counts = updates[0].counts
     counters = [_counter(u, own[0]) for u, own in zip(updates, tensors, strict=True) if counts]
     return Joined(updates, tensors, counters)

@@ -32,7 +32,7 @@ Source = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """A row of a fused update: its counter is copied on the device, where it may lie."""
+    """A row of a fused update whose counter may lie on the device: then it is copied there."""
 
     update: Update
     step: torch.Tensor
@@ -90,9 +90,12 @@ class Scalars:
         fresh = torch.tensor(rows, dtype=torch.float64, pin_memory=device.type == "cuda")
         self._wide.copy_(fresh, non_blocking=True)
         self._single.copy_(self._wide)
-        if self._counted:
-            steps = [counted.step for counted in self._counted]
-            live = [counted.update.counter() for counted in self._counted]
+        live, steps = [], []
+        for counted in self._counted:
+            if (counter := counted.update.counter()).device.type != "cpu":
+                live.append(counter)
+                steps.append(counted.step)
+        if steps:
             torch._foreach_copy_(steps, live)  # pyright: ignore[reportPrivateImportUsage]
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -119,9 +122,12 @@ def _numbers(
     """A row, by the formulas of torch/optim/adam.py."""
     now = update.numbers()
     lr = float(now["lr"])
-    if type(update.optimizer) is SGD or _fused(update):
+    if type(update.optimizer) is SGD:
         return lr, -lr, 0.0, 1.0, -lr, 1.0
-    step = float(update.counter()) + 1
+    counter = update.counter()
+    if _fused(update):
+        return lr, -lr, counter.item() + 1 if counter.device.type == "cpu" else 0.0, 1.0, -lr, 1.0
+    step = counter.item() + 1
     key = _group(update), step
     if key not in known:
         beta1, beta2 = map(float, now["betas"])

@@ -49,11 +49,12 @@ class TensorUpdate:
     fused: bool
 
     def __call__(self, p: torch.Tensor, g: torch.Tensor, *states: torch.Tensor) -> None:
+        if self.fused:
+            self.together([(p, g, *states)], [self])
+            return
         now = self.update.numbers()
         with torch.no_grad():
-            if self.fused:
-                self._fused(now, p, g, states)
-            elif type(self.update.optimizer) is SGD:
+            if type(self.update.optimizer) is SGD:
                 self._sgd(now, p, g, states)
             else:
                 self._adam(now, p, g, states)
@@ -104,41 +105,47 @@ class TensorUpdate:
         divide(root, row.root)
         add_quotient(p, mean, root.add_(now["eps"]), row.size)
 
-    def _fused(self, now: dict[str, Any], p: Any, g: Any, states: Sequence[Any]) -> None:
+    def together(
+        self, tensors: Sequence[Sequence[torch.Tensor]], updates: Sequence["TensorUpdate"]
+    ) -> None:
+        """Fused updates of one group, this one the first of them, in one call."""
+        now = self.update.numbers()
+        p, g, *states = map(list, zip(*tensors, strict=True))
         # A CPU's kernel gives eager's bits with float64; a device's takes float32 only.
-        lr = self.wide.lr if p.device.type == "cpu" else self.single.lr
-        if type(self.update.optimizer) is SGD:
-            torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]
-                [p],
-                [g],
-                [*states],
-                weight_decay=now["weight_decay"],
-                momentum=now["momentum"],
+        lr = self.wide.lr if p[0].device.type == "cpu" else self.single.lr
+        with torch.no_grad():
+            if type(self.update.optimizer) is SGD:
+                torch._fused_sgd_(  # pyright: ignore[reportPrivateImportUsage]
+                    p,
+                    g,
+                    *(states or [[]]),
+                    weight_decay=now["weight_decay"],
+                    momentum=now["momentum"],
+                    lr=lr,
+                    dampening=now["dampening"],
+                    nesterov=now["nesterov"],
+                    maximize=now["maximize"],
+                    is_first_step=False,
+                )
+                return
+            mean, square, *largest = states
+            beta1, beta2 = now["betas"]
+            name = "_fused_adamw_" if now["decoupled_weight_decay"] else "_fused_adam_"
+            getattr(torch, name)(
+                p,
+                g,
+                mean,
+                square,
+                *(largest or [[]]),
+                [one.single.step for one in updates],
                 lr=lr,
-                dampening=now["dampening"],
-                nesterov=now["nesterov"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=now["weight_decay"],
+                eps=now["eps"],
+                amsgrad=now["amsgrad"],
                 maximize=now["maximize"],
-                is_first_step=False,
             )
-            return
-        mean, square, *largest = states
-        beta1, beta2 = now["betas"]
-        name = "_fused_adamw_" if now["decoupled_weight_decay"] else "_fused_adam_"
-        getattr(torch, name)(
-            [p],
-            [g],
-            [mean],
-            [square],
-            largest,
-            [self.single.step],
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=now["weight_decay"],
-            eps=now["eps"],
-            amsgrad=now["amsgrad"],
-            maximize=now["maximize"],
-        )
 
 
 # A tensor of no dimensions would be rounded to half precision where the other one is: eager's

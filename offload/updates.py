@@ -85,7 +85,10 @@ class Update:
     def advancing(self, p: torch.Tensor) -> torch.Tensor:
         """A copy of the counter, to be advanced. Fused kernels read it where the parameter is."""
         counter = self.counter()
-        return counter.to(p.device if self.numbers()["fused"] else counter.device, copy=True)
+        if not self.numbers()["fused"] or counter.device == p.device:
+            return counter.clone()
+        # Not `to`: it would wait until the device has done all that it was given.
+        return torch.full((), counter.item(), dtype=counter.dtype, device=p.device)
 
     def _sgd(self, now: dict[str, Any], tensors: Sequence[Any], _: Any) -> None:
         p, g, *momentum = zip(*tensors, strict=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from offload.lowering.merging import held_in_order, kin, regrouped
+from offload.lowering.split import update_bytes
 from offload.taskgraph import Role, Task, TaskGraph
 
 SMALL = 16
@@ -38,8 +39,9 @@ class _Bucket:
         return not (self.writes.isdisjoint(task.touches) and self.reads.isdisjoint(task.writes))
 
 
-def bucketed_updates(graph: TaskGraph, nbytes: int = 32 << 20) -> TaskGraph:
+def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """The graph with neighbouring updates of up to `nbytes` together as one task."""
+    nbytes = nbytes or update_bytes(graph)
     held = held_in_order(graph)
     limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
     live = graph.live_bytes()

@@ -12,15 +12,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from offload.kernels import Call, Value
+from offload.kernels import CPU, Call, Value, device_of
 from offload.lowering.dense import whole
 from offload.memgraph import ALIGNMENT
 from offload.taskgraph import Buffer, Task, TaskGraph
 from offload.updates import Update, chunk_borders, is_sliceable, sliced
 
+ON_HOST, ON_DEVICE = 32 << 20, 256 << 20
+"""A GPU's kernels give 65,536 elements to a block: few of them would leave most of it idle."""
 
-def split_updates(graph: TaskGraph, nbytes: int = 32 << 20) -> TaskGraph:
+
+def update_bytes(graph: TaskGraph) -> int:
+    """What the task of an update, or of several, touches at the most."""
+    return ON_HOST if device_of(graph) == CPU else ON_DEVICE
+
+
+def split_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     """The graph with updates that touch more than `nbytes` in chunks."""
+    nbytes = nbytes or update_bytes(graph)
     users: dict[int, list[int]] = {}
     for number, task in enumerate(graph.tasks):
         for b in task.touches:
