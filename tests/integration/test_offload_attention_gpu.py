@@ -1,0 +1,66 @@
+"""Attention with dropout on a GPU, by every kernel that torch has for it.
+
+A kernel draws its mask from a seed and an offset that it hands to its backward pass, as numbers of
+the host, as tensors of the host, or, under a captured graph, as tensors of the device. A wrong seed
+is seen at once: other masks, and gradients that have nothing to do with them.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import offload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+STEPS = 5
+SHAPE = (2, 4, 128, 64)
+
+
+def tensors(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(SHAPE, dtype=dtype, device="cuda") for _ in range(4)]
+
+
+def step(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two attentions in a row, and their gradients."""
+    q, k, v, upstream = given
+    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+    with torch.enable_grad():
+        inner = scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+        out = scaled_dot_product_attention(inner, k, v, dropout_p=0.2)
+        grads: Sequence[torch.Tensor] = torch.autograd.grad(out, (q, k, v), upstream)
+    return (out.detach(), *grads)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    ],
+    ids=("flash", "efficient", "cudnn", "math"),
+)  # fmt: skip
+def test_masks_and_gradients_are_eagers(kernel: SDPBackend, engine: str) -> None:
+    dtype = torch.float32 if kernel is SDPBackend.EFFICIENT_ATTENTION else torch.bfloat16
+    batches = [tensors(n, dtype) for n in range(STEPS)]
+    with sdpa_kernel(kernel):
+        torch.manual_seed(7)
+        wanted = [step(*batch) for batch in batches]
+        torch.manual_seed(3)
+        made = offload.plan(offload.capture(step, *batches[0], device=torch.device("cuda")))
+        with offload.Runner(made, engine) as runner:
+            torch.manual_seed(7)
+            found = [[t.clone() for t in runner(*batch)] for batch in batches]
+    for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        # Forwards there is one order of sums; backwards some kernels have none.
+        assert torch.equal(ours[0], theirs[0]), f"step {number}: another mask"
+        for one, other in zip(ours[1:], theirs[1:], strict=True):
+            off = (one.float() - other.float()).norm() / other.float().norm()
+            assert off < 0.01, f"step {number}: gradients of another mask, {off:.3f} apart"
