@@ -19,7 +19,17 @@ def offload(setup: Setup) -> AbstractContextManager[Running]:
 
 
 def infinity(setup: Setup) -> AbstractContextManager[Running]:
-    return _engine(setup, {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}})
+    return _engine(
+        setup,
+        {
+            "stage": 3,
+            "offload_param": {"device": "cpu", "pin_memory": True},
+            # Two blocks of 7B and one ahead: by default a billion parameters may be there at once.
+            "stage3_max_live_parameters": 500_000_000,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 250_000_000,
+        },
+    )
 
 
 @contextmanager
