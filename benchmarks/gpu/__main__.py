@@ -113,6 +113,7 @@ def _written(part: Part, found: Found, args: argparse.Namespace, device: str) ->
         lines = [[cell, problem.replace("|", "/")] for cell, problem in found.problems.items()]
         report.tables["What failed"] = table(["cell", "why"], lines)
     if found.missing:
+        report.asked = [asked for asked in report.asked if asked.measured is not None]
         report.tables["Not yet measured"] = ", ".join(found.missing)
     report.rows = [{"cell": cell, **row} for cell, row in found.rows.items()]
     report.rows += [{"cell": cell, "problem": why} for cell, why in found.problems.items()]

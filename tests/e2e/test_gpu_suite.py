@@ -172,3 +172,16 @@ def test_a_cell_that_fails_or_is_killed_is_reported_and_the_others_go_on(tmp_pat
     assert "broken:" not in run()
     again = run("--retry")
     assert "broken:measure: raises, killed\n" in again
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_step_are_told_by_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu.kernels"],
+        capture_output=True, text=True, cwd=ROOT / "benchmarks", check=False,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "| eager | " in done.stdout and "| cudagraph | " in done.stdout
+    assert "| aten::mm | " in done.stdout
