@@ -299,7 +299,6 @@ class Endless(IterableDataset[int]):
         ({"dataset": 7}, TypeError, "map-style data set.*not int"),
         ({"dataset": []}, SourceError, "data set is empty"),
     ],
-    ids=str,
 )
 def test_a_wrong_argument_is_refused_at_once_with_its_value(
     options: dict[str, Any], error: type[Exception], complaint: str

@@ -225,7 +225,6 @@ class LooksItself(Module):
         ({"val_check_interval": 3}, "validation every 3 batches"),
         ({"max_time": "01:00:00:00"}, "Timer"),
     ],
-    ids=str,
 )
 def test_where_somebody_looks_between_micro_batches_they_are_run_one_by_one(
     options: dict[str, Any], why: str
