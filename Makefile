@@ -1,9 +1,10 @@
 # make demo      train on generated pictures: without reuse, with it, and with it in half the memory
-# make test      the tests (with CI=true the slow ones too)
+# make test      the tests, JOBS=2 at a time (with CI=true the slow ones too)
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make check     ruff and pyright
 
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 
@@ -25,7 +26,7 @@ demo: .venv/ready
 	$(BIN)/perfect-compare runs/demo/fresh runs/demo/reuse runs/demo/reuse_offload
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "$(if $(CI),not gpu,not gpu and not slow)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(if $(CI),not gpu,not gpu and not slow)"
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
 .venv/backends: .venv/ready scripts/install_ffcv_packages.sh
