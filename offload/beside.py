@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.errors import CaptureError
 from offload.kernels import CPU
+from offload.trees import mapped, tensors_of
 
 FOLDED, OWN = "folded", "own"
 """Storages on the CPU: made of numbers in the step's code; the user's."""
@@ -44,7 +44,7 @@ def fold(
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None
     with _disable_current_modes(), torch.no_grad():
-        own = pytree.tree_map_only(torch.Tensor, lambda t: values[id(t)], (tuple(args), kwargs))
+        own = mapped((tuple(args), kwargs), lambda t: values[id(t)])
         found = func(*own[0], **own[1])
         if changed:
             return ()  # in place
@@ -78,10 +78,6 @@ def refused(
             " buffer), or compute it before the step"
         )
     return CaptureError(f"{where}: {what}. {advice}")
-
-
-def tensors_of(tree: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def _laid_out(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

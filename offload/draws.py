@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.errors import CaptureError
 from offload.kernels import CPU
+from offload.trees import leaves
 
 
 class Clock:
@@ -49,7 +49,7 @@ class Clock:
 
     def draw(self, args: Any, kwargs: Any, where: str) -> None:
         """An op draws that was given these."""
-        given = [g for g in pytree.tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)]
+        given = [g for g in leaves((args, kwargs)) if isinstance(g, torch.Generator)]
         generator = given[0] if given else self._default
         self.check(generator, where)
         with _disable_current_modes():

@@ -15,13 +15,15 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from offload.trees import leaves, mapped, tensors_of
+
 MIXING = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 """Of half precision with weights of full precision: fakes do not know the types of the results."""
 
 
 def as_it_is(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
     """The result, laid out and typed as the real kernel's."""
-    if any(map(_is_ambiguous, pytree.tree_leaves(result))) or (name in MIXING and _is_mixed(args)):
+    if any(map(_is_ambiguous, leaves(result))) or (name in MIXING and _is_mixed(args)):
         return _like_the_real_one(func, args, kwargs, result)
     return result
 
@@ -35,7 +37,7 @@ def _is_ambiguous(out: Any) -> bool:
 
 
 def _is_mixed(args: Any) -> bool:
-    given = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+    given = tensors_of(args)
     return all(map(_can_run, given)) and len({t.dtype for t in given if t.is_floating_point()}) > 1
 
 
@@ -56,7 +58,7 @@ def _like_the_real_one(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).zero_()
 
     with _disable_current_modes():
-        given = pytree.tree_map_only(torch.Tensor, real, (tuple(args), dict(kwargs)))
+        given = mapped((tuple(args), dict(kwargs)), real)
         with torch.random.fork_rng(devices=sorted(devices)):
             found = func(*given[0], **given[1])
 

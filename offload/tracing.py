@@ -24,12 +24,13 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.flop_counter import flop_registry
 
-from offload.beside import FOLDED, OWN, fold, is_beside, moved, refused, tensors_of
+from offload.beside import FOLDED, OWN, fold, is_beside, moved, refused
 from offload.draws import Clock, arguments, draws
 from offload.errors import CaptureError
 from offload.frames import say_frame, user_frame
 from offload.kernels import CPU, Value
 from offload.layouts import as_it_is
+from offload.trees import leaves, mapped, tensors_of
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 LIFT = torch.ops.aten.lift_fresh.default
@@ -184,14 +185,12 @@ class Recorder(TorchDispatchMode):
                 f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
                 " planned tensor cannot grow. Make a new tensor instead"
             )
-        fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
+        fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
         result = func(*fake_args, **fake_kwargs)
         result = as_it_is(func, name, fake_args, fake_kwargs, result)
         if not self._beside(func, name, fake_args, fake_kwargs, result):
             self._record(func, name, fake_args, fake_kwargs, result)
-        return pytree.tree_map_only(
-            torch.Tensor, lambda out: self._originals.get(id(out), out), result
-        )
+        return mapped(result, lambda out: self._originals.get(id(out), out))
 
     def _beside(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Whether an op is done with: one on the CPU, in a step for a GPU."""
@@ -243,7 +242,7 @@ class Recorder(TorchDispatchMode):
         random = draws(func, args, kwargs)
         if random:
             self._clock.draw(args, kwargs, where)
-        outs = pytree.tree_leaves(result)
+        outs = leaves(result)
         for argument, mask in arguments(func, args, kwargs):
             if argument.name == "output_mask":  # what the kernel does not make
                 outs = [out if wanted else None for out, wanted in zip(outs, mask, strict=True)]
@@ -262,7 +261,7 @@ class Recorder(TorchDispatchMode):
             outputs.append(None)
         if name in ALLOCATIONS:
             return
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        given = tensors_of((args, kwargs))
         changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
         if not fresh and not changed:
             return  # a view, or a question about a shape
@@ -278,9 +277,7 @@ class Recorder(TorchDispatchMode):
             self.tape.storages[number].filled = True
         for rank, number in enumerate(fresh):
             self.tape.storages[number].name = f"{path}.{rank}" if rank else path
-        named_args, named_kwargs = pytree.tree_map_only(
-            torch.Tensor, self._given, (tuple(args), dict(kwargs))
-        )
+        named_args, named_kwargs = mapped((tuple(args), dict(kwargs)), self._given)
         self.tape.ops.append(
             Op(
                 func,
@@ -389,7 +386,7 @@ def written_arguments(
             return []
         statistics = hidden and argument.name in ("running_mean", "running_var")
         if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
-            written += [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+            written += tensors_of(given)
     return written
 
 
@@ -400,8 +397,7 @@ def _read_arguments(
     read: list[torch.Tensor] = []
     for position, (argument, given) in enumerate(arguments(func, args, kwargs)):
         anew = argument.is_out or (position == 0 and name in WHOLE)
-        leaves = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
-        read += [t for t in leaves if not (anew and _covers(t))]
+        read += [t for t in tensors_of(given) if not (anew and _covers(t))]
     return read
 
 

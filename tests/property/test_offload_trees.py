@@ -1,0 +1,40 @@
+"""Tensors in what an op is given: as PyTorch's own tree functions find and change them."""
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from offload.trees import leaves, mapped, tensors_of
+
+Pair = namedtuple("Pair", "first second")
+ENDS = st.one_of(st.none(), st.integers(), st.booleans(), st.builds(torch.ones, st.just(1)))
+TREES = st.recursive(
+    ENDS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(TREES)
+def test_they_are_pytorchs(tree: Any) -> None:
+    expected = pytree.tree_leaves(tree)
+    assert [id(leaf) for leaf in leaves(tree)] == [id(leaf) for leaf in expected]
+    assert all(isinstance(t, torch.Tensor) for t in tensors_of(tree))
+    assert len(tensors_of(tree)) == sum(isinstance(leaf, torch.Tensor) for leaf in expected)
+    named = {id(t): f"t{n}" for n, t in enumerate(tensors_of(tree))}
+    found = mapped(tree, lambda t: named[id(t)])
+    assert found == pytree.tree_map_only(torch.Tensor, lambda t: named[id(t)], tree)
+
+
+def test_a_tree_with_names_keeps_them() -> None:
+    found = mapped([Pair(torch.ones(1), 2)], lambda t: "there")
+    assert found == [Pair("there", 2)] and type(found[0]) is Pair
