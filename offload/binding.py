@@ -167,4 +167,7 @@ def _tell(notes: list[str], text: str) -> None:
 
 
 def _updates(node: Node, graph: TaskGraph) -> bool:
-    return node.kind == TASK and graph.tasks[node.task].phase == "update"
+    """Whether it changes what outlives the step; what scales or measures gradients does not."""
+    if node.kind != TASK or graph.tasks[node.task].phase != "update":
+        return False
+    return any(graph.buffers[b].persistent for b in graph.tasks[node.task].writes)
