@@ -300,12 +300,14 @@ class Prefetcher:
             error = raised
         with self._lock:
             self._planning = False
-            if planned is not None:
+            if plan is not self._plan:
+                pass  # of a pass that has ended meanwhile: the next one's plan goes on
+            elif planned is not None:
                 self._batches.append(Planned(*planned))
             elif error is not None:
                 nobody = Serve(np.zeros(0, np.int64), np.zeros(0, np.int64))
                 self._batches.append(Planned(-1, nobody, started=True, made=True, error=error))
-            if planned is None:
+            if planned is None and plan is self._plan:
                 self._plan = None
             self._something_to_do.notify()
             if self._waiting:

@@ -60,6 +60,25 @@ def test_batches_come_in_the_order_of_the_plan_whoever_makes_them() -> None:
     ours.close()
 
 
+def test_a_plan_that_ends_after_the_next_pass_has_begun_does_not_end_that_one() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def first() -> Iterator[tuple[int, Serve]]:
+        yield 0, serve(0)
+        asked.set()
+        assert go_on.wait(20)
+
+    ours = pool(slots=4, workers=1)
+    ours.begin(work(1), first())
+    assert ours.take()[0] == [0]
+    assert asked.wait(20)  # the worker is about to learn that there is no other batch
+    ours.finish()
+    ours.begin(work(2), iter([(0, serve(0)), (1, serve(1))]))
+    go_on.set()
+    assert [ours.take()[0] for _ in range(2)] == [[0], [1]]
+    ours.close()
+
+
 def test_workers_ask_for_the_plan_one_at_a_time_and_no_further_than_wanted() -> None:
     asked, inside = [], threading.Lock()
 
