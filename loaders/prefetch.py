@@ -300,18 +300,21 @@ class Prefetcher:
             error = raised
         with self._lock:
             self._planning = False
-            if plan is not self._plan:
-                pass  # of a pass that has ended meanwhile: the next one's plan goes on
-            elif planned is not None:
-                self._batches.append(Planned(*planned))
-            elif error is not None:
-                nobody = Serve(np.zeros(0, np.int64), np.zeros(0, np.int64))
-                self._batches.append(Planned(-1, nobody, started=True, made=True, error=error))
-            if planned is None and plan is self._plan:
-                self._plan = None
+            if plan is self._plan:  # else of a pass that has ended: the next one's plan goes on
+                self._planned(planned, error)
             self._something_to_do.notify()
             if self._waiting:
                 self._ring()
+
+    def _planned(self, planned: tuple[int, Serve] | None, error: BaseException | None) -> None:
+        """The plan's next batch, or why there is none."""
+        if planned is not None:
+            self._batches.append(Planned(*planned))
+            return
+        self._plan = None
+        if error is not None:
+            nobody = Serve(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            self._batches.append(Planned(-1, nobody, started=True, made=True, error=error))
 
     def _make(self, work: Work, planned: Planned, slots: NDArray[np.int64]) -> None:
         try:
