@@ -391,10 +391,11 @@ def _afterwards(plan: Plan) -> list[tuple[str, str]]:
 
 def _chosen(plan: Plan) -> str:
     tried, policy = plan.found.tried, plan.found.policy
-    if len(tried) < 2:
-        return f"{tried[0] if tried else 'the only plan'}: there was nothing to choose"
+    if plan.found.alone:
+        return f"{tried[0]}: there was nothing to choose"
     failed = sum(line.endswith("does not fit") for line in tried)
     return (
         f"the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
-        f" {policy.ahead} tasks placed ahead, {policy.evict_ahead} where others must go for them"
+        f" {policy.ahead} tasks placed ahead, {policy.drop_ahead} where others are dropped for"
+        f" them, {policy.evict_ahead} where others must go"
     )

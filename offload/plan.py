@@ -159,8 +159,8 @@ class Plan:
         one's) its tensors lie elsewhere: it needs a new runner."""
         if self.observed is None or self.measurement is None:
             raise GraphError("this plan was not measured: plan.measured(traces) comes first")
-        tried = len(self.found.tried)
-        again = search_again(self.measurement.expected, self.simulation.busy, tried)
+        expected, alone = self.measurement.expected, self.found.alone
+        again = search_again(expected, self.simulation.busy, alone)
         if not again.yes:
             return replace(self, measurement=replace(self.measurement, decision=again.why))
         asked = replace(self, observed=None, measurement=None)

@@ -10,15 +10,17 @@ place: it takes the window of blocks whose next use is furthest, weighed by the 
 if its own operands lie in the way, everything goes and they are laid side by side. So any budget
 that holds the largest task holds a plan.
 
-A buffer has up to two copies, on its device and in the host arena. A clean device copy is dropped;
-a dirty one is offloaded. Every copy knows its last writer and the readers since, and free bytes
-remember who touched them: all dependencies are read off these.
+A buffer has up to two copies, on its device and in the host arena. A clean device copy is dropped,
+long before its place is needed; a dirty one is offloaded, shortly before. Every copy knows its last
+writer and the readers since, and free bytes remember who touched them: all dependencies are read
+off these.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from offload.arena import Piece, Space
+from offload.copies import Copy
 from offload.memgraph import (
     OFFLOAD,
     RELOAD,
@@ -47,49 +49,10 @@ class Policy:
     """So many tasks may have their place before they run, while there is room."""
     evict_ahead: int = 0
     """So many for which others are evicted."""
+    drop_ahead: int = 0
+    """So many for which others are dropped: what the host has too, and is needed later."""
     offsets: Mapping[Owner, int] = field(default_factory=dict)
     """Where buffers and workspaces go on their device: packing.py. Nothing is ahead then."""
-
-
-@dataclass(slots=True, eq=False)
-class Copy:
-    """A buffer's bytes at one place, and the nodes that touched them there."""
-
-    place: Place
-    taken: int
-    buffer: int | None
-    pieces: list[Piece]
-    """Who must be over before the first write."""
-    writer: int = -1
-    readers: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    from_start: bool = False
-
-    def before_reading(self) -> list[int]:
-        return [self.writer] if self.writer >= 0 and self.place.nbytes else []
-
-    def before_writing(self) -> list[int]:
-        if not self.place.nbytes:
-            return []
-        if self.readers or self.writer >= 0:
-            return self.readers or [self.writer]
-        return [node for _, _, nodes in self.pieces for node in nodes]
-
-    def read_by(self, node: int) -> None:
-        self.readers.append(node)
-        self.nodes.append(node)
-
-    def written_by(self, node: int) -> None:
-        self.writer, self.readers = node, []
-        if not self.nodes or self.nodes[-1] != node:
-            self.nodes.append(node)
-
-    def history(self) -> list[Piece]:
-        """For whoever gets these bytes next."""
-        if not self.nodes or not self.place.nbytes:
-            return self.pieces
-        nodes = tuple(self.readers) or (self.writer,)
-        return [(self.place.offset, self.place.offset + self.taken, nodes)]
 
 
 def build_memgraph(
@@ -137,6 +100,8 @@ class _Walk:
         self.spaces: dict[int, Space] = {}
         self.scratch: dict[int, Place] = {}
         self.victims: dict[int, Victims] = {}
+        self.unpinned: set[int] = set()
+        """Devices where something may be dropped that could not at the last look."""
         self.host_writes: set[int] = set()
         """What host tasks that have their place and have not run will write."""
 
@@ -218,12 +183,13 @@ class _Walk:
     def _find_place(self, number: int, ahead: int) -> bool:
         """All that a task needs, or nothing."""
         task = self.tasks[number]
-        if ahead > max(self.policy.ahead, self.policy.evict_ahead):
+        policy = self.policy
+        if ahead > max(policy.ahead, policy.evict_ahead, policy.drop_ahead):
             return False
         if ahead and not self.host_writes.isdisjoint(task.touches):
             return False  # what is on the device now will be out of date
         wanted = self._wanted(number)
-        evict = ahead <= self.policy.evict_ahead
+        evict, drop = ahead <= policy.evict_ahead, ahead <= policy.drop_ahead
         for b in task.touches:
             self.pins[b] += 1
         taken: list[tuple[Space, int, list[Piece]]] = []
@@ -232,10 +198,10 @@ class _Walk:
             device = task.device if b is None else self.buffers[b].device
             space = self.spaces[device]
             high = b is None or self._dies_soon(b, number)
-            fixed = self.policy.offsets.get((number,) if b is None else b)
+            fixed = policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
-            if offset is None and evict:
-                offset = self._make_room(device, size, number)
+            if offset is None and (evict or (drop and device in self.unpinned)):
+                offset = self._make_room(device, size, number, only_drop=not evict)
             if offset is None:
                 for space, offset, pieces in reversed(taken):
                     space.give(offset, pieces)
@@ -293,10 +259,14 @@ class _Walk:
     def _moves(self, b: int) -> bool:
         return b not in self.starts or self.starts[b].arena == HOST
 
-    def _make_room(self, device: int, size: int, number: int) -> int | None:
+    def _make_room(self, device: int, size: int, number: int, only_drop: bool) -> int | None:
         """Evict the cheapest window that holds so many bytes; where it begins."""
-        window = self.victims[device].window(size, self.clock[number])
+        window = self.victims[device].window(
+            size, self.clock[number], number if only_drop else None
+        )
         if window is None:
+            if only_drop:
+                self.unpinned.discard(device)
             return None
         for start in window:
             owner = self.spaces[device].owner(start)
@@ -312,7 +282,8 @@ class _Walk:
         reload = later != NEVER and b in self.tasks[later].reads
         offload = b not in self.host_valid and (reload or later == NEVER)
         until = self.clock[later] if later != NEVER else self.clock[-1]
-        return Stake(later, until, self.buffers[b].nbytes * (offload + reload))
+        moved = self.buffers[b].nbytes * (offload + reload)
+        return Stake(later, until, moved, dropped=not offload)
 
     def _evict(self, b: int, number: int) -> None:
         """Off its device: copied if the host has no valid copy and somebody will read it."""
@@ -454,7 +425,11 @@ class _Walk:
             self._release(self.on_host.pop(b))
 
     def _after_use(self, b: int, number: int) -> None:
-        if self.pins[b] or self._next_use(b) != NEVER or not self._moves(b):
+        if self.pins[b] or not self._moves(b):
+            return
+        if self._next_use(b) != NEVER:
+            if b in self.host_valid:
+                self.unpinned.add(self.buffers[b].device)
             return
         on_device = b in self.on_device
         if self.buffers[b].persistent:

@@ -50,10 +50,10 @@ class Decision:
     why: str
 
 
-def search_again(before: Mapping[str, float], after: Mapping[str, float], tried: int) -> Decision:
-    """`before`, `after`: seconds of every engine in a step, as estimated and as measured. `tried`:
-    among how many plans this one was chosen."""
-    if tried < 2:
+def search_again(before: Mapping[str, float], after: Mapping[str, float], alone: bool) -> Decision:
+    """`before`, `after`: seconds of every engine in a step, as estimated and as measured. `alone`:
+    in this plan nothing moves."""
+    if alone:
         return Decision(False, "kept: there was nothing to choose")
     busiest = max(after.values(), default=0.0)
     factors = {

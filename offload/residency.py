@@ -6,19 +6,27 @@ most per byte stay first; where those of one kind do not all fit, every k-th of 
 first use does, so that the stream never bursts:
 
     w0 [w1] w2 [w3] w4 [w5]     rather than     [w0 w1 w2] w3 w4 w5
+
+Nothing hides the copy of what a step begins with: that may stay before all others.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from offload.costs import Costs
+from offload.memgraph import RELOAD
 from offload.taskgraph import HOST, TaskGraph
 
 SMALL = 1 << 16
 """A tensor of fewer bytes is not worth a copy."""
+ANYWAY, FIRST = 1000, 2000
+"""Ranks above any number of moves."""
 
 
-def most_resident(graph: TaskGraph, room: Mapping[int, int]) -> frozenset[int]:
-    """Persistent buffers that fit into so many bytes of every device."""
+def most_resident(
+    graph: TaskGraph, room: Mapping[int, int], first: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    """Persistent buffers that fit into so many bytes of every device. `first`: before any other."""
     moves = _moves(graph)
     by_tensor: dict[tuple[int, str], list[int]] = defaultdict(list)
     for b in sorted(moves):
@@ -28,7 +36,11 @@ def most_resident(graph: TaskGraph, room: Mapping[int, int]) -> frozenset[int]:
     for (device, _), pieces in by_tensor.items():
         nbytes = sum(graph.aligned(graph.buffers[b].nbytes) for b in pieces)
         most = max(moves[b][0] for b in pieces)
-        classes[device, -1000 if nbytes < SMALL else -most].append(pieces)
+        if not first.isdisjoint(pieces):
+            most = FIRST
+        elif nbytes < SMALL:
+            most = ANYWAY
+        classes[device, -most].append(pieces)
     left = dict(room)
     chosen: set[int] = set()
     for (device, _), tensors in sorted(classes.items()):
@@ -62,3 +74,29 @@ def _moves(graph: TaskGraph) -> dict[int, tuple[int, int]]:
         if task.engine == "host":
             on_host.update(task.touches)
     return {b: (len(phases[b]) + (b in written), first[b]) for b in phases if b not in on_host}
+
+
+def exposed(
+    graph: TaskGraph, costs: Costs, resident: Collection[int], room: Mapping[int, int]
+) -> frozenset[int]:
+    """Of what would be streamed beside these: what no work hides the first copy of, because the
+    step needs it before it can be there. As far as there is room, from the first task on."""
+    left, copied = dict(room), dict.fromkeys(room, 0.0)
+    found: set[int] = set()
+    seen = set(resident)
+    now = 0.0
+    for task in graph.tasks:
+        for b in task.reads:
+            buffer = graph.buffers[b]
+            if b in seen or not buffer.persistent or buffer.device not in left:
+                continue
+            seen.add(b)
+            there = copied[buffer.device] + costs.of_copy(RELOAD, buffer.nbytes)
+            nbytes = graph.aligned(buffer.nbytes)
+            if there > now and nbytes <= left[buffer.device]:
+                found.add(b)
+                left[buffer.device] -= nbytes
+            else:
+                copied[buffer.device] = there
+        now += costs.of_task(task)
+    return frozenset(found)

@@ -2,8 +2,9 @@
 Pure.
 
     everything stays, nothing moves          if the budget allows that, there is nothing to choose
-    how much of the weights stays resident   then where updates run   then how far ahead
-    then what is computed once more
+    how much of the weights stays resident   then where updates run
+    then what is computed once more          and, where that is so, how much stays resident now
+    then how far ahead
 
 A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
 """
@@ -29,7 +30,7 @@ from offload.refusal import (
     smallest_budget,
     working_set,
 )
-from offload.residency import most_resident
+from offload.residency import exposed, most_resident
 from offload.simulator import Simulation, least_seconds, simulate
 from offload.taskgraph import HOST, Role, TaskGraph
 from offload.victims import NEVER
@@ -38,8 +39,12 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
-
-
+DROPPING, EVICTING = 64, 4
+"""Tasks ahead for which others are dropped, or evicted whatever that takes."""
+EXPOSED = 0.25
+"""Of the room for resident weights: what the step begins with gets so much at the most."""
+ENOUGH = 1.002
+"""Times the work of the busiest engine: a quicker plan is not looked for."""
 WORTH = 0.99
 """Of the seconds of a step: what a turned one may take at the most."""
 
@@ -50,15 +55,17 @@ class Effort:
 
     shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
     """Of the room for resident weights."""
-    horizons: tuple[tuple[int, int], ...] = ((64, 4), (16, 0), (256, 0), (64, 16))
-    """Tasks placed ahead, and ahead with eviction."""
+    closer: int = 2
+    """Shares that are looked at closer."""
+    horizons: tuple[tuple[int, int, int], ...] = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
+    """Tasks placed ahead, with eviction, and where others are dropped: at the best share."""
     recomputations: int = 4
 
 
 EFFORTS = (
     (5_000, Effort()),
-    (20_000, Effort((0.95, 0.6, 0.0), ((64, 4),), 1)),
-    (1 << 60, Effort((0.95, 0.3), ((64, 4),), 1)),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), horizons=(), recomputations=1)),
+    (1 << 60, Effort((0.95, 0.3), horizons=(), recomputations=1)),
 )
 """For graphs of so many tasks at the most."""
 
@@ -74,6 +81,8 @@ class Found:
     """One line for every plan that was tried."""
     unturned: float | None = None
     """Seconds of the best that was no turned step, when those were tried."""
+    alone: bool = False
+    """Nothing moves: there was nothing to choose."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +167,7 @@ def _without_copies(wanted: Wanted) -> Found | None:
         inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
         if sum(node.kind != TASK for node in memgraph.nodes) <= inputs:
             simulation = simulate(memgraph, wanted.costs)
-            return Found(memgraph, policy, simulation, ("everything resident",))
+            return Found(memgraph, policy, simulation, ("everything resident",), alone=True)
     return None
 
 
@@ -207,24 +216,59 @@ class _Search:
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
         self._unturned: float | None = None
+        self._room: tuple[TaskGraph, dict[int, int]] | None = None
+        """Of the last graph: it takes a while to find."""
 
     def best(self) -> Found:
-        for share, policy in self._policies():
-            self._try(f"{share:.0%} of the room resident", policy)
+        self._shares("", self._wanted.graph)
         self._other_graphs()
         self._turned_graphs()
         if self._best is None:
             self._refuse()
         graph = self._best.memgraph.graph
-        for ahead, evict in self._effort.horizons:
-            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict)
-            self._try(f"{ahead} tasks ahead, {evict} with eviction", policy, graph)
-        if self._wanted.recompute:
-            found = recompute_variants(graph, self._wanted.costs)
-            others = [(name, other) for name, other in found if other is not graph]
-            for name, other in others[: self._effort.recomputations]:
-                self._try(f"recompute {name}", self._best.policy, other)
+        if self._wanted.recompute and not self._settled(graph):
+            self._recomputed_graphs(self._best)
+            graph = self._best.memgraph.graph
+        for ahead, evict, drop in self._effort.horizons:
+            if self._settled(graph):
+                break
+            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
+            self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
         return replace(self._best, tried=tuple(self._tried), unturned=self._unturned)
+
+    def _recomputed_graphs(self, before: Found) -> None:
+        graph = before.memgraph.graph
+        found = recompute_variants(graph, self._wanted.costs)
+        others = [(name, other) for name, other in found if other is not graph]
+        for name, other in others[: self._effort.recomputations]:
+            self._try(f"recompute {name}", before.policy, other)
+        if self._best is before or self._best is None:
+            return
+        # Activations take less room there.
+        self._shares("with that, ", self._best.memgraph.graph)
+
+    def _settled(self, graph: TaskGraph) -> bool:
+        """No plan of this graph, or of one that recomputes more, is quicker by much."""
+        best = self._best.simulation.makespan if self._best else math.inf
+        return best <= ENOUGH * least_seconds(graph, self._wanted.costs)
+
+    def _shares(self, name: str, graph: TaskGraph) -> None:
+        """All of them, and the best ones in other ways, too."""
+        took: list[tuple[float, float, Policy]] = []
+        for share, policy in self._policies(graph):
+            if self._settled(graph):
+                return
+            said = f"{name}{share:.0%} of the room resident"
+            took.append((self._try(said, policy, graph), share, policy))
+        for _, share, policy in sorted(took, key=lambda one: one[:2])[: self._effort.closer]:
+            plain = replace(policy, resident=self._resident(graph, share))
+            for how, other in (
+                ("evicting ahead", replace(policy, evict_ahead=EVICTING)),
+                ("whatever comes first", plain),
+                ("whatever comes first, evicting ahead", replace(plain, evict_ahead=EVICTING)),
+            ):
+                if other != policy and not self._settled(graph):
+                    self._try(f"{name}{share:.0%} of the room resident, {how}", other, graph)
 
     def _other_graphs(self) -> None:
         """A plan or two of each: what its host tasks touch is resident nowhere."""
@@ -265,17 +309,26 @@ class _Search:
 
     def _policies(self, graph: TaskGraph | None = None) -> Iterator[tuple[float, Policy]]:
         graph = graph or self._wanted.graph
-        most = self._most_room(graph)
         seen: set[frozenset[int]] = set()
         for share in self._effort.shares:
-            room = {device: int(nbytes * share) for device, nbytes in most.items()}
-            resident = most_resident(graph, room)
+            resident = self._resident(graph, share, EXPOSED)
             if resident not in seen:
                 seen.add(resident)
-                yield share, Policy(resident)
+                yield share, Policy(resident, drop_ahead=DROPPING)
+
+    def _resident(self, graph: TaskGraph, share: float, first: float = 0.0) -> frozenset[int]:
+        """`first`: so much of the room at the most for what the step begins with."""
+        most = self._most_room(graph)
+        room = {device: int(nbytes * share) for device, nbytes in most.items()}
+        resident = most_resident(graph, room)
+        for_first = {device: int(nbytes * first) for device, nbytes in room.items()}
+        found = exposed(graph, self._wanted.costs, resident, for_first)
+        return most_resident(graph, room, found) if found else resident
 
     def _most_room(self, graph: TaskGraph) -> dict[int, int]:
         """So many resident bytes leave enough for every task: what it touches may be resident."""
+        if self._room is not None and self._room[0] is graph:
+            return self._room[1]
         capacities = self._wanted.capacities
         room: dict[int, int] = {}
         for device in graph.devices:
@@ -287,6 +340,7 @@ class _Search:
                 else:
                     high = middle
             room[device] = low
+        self._room = graph, room
         return room
 
     def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
@@ -302,13 +356,14 @@ class _Search:
         policy: Policy,
         graph: TaskGraph | None = None,
         most: float = math.inf,
-    ) -> None:
+    ) -> float:
+        """Its seconds; inf where it does not fit."""
         try:
             memgraph = _walked(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:
             self._refused = refused
             self._tried.append(f"{name}: does not fit")
-            return
+            return math.inf
         simulation = simulate(memgraph, self._wanted.costs)
         moved = sum(node.nbytes for node in memgraph.nodes)
         self._tried.append(f"{name}: {simulation.makespan:.3g} s")
@@ -321,3 +376,4 @@ class _Search:
             )
         ):
             self._best = Found(memgraph, policy, simulation)
+        return simulation.makespan

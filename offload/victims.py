@@ -9,6 +9,9 @@ next use goes first, and among equals what is cheap to bring back.
 
 Windows are grown around the blocks with the furthest next use. Only if none of those can grow, all
 windows are looked at.
+
+Long before its turn a task may have only what is dropped: blocks that the host has too, and that
+are needed later than the task is.
 """
 
 import heapq
@@ -31,6 +34,8 @@ class Stake:
     """When that task runs."""
     moved: int
     """Bytes to copy, out and in."""
+    dropped: bool = False
+    """Nothing has to be copied out."""
 
 
 class Victims:
@@ -41,13 +46,16 @@ class Victims:
         self._stake = stake
         self._furthest: list[tuple[int, int, int]] = []
         """(minus the next use, buffer, where it lay); some are out of date."""
+        self._dropped_for: int | None = None
 
     def remember(self, buffer: int, next_use: int, offset: int) -> None:
         """A block, whenever its next use has changed."""
         heapq.heappush(self._furthest, (-next_use, buffer, offset))
 
-    def window(self, size: int, now: float) -> list[int] | None:
-        """The segments to empty, from low to high; None where no window holds so many bytes."""
+    def window(self, size: int, now: float, dropped_for: int | None = None) -> list[int] | None:
+        """The segments to empty, from low to high; None where no window holds so many bytes.
+        `dropped_for`: a task, for which blocks are dropped only."""
+        self._dropped_for = dropped_for
         best: tuple[float, list[int]] | None = None
         for start in self._seeds():
             grown = self._grown(start, size)
@@ -55,7 +63,16 @@ class Victims:
                 score = self._score(grown, now)
                 if best is None or score < best[0]:
                     best = score, grown
-        return self._any(size, now) if best is None else best[1]
+        if best is None:
+            return self._any(size, now) if dropped_for is None else None
+        return best[1]
+
+    def _at_stake(self, buffer: int) -> Stake | None:
+        """None: it cannot go, or not for this task."""
+        stake, task = self._stake(buffer), self._dropped_for
+        if stake is None or task is None or (stake.dropped and stake.next_use > task):
+            return stake
+        return None
 
     def _seeds(self) -> list[int]:
         """Where the blocks with the furthest next use begin."""
@@ -66,7 +83,7 @@ class Victims:
             next_use, buffer, start = entry
             if (kept and kept[-1] == entry) or self._space.owner(start) != buffer:
                 continue
-            stake = self._stake(buffer)
+            stake = self._at_stake(buffer)
             if stake is None:
                 kept.append(entry)  # it is in use just now
             elif stake.next_use == -next_use:
@@ -104,14 +121,14 @@ class Victims:
         if self._space.is_free(start):
             return NEVER + 1
         owner = self._space.owner(start)
-        stake = self._stake(owner) if isinstance(owner, int) else None
+        stake = self._at_stake(owner) if isinstance(owner, int) else None
         return -1 if stake is None else stake.next_use
 
     def _score(self, window: list[int], now: float) -> float:
         moved, until = 0, float("inf")
         for start in window:
             owner = self._space.owner(start)
-            stake = self._stake(owner) if isinstance(owner, int) else None
+            stake = self._at_stake(owner) if isinstance(owner, int) else None
             if stake is not None:
                 moved += stake.moved
                 until = min(until, stake.until)

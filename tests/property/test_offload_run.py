@@ -164,14 +164,15 @@ def test_every_order_of_a_plan_gives_the_bits_of_the_plain_run(
     share=st.sampled_from([0.0, 0.5, 1.0]),
     ahead=st.sampled_from([0, 1, 3, 20]),
     evict_ahead=st.sampled_from([0, 1, 3]),
+    drop_ahead=st.sampled_from([0, 2, 20]),
 )
 def test_every_policy_gives_a_plan_that_the_oracle_proves(
-    graph: TaskGraph, spare: int, share: float, ahead: int, evict_ahead: int
+    graph: TaskGraph, spare: int, share: float, ahead: int, evict_ahead: int, drop_ahead: int
 ) -> None:
     least = {device: smallest_budget(graph, device)[0] for device in graph.devices}
     budget = {device: (nbytes + spare) // 64 * 64 for device, nbytes in least.items()}
     room = {device: int((budget[device] - least[device]) * share) for device in least}
-    policy = Policy(most_resident(graph, room), ahead, evict_ahead)
+    policy = Policy(most_resident(graph, room), ahead, evict_ahead, drop_ahead)
     memgraph = build_memgraph(graph, budget, policy)
     offload.verify(memgraph)
     assert all(memgraph.arenas[device] <= budget[device] for device in budget)

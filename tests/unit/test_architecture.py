@@ -28,6 +28,7 @@ PURE = (
     "loaders/tuning.py",
     "offload/arena.py",
     "offload/caching.py",
+    "offload/copies.py",
     "offload/costs.py",
     "offload/engines/segments.py",
     "offload/engines/issue.py",

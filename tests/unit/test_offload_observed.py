@@ -188,11 +188,11 @@ def test_a_task_that_runs_once_more_takes_what_it_took_before() -> None:
 
 def test_only_engines_that_matter_decide_whether_to_search_again() -> None:
     expected = {"compute": 10.0, "h2d": 5.0, "d2h": 0.001}
-    assert not search_again(expected, {"compute": 12, "h2d": 6, "d2h": 0.1}, 9).yes
-    found = search_again(expected, {"compute": 12, "h2d": 8, "d2h": 0.1}, 9)
+    assert not search_again(expected, {"compute": 12, "h2d": 6, "d2h": 0.1}, False).yes
+    found = search_again(expected, {"compute": 12, "h2d": 8, "d2h": 0.1}, False)
     assert found.yes
     assert found.why == "h2d took 1.60x what was expected, compute 1.20x"
-    assert not search_again(expected, {"compute": 12, "h2d": 8}, 1).yes
+    assert not search_again(expected, {"compute": 12, "h2d": 8}, True).yes
 
 
 @pytest.mark.parametrize(

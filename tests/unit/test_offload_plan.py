@@ -347,10 +347,9 @@ def test_however_far_ahead_is_planned_the_bits_are_the_same() -> None:
     capacity = {0: 100 * KIB}
     batch = torch.arange(8 * KIB).to(torch.uint8)
     results: set[tuple[bytes, ...]] = set()
-    for ahead, evict_ahead in ((0, 0), (4, 2), (64, 16), (256, 0)):
-        memgraph = build_memgraph(
-            base.memgraph.graph, capacity, Policy(ahead=ahead, evict_ahead=evict_ahead)
-        )
+    for ahead, evict_ahead, drop_ahead in ((0, 0, 0), (4, 2, 4), (64, 16, 0), (256, 0, 256)):
+        policy = Policy(ahead=ahead, evict_ahead=evict_ahead, drop_ahead=drop_ahead)
+        memgraph = build_memgraph(base.memgraph.graph, capacity, policy)
         offload.verify(memgraph)
         plan = replace(base, found=replace(base.found, memgraph=memgraph))
         with Runner(plan, "threads", "random", seed=ahead, poison=True) as runner:

@@ -210,6 +210,55 @@ def test_what_is_dead_is_dropped_without_a_copy() -> None:
     assert set(copies(memgraph, OFFLOAD)) <= {"a"}
 
 
+def forwards_and_back(kind: str) -> TaskGraph:
+    """a b c d d c b a, each of one unit: weights, or what a task of its own made before."""
+    graph = TaskGraph()
+    buffers = [graph.buffer(name, UNIT, kind) for name in "abcd"]
+    if kind == "activation":
+        for b in buffers:
+            graph.task(f"make {graph.buffers[b].name}", [], [b])
+    for phase, order in (("forward", buffers), ("backward", buffers[::-1])):
+        for b in order:
+            graph.task(f"{phase} {graph.buffers[b].name}", [b], [], phase=phase)
+    return graph
+
+
+def waits_for(memgraph: MemGraph, name: str, times: int = 1) -> str:
+    """The task after which the `times`-th reload of a buffer may begin."""
+    buffers, tasks = memgraph.graph.buffers, memgraph.graph.tasks
+    reloads = [
+        node for node in memgraph.nodes if node.kind == RELOAD and buffers[node.buffer].name == name
+    ]
+    found = [memgraph.nodes[d] for d in reloads[times - 1].deps]
+    return max((tasks[n.task].name for n in found if n.kind == TASK), default="")
+
+
+def test_what_the_host_has_too_is_dropped_long_before_its_place_is_needed() -> None:
+    """a goes when it was used, not when c is due: c comes while b is worked on."""
+    graph = forwards_and_back("parameter")
+    at_its_turn = planned(graph, 3, Policy(ahead=8))
+    early = planned(graph, 3, Policy(ahead=8, drop_ahead=8))
+    assert waits_for(early, "d") == "forward a"
+    assert copies(early, RELOAD) == copies(at_its_turn, RELOAD) == [*"abcda"]
+    order = [(node.kind, node.task) for node in early.nodes]
+    later = [(node.kind, node.task) for node in at_its_turn.nodes]
+    assert order.index((RELOAD, 3)) < order.index((TASK, 1))
+    assert later.index((RELOAD, 3)) > later.index((TASK, 2))
+
+
+def test_what_would_have_to_be_copied_out_is_not_dropped() -> None:
+    graph = forwards_and_back("activation")
+    plain = planned(graph, 2, Policy(ahead=8))
+    assert planned(graph, 2, Policy(ahead=8, drop_ahead=8)).nodes == plain.nodes
+
+
+def test_what_is_needed_sooner_is_not_dropped() -> None:
+    """On the way back every weight is needed before the one that would take its place."""
+    graph = forwards_and_back("parameter")
+    memgraph = planned(graph, 2, Policy(ahead=8, drop_ahead=8))
+    assert copies(memgraph, RELOAD) == [*"abcdba"]
+
+
 # ---- what stays ---------------------------------------------------------------------------------
 
 

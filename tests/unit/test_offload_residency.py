@@ -3,7 +3,8 @@
 import itertools
 from dataclasses import replace
 
-from offload.residency import SMALL, most_resident
+from offload.costs import Costs
+from offload.residency import SMALL, exposed, most_resident
 from offload.taskgraph import HOST, TaskGraph
 
 BIG = 1 << 20
@@ -94,3 +95,44 @@ def test_every_device_has_a_room_of_its_own() -> None:
     graph.task("use", [other], [], device=1)
     assert most_resident(graph, {0: 0, 1: BIG}) == {other}
     assert other not in most_resident(graph, {0: 100 * BIG, 1: 0})
+
+
+# ---- what a step begins with --------------------------------------------------------------------
+
+COSTS = Costs(flops=1.0, launch=0.0, copy=0.0, h2d=float(BIG))
+"""A copy of a weight takes a second."""
+
+
+def working(seconds: float, layers: int = 6) -> TaskGraph:
+    graph = step(layers)
+    return graph.with_tasks([replace(task, seconds=seconds) for task in graph.tasks])
+
+
+def begun(graph: TaskGraph, room: int, resident: frozenset[int] = frozenset()) -> list[str]:
+    return sorted(graph.buffers[b].name for b in exposed(graph, COSTS, resident, {0: room}))
+
+
+def test_nothing_hides_the_first_copy_of_what_a_step_begins_with() -> None:
+    # Of 0.9 s a task: w1 is needed after 0.9 s and there after 1, w2 after 1.8 s and there after 1.
+    assert begun(working(0.9), 6 * BIG) == ["w0", "w1"]
+    assert begun(working(2.0), 6 * BIG) == ["w0"]
+
+
+def test_what_begins_a_step_has_so_much_room_at_the_most() -> None:
+    graph = working(0.1)
+    assert begun(graph, 6 * BIG) == [f"w{n}" for n in range(6)]
+    assert begun(graph, 2 * BIG) == ["w0", "w1"]
+    assert begun(graph, BIG - 1) == []
+
+
+def test_what_stays_anyway_is_not_copied() -> None:
+    graph = working(0.9)
+    w0 = next(b for b, buffer in enumerate(graph.buffers) if buffer.name == "w0")
+    assert begun(graph, 6 * BIG, frozenset({w0})) == ["w1"]
+
+
+def test_what_a_step_begins_with_stays_before_all_others() -> None:
+    graph = step(8)
+    last = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.name == "m0")
+    found = most_resident(graph, {0: 3 * BIG}, last)
+    assert last < found and len(found) == 3
