@@ -1,11 +1,14 @@
-"""Errors of the engine, as another process gets them."""
+"""Errors of the engine: all exported, and whole in another process."""
 
 import pickle
+import re
 
 import pytest
 
-from offload import BudgetTooSmall, CaptureError, OffloadError
-from offload.errors import MemoryTooSmall, RaceFound
+import offload
+from offload import BudgetTooSmall, CaptureError, MemoryTooSmall, OffloadError, RaceFound, errors
+
+MODULE = "offload.errors"
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,11 @@ def test_an_error_comes_whole_out_of_another_process(error: OffloadError) -> Non
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+
+
+def test_every_error_is_exported() -> None:
+    ours = {n for n, e in vars(errors).items() if isinstance(e, type) and e.__module__ == MODULE}
+    assert "MemoryTooSmall" in ours
+    assert ours <= set(offload.__all__)
+    assert all(getattr(offload, name) is getattr(errors, name) for name in ours)
+    assert ours == set(re.findall(r"^ *([A-Z]\w+)(?:  .*)?$", errors.__doc__ or "", re.MULTILINE))
