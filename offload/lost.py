@@ -4,7 +4,8 @@
     out of memory                  --> the next call works: not lost
 
 What the driver calls sticky cannot be undone in a process: nothing on the device can be read any
-more, so nothing may be copied from there, and least of all into a checkpoint.
+more, so nothing may be copied from there, and least of all into a checkpoint. So an error that came
+of such a one, or while it was dealt with, says it too.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,8 @@ def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None
         return error
     code = _code(error)
     if code is None or code not in LOST:
-        return None
+        before = error.__cause__ or error.__context__
+        return device_lost(before, device) if before is not None else None
     lost = DeviceLost(
         f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read any"
         " more, so nothing of this step, or since the last checkpoint, can be saved. Start a new"

@@ -50,7 +50,7 @@ def plan_phases(
     except _Enough:
         return planner.found
     finally:
-        data.train.close()
+        data.close()
     raise AssertionError("a run without a batch")
 
 

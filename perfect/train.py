@@ -20,7 +20,14 @@ from rich.logging import RichHandler
 
 from loaders import LoaderError
 from offload import DeviceLost, OffloadError
-from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer, to_blame
+from perfect.assembly import (
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_trainer,
+    to_blame,
+    watched,
+)
 from perfect.check import print_plan
 from perfect.config import RunConfig, dump_config
 from perfect.errors import (
@@ -98,11 +105,12 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
             else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
         )
         ckpt = str(folder.checkpoint) if resumed_step is not None else None
-        trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
-        run |= measured(switch, log, trainer)
-        with switch.averaged(module):
-            trainer.save_checkpoint(folder.final, weights_only=True)
-        run |= judge(trainer, module, data, switch)
+        with watched(trainer):
+            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
+            run |= measured(switch, log, trainer)
+            with switch.averaged(module):
+                trainer.save_checkpoint(folder.final, weights_only=True)
+            run |= judge(trainer, module, data, switch)
         status, code = "completed", 0
     except Interrupted as error:
         status, code = "interrupted", 130
@@ -114,12 +122,12 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         run["error"] = str(error)
         if refused := to_blame(error):
             raise refused from error
-        console.print(f"[red]{error}[/]", highlight=False)
-        if isinstance(error, DeviceLost) and folder.checkpoint.exists():
-            console.print("the same command resumes from the last checkpoint")
+        _say(console, str(error), style="red")
+        if isinstance(error, DeviceLost):
+            _say(console, _way_on(folder))
     except (LossNotFinite, LoaderError, PhaseError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        console.print(f"[red]{run['error']}[/]", highlight=False)
+        _say(console, run["error"], style="red")
     except BaseException as error:
         run["error"] = f"{type(error).__name__}: {error}"
         raise
@@ -129,7 +137,16 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
             run |= measured(switch, log, trainer)
         folder.write(run | {"status": status})
         _report(folder, run, trainer, console)
+        data.close()
     return code
+
+
+def _way_on(folder: RunFolder) -> str:
+    """After a device was lost: this process can do nothing more."""
+    step = folder.checkpoint_step()
+    if step is None:
+        return "there is no checkpoint yet: the same command begins anew"
+    return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
 
 
 @rank_zero_only
@@ -150,8 +167,13 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
 
 def _refuse(console: Console, problems: list[str]) -> int:
     for problem in problems:
-        console.print(problem, highlight=False, markup=False)
+        _say(console, problem)
     return 2
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """To the letter: an error may have brackets in it."""
+    console.print(text, style=style, highlight=False, markup=False)
 
 
 def _configure_logging(console: Console) -> None:

@@ -7,7 +7,7 @@ key they come from, so that train.py reports them with the file's line.
 """
 
 from perfect.assembly.data import Data, build_augmentation, build_data, split_holdout
-from perfect.assembly.offload import to_blame
+from perfect.assembly.offload import to_blame, watched
 from perfect.assembly.phases import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 
@@ -21,4 +21,5 @@ __all__ = [
     "build_trainer",
     "split_holdout",
     "to_blame",
+    "watched",
 ]

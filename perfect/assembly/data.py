@@ -60,6 +60,11 @@ class Data:
     """What a prediction chooses from: classes of pictures, or the vocabulary of a text."""
     datamodule: L.LightningDataModule | None = None
 
+    def close(self) -> None:
+        """What a run that could not be torn down has left open."""
+        for loader in filter(None, (self.train, self.holdout, self.test)):
+            loader.close()
+
 
 def build_data(config: RunConfig) -> Data:
     if config.data.class_path is not None:

@@ -3,10 +3,14 @@
 no section   plain Lightning        a section   `OffloadStrategy` with its keys as arguments
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import lightning as L
 from lightning.pytorch.strategies import Strategy
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
+from offload.lost import device_lost
 from perfect.config import RunConfig
 from perfect.errors import BuildError
 from trainers import OffloadDDPStrategy, OffloadStrategy
@@ -33,6 +37,19 @@ def check_device(trainer: L.Trainer) -> None:
         of_engine = str(error).startswith("engine=")
         key = "offload.engine" if of_engine else "trainer.accelerator"
         raise BuildError(key, str(error)) from error
+
+
+@contextmanager
+def watched(trainer: L.Trainer) -> Iterator[None]:
+    """Around all that a trainer does, plain Lightning too: `DeviceLost` for every error that says
+    so, wherever it comes from."""
+    try:
+        yield
+    except Exception as error:
+        lost = device_lost(error, trainer.strategy.root_device)
+        if lost is None or lost is error:
+            raise
+        raise lost from error
 
 
 def to_blame(error: OffloadError) -> BuildError | None:

@@ -15,7 +15,6 @@ from rich.console import Console
 from torch.utils import _pytree as pytree
 
 import offload.profiling
-from offload import DeviceLost, Runner
 from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer
 from perfect.checkpoint import RunCheckpoint
 from perfect.plans import plan_phases
@@ -303,31 +302,3 @@ def test_an_engine_that_is_not_here_is_refused_with_its_line(
         said = capfd.readouterr().err
         assert re.search(rf"recipe.yaml:\d+: offload.engine: {why}", said)
         assert "Traceback" not in said
-
-
-def test_a_device_that_is_lost_ends_the_run_and_the_last_checkpoint_goes_on(
-    train: Train, phased: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, count = Runner._run, 0
-
-    def run(runner: Runner, bound: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == 12:
-            raise DeviceLost("cuda:0 is lost: a kernel failed")
-        real(runner, bound)
-
-    recipe = within("70%", phased, check_first_steps=0)
-    monkeypatch.setattr(Runner, "_run", run)
-    code, folder = train(recipe)
-    said = capfd.readouterr().err
-    assert code == 1
-    assert "cuda:0 is lost: a kernel failed" in said and "Traceback" not in said
-    assert "the same command resumes from the last checkpoint" in said
-    steps = torch.load(folder / "last.ckpt", weights_only=False)["global_step"]
-    assert 0 < steps < 12
-    monkeypatch.setattr(Runner, "_run", real)
-    assert train(recipe)[0] == 0
-    assert f"after step {steps}" in capfd.readouterr().err
-    train(within(None, phased), out="other")
-    same(folder / "final.ckpt", folder.parent / "other" / "final.ckpt")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offload import DeviceLost
+from offload import DeviceLost, OffloadError
 from offload.lost import device_lost
 
 DEVICE = torch.device("cuda", 0)
@@ -47,6 +47,17 @@ def test_the_number_of_an_error_goes_before_its_words() -> None:
 )
 def test_an_error_after_which_the_device_goes_on_is_none(error: BaseException) -> None:
     assert device_lost(error, DEVICE) is None
+
+
+def test_what_came_of_a_lost_device_says_so_too() -> None:
+    first = torch.AcceleratorError(SAYS.format("an illegal memory access was encountered"))
+    wrapped, torn_down = OffloadError("memory was refused"), ValueError("cannot be torn down")
+    wrapped.__cause__, torn_down.__context__ = first, wrapped
+    assert isinstance(device_lost(torn_down, DEVICE), DeviceLost)
+    torn_down.__context__ = DeviceLost("gone")
+    assert device_lost(torn_down, DEVICE) is torn_down.__context__
+    first.__context__, wrapped.__cause__ = None, KeyError("another")
+    assert device_lost(wrapped, DEVICE) is None
 
 
 def test_a_lost_device_is_told_once() -> None:
