@@ -88,7 +88,7 @@ class Runner:
         self._bindings: dict[Hashable, Binding] = {}
         self._current: Binding | None = None
         self._warmed: set[int] = set()
-        check_memory(plan, plan.memgraph.arenas, memory_left())
+        check_room(plan, plan.memgraph.arenas)
         self._arenas = self._taken(plan.memgraph.arenas)
         self._step_lock = threading.Lock()
         self._closed = False
@@ -225,7 +225,7 @@ class Runner:
         found = self._bindings.get(key)
         if found is None:
             if not self._arenas.hold(memgraph.arenas):
-                self._grow(memgraph.arenas)
+                self._grow(self._plans[key])
             found = Binding(
                 self._plans[key],
                 self._arenas,
@@ -242,8 +242,9 @@ class Runner:
         found.homes.settle()
         return found
 
-    def _grow(self, needed: Mapping[int, int]) -> None:
-        """The old arenas go before the new ones come."""
+    def _grow(self, plan: Plan) -> None:
+        """For this one. The old arenas go before the new ones come."""
+        needed = plan.memgraph.arenas
         sizes = {
             arena: max(needed.get(arena, 0), self._arenas.sizes.get(arena, 0))
             for arena in {*needed, *self._arenas.sizes}
@@ -251,14 +252,10 @@ class Runner:
         self._leave()
         self._bindings.clear()
         self._arenas = Arenas({}, self._program.device)
-        check_memory(self._plan, sizes, memory_left())
+        check_room(plan, sizes)
         self._arenas = self._taken(sizes)
 
     def _taken(self, sizes: Mapping[int, int]) -> Arenas:
-        device = self._program.device
-        if device.type == "cuda":
-            give_cached_back(device)
-            check_device(self._plan, sizes, device_left(device))
         arenas = Arenas(sizes, self._program.device)
         # What was planned has the notes that explain() shows; a plan made by hand has one graph.
         notes = getattr(self._plan, "source", self._plan.graph).notes
@@ -303,6 +300,15 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_room(plan: Plan, arenas: Mapping[int, int]) -> None:
+    """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now."""
+    check_memory(plan, arenas, memory_left())
+    device = program_of(plan.graph).device
+    if device.type == "cuda":
+        give_cached_back(device)
+        check_device(plan, arenas, device_left(device))
 
 
 def _without_autocast(kind: str, run: Callable[[], T]) -> T:

@@ -173,4 +173,4 @@ def test_a_note_of_the_arenas_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert Runner._taken(runner, found.memgraph.arenas) is arenas
     assert found.explain().count("could not be page-locked") == 1
     with pytest.raises(MemoryTooSmall):
-        Runner._taken(runner, {0: 2 * GIB})
+        executor.check_room(found, {0: 2 * GIB})

@@ -122,6 +122,26 @@ def test_tensors_that_move_into_an_arena_count_once_and_the_largest_twice(
                 offload.Runner(plan)
 
 
+def test_arenas_that_grow_are_checked_with_what_the_kernels_of_the_entering_plan_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def made(nbytes: int, unplaced: int) -> offload.TaskGraph:
+        graph = offload.TaskGraph()
+        y = graph.buffer("y", nbytes)
+        graph.task("f", writes=[y], unplaced=unplaced, kernel=lambda r, w: w[0].fill_(1))
+        graph.output(y)
+        return graph
+
+    with offload.Runner(offload.plan(made(64, 0), placement="copy")) as runner:
+        runner.add("large", made(4096, 64 << 20))
+        monkeypatch.setattr(executor, "memory_left", lambda: Left(32 << 20, "a small machine"))
+        with pytest.raises(MemoryTooSmall, match=r"kernels besides 64\.0 MiB"):
+            runner.run("large")
+        monkeypatch.setattr(executor, "memory_left", lambda: Left(65 << 20, "a larger one"))
+        [y] = runner.run("large")
+    assert int(y.sum()) == 4096
+
+
 def test_what_is_given_back_at_the_end_is_nobodys(step: Any) -> None:
     """Aliases that the user holds of parameters keep the values of the end."""
     module, graph, batch = step
