@@ -24,6 +24,7 @@ from typing import TypeVar
 import torch
 
 from offload.costs import Costs
+from offload.device_memory import measuring
 from offload.rates import Rates, Sample, Samples, rates_of
 from offload.stopwatch import Clock, Cpu, Device, Gpu, in_a_row
 
@@ -82,7 +83,7 @@ def rates(
         raise ValueError(f"device={device!r}: cuda or cpu is needed")
     sizes = sizes or (ON_GPU if target.type == "cuda" else ON_CPU)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), measuring("its rates", target):
             samples = measure(bench, sizes, seconds, workers or max(1, _cpus() - 1))
     finally:
         bench.close()

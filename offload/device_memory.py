@@ -5,13 +5,15 @@
 
 A plan is made for a budget, whatever the device holds at the moment. So the device is asked just
 before the arena is taken: what does not fit is refused with numbers, and nothing was touched yet.
+What is measured before there is a plan takes memory too: refused that, it says who has the rest.
 NVML names the other processes where its package (pynvml) is there; else only the sum is known.
 CUDA's own context (some hundred MiB a process) is in no budget: it is not free to begin with.
 """
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +90,22 @@ def check_device(plan: Plan, arenas: Mapping[int, int], left: DeviceLeft) -> Non
         needed=needed,
         left=left.free,
     )
+
+
+@contextmanager
+def measuring(what: str, device: torch.device, remedy: str = "") -> Iterator[None]:
+    """`MemoryTooSmall` where the device has not the memory that it takes to measure `what`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        left = device_left(device)
+        raise MemoryTooSmall(
+            f"there is too little memory on {device} to measure {what}: {say_size(left.free)} of"
+            f" its {say_size(left.total)} are free: {_holders(left)}. End what else uses the"
+            f" device{remedy}",
+            needed=left.free + 1,  # at least: the allocator does not say
+            left=left.free,
+        ) from error
 
 
 def _holders(left: DeviceLeft) -> str:

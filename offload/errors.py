@@ -4,7 +4,7 @@ OffloadError
   CaptureError     a step that cannot be captured (names the user's line and what to do)
   GraphError       a TaskGraph, or a size, that makes no sense
   BudgetTooSmall   no plan fits: the smallest budget that would, and the task that sets it
-  MemoryTooSmall   this machine, or its cgroup, has not the memory that a plan needs
+  MemoryTooSmall   this machine, its cgroup or a device has not the memory that a plan needs now
   DeviceLost       the device is gone in mid-run, and what was on it
   RaceFound        a MemGraph in which two tasks are not ordered, or bytes are not what is expected
   StepError        a call that does not fit the captured step, or a runner that is closed
@@ -42,7 +42,8 @@ class BudgetTooSmall(OffloadError):
 
 
 class MemoryTooSmall(OffloadError):
-    """A plan that this machine, or the process's cgroup, has not the memory for."""
+    """A plan, or what must be measured for one, that this machine, the process's cgroup or a
+    device has not the memory for."""
 
     def __init__(self, message: str, *, needed: int, left: int) -> None:
         """Bytes that it takes more, and that may still be taken."""

@@ -29,6 +29,7 @@ from torch.autograd.profiler import profile, record_function
 from torch.utils import _pytree as pytree
 
 from offload.cuda_shim import available_on
+from offload.device_memory import measuring
 from offload.kernels import CPU, Call, Calls, Value, device_of
 from offload.memgraph import TASK, Access, Node, Place
 from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
@@ -71,9 +72,15 @@ def measured(graph: TaskGraph) -> TaskGraph:
         for task, where in zip(graph.tasks, wheres, strict=True)
     ]
     costs: dict[Any, Cost] = {}
-    with torch.no_grad(), steady(device), _random_put_back(device):
+    with (
+        measuring("every kernel once", device, remedy=", or make the batch smaller"),
+        torch.no_grad(),
+        steady(device),
+        _random_put_back(device),
+    ):
         for where, found in calls.items():
             costs |= _Bench(where, found, graph.alignment).costs(found)
+        fixed = kept_bytes(device)
     new = graph.with_tasks(
         [
             _with(task, [costs[key] for key in found]) if found else task
@@ -82,7 +89,7 @@ def measured(graph: TaskGraph) -> TaskGraph:
     )
     new.notes.extend(_notes(costs))
     if new.program is not None:
-        new.program = replace(new.program, fixed=kept_bytes(device))
+        new.program = replace(new.program, fixed=fixed)
     return new
 
 

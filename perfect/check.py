@@ -13,6 +13,7 @@ from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
 from loaders.storage import Slab
 from offload import OffloadError
+from offload.executor import check_room
 from offload.sizes import say_size
 from perfect.assembly import (
     Data,
@@ -22,6 +23,7 @@ from perfect.assembly import (
     build_phases,
     build_trainer,
     to_blame,
+    watched,
 )
 from perfect.callback import PhaseSwitch
 from perfect.config import RunConfig, dump_config
@@ -83,6 +85,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         )
     elif config.offload is not None:
         for made in _planned(trainer, module, data, switch):
+            if made.plan is not None:
+                check_room(made.plan, made.plan.memgraph.arenas)
             console.print()
             for line in _explained(made):
                 console.print(line, highlight=False, markup=False)
@@ -97,7 +101,8 @@ def _planned(
     trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
 ) -> list[PhasePlan]:
     try:
-        return plan_phases(trainer, module, data, switch)
+        with watched(trainer):
+            return plan_phases(trainer, module, data, switch)
     except OffloadError as error:
         if refused := to_blame(error):
             raise refused from error

@@ -70,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
     except (FolderError, PhaseError) as error:
         return _refuse(console, [str(error)])
+    except OffloadError as error:  # of --check: what would end the run
+        _say(console, str(error), style="red")
+        return 1
 
 
 def train(config: RunConfig, folder: RunFolder, console: Console) -> int:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from offload import Runner
+from offload import Runner, device_memory, executor, profiling
+from offload.device_memory import Held, Readers
+from offload.machine import Left
 from perfect.stop import SIGNALS
 from trainers.planned import Planned
 
@@ -133,3 +135,67 @@ def test_an_error_after_which_the_device_goes_on_stays_what_it_is(
     with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
         train(recipe)
     assert "resumes from the last checkpoint" not in capfd.readouterr().err
+
+
+# ---- memory that others have --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_a_plan_that_the_machine_has_no_memory_for_now_ends_the_run_and_a_check_alike(
+    options: list[str],
+    train: Train,
+    recipe: Recipe,
+    read_run: Callable[[Path], Recipe],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe["offload"] = {"budget": "70%"}
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "memory_left", lambda: Left(1 << 10, "[others] have it"))
+        code, folder = train(recipe, *options)
+    said = capfd.readouterr().err
+    assert code == 1
+    assert "of memory are needed, and 1.0 KiB can be had: [others] have it" in said
+    assert "\nplan  " in said and "Traceback" not in said
+    assert folder.exists() == (not options)
+    if not options:
+        run = read_run(folder)
+        assert run["status"] == "failed" and "1.0 KiB can be had" in run["error"]
+    assert train(recipe, *options)[0] == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_a_device_without_the_memory_to_measure_kernels_says_who_has_it(
+    options: list[str],
+    train: Train,
+    recipe: Recipe,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def warm(device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    gib = 1 << 30
+    readers = Readers(lambda _: (gib, 80 * gib), lambda _: 0, lambda _: [Held(77, 70 * gib)])
+    monkeypatch.setattr(profiling, "warm", warm)
+    monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
+    recipe["offload"] = {"budget": "70%"}
+    assert train(recipe, *options)[0] == 1
+    said = capfd.readouterr().err
+    assert "there is too little memory on cpu to measure every kernel once: 1.0 GiB of" in said
+    assert "process 77 has 70.0 GiB. End what else uses the device, or make the batch" in said
+    assert "Traceback" not in said
+
+
+def test_a_device_that_is_lost_during_a_check_says_so(
+    train: Train,
+    recipe: Recipe,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe["offload"] = {"budget": "70%"}
+    Fault(monkeypatch, Strategy, "batch_to_device", 1)
+    assert train(recipe, "--check")[0] == 1
+    said = capfd.readouterr().err
+    assert "is lost: a kernel used an address that is not its own" in said
+    assert "Traceback" not in said

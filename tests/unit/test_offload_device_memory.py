@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from offload import Plan, Runner, TaskGraph, executor, plan
+from offload import (
+    Plan,
+    Runner,
+    TaskGraph,
+    calibration,
+    capture,
+    device_memory,
+    executor,
+    plan,
+    profiling,
+)
 from offload.caching import MIB, outside, taken
 from offload.device_memory import (
     DeviceLeft,
@@ -86,6 +96,33 @@ def test_without_nvml_the_sum_of_the_others_is_said() -> None:
     left = DeviceLeft(CUDA, free=GIB, total=80 * GIB, ours=9 * GIB)
     with pytest.raises(MemoryTooSmall, match=r"other processes and CUDA itself have 70.0 GiB"):
         check_device(made(), {0: 2 * GIB}, left)
+
+
+@pytest.mark.parametrize("refused", ["calibrate", "bench", "kernels", "libraries"])
+def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has_it(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    readers = Readers(lambda _: (GIB, 80 * GIB), lambda _: 0, lambda _: [Held(77, 70 * GIB)])
+    monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
+    at: dict[str, tuple[Any, str]] = {
+        "calibrate": (calibration, "_bytes"),
+        "bench": (profiling, "_Bench"),
+        "kernels": (profiling._Bench, "_fill"),
+        "libraries": (profiling, "kept_bytes"),
+    }
+    owner, name = at[refused]
+    monkeypatch.setattr(owner, name, full)
+    with pytest.raises(MemoryTooSmall, match="too little memory on cpu to measure") as told:
+        if refused == "calibrate":
+            calibration.calibrate("cpu")
+        else:
+            capture(torch.nn.ReLU(), torch.zeros(4))
+    assert "1.0 GiB of its 80.0 GiB are free" in str(told.value)
+    assert "process 77 has 70.0 GiB. End what else uses the device" in str(told.value)
+    assert told.value.left == GIB < told.value.needed
 
 
 def test_the_reader_leaves_this_process_out_of_the_others() -> None:
