@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.precision import Precision
 from offload import Costs, OffloadError, Plan, Runner
 from offload.calibration import calibrate
 from offload.drivers import Driver
+from offload.drivers.cuda import check_cuda
 from offload.kernels import CPU
 from offload.machine import memory_left
 
@@ -98,8 +99,12 @@ ON_CPU = Target()
 
 def check_engine(engine: str) -> None:
     """What can be told before there is a trainer."""
-    if engine in OF_CUDA and not torch.cuda.is_available():
-        raise OffloadError(f"engine={engine!r} needs a CUDA device; there is none here")
+    if engine not in OF_CUDA:
+        return
+    try:
+        check_cuda(torch.device("cuda", 0))
+    except OffloadError as error:
+        raise OffloadError(f"engine={engine!r} needs a CUDA device: {error}") from error
 
 
 def target_of(

@@ -6,10 +6,13 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from loaders.reuse import batches_per_pass
 from loaders.sources import samples_per_rank
+from offload import OffloadError
+from offload.drivers.cuda import check_cuda
 from perfect.assembly.data import Data
 from perfect.assembly.offload import build_strategy, check_device
 from perfect.assembly.own_class import construct, load_class
@@ -84,6 +87,7 @@ def build_trainer(
     stop: StopSignal,
     data: Data,
 ) -> L.Trainer:
+    _check_gpu(config)
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     finite = FiniteLoss()
@@ -114,6 +118,16 @@ def build_trainer(
         raise BuildError("trainer", str(error)) from error
     check_device(trainer)
     return trainer
+
+
+def _check_gpu(config: RunConfig) -> None:
+    """Lightning says that there is none; this says why."""
+    if config.trainer.accelerator != "gpu" or MPSAccelerator.is_available():
+        return
+    try:
+        check_cuda(torch.device("cuda", 0))
+    except OffloadError as error:
+        raise BuildError("trainer.accelerator", str(error)) from error
 
 
 def _shortest_pass(config: RunConfig, switch: PhaseSwitch, data: Data) -> int:

@@ -1,5 +1,6 @@
 """Runs that end badly through no fault of the YAML: they say what happened and how to go on."""
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.strategies import Strategy
 
 from offload import Runner, device_memory, executor, profiling
@@ -199,3 +201,38 @@ def test_a_device_that_is_lost_during_a_check_says_so(
     said = capfd.readouterr().err
     assert "is lost: a kernel used an address that is not its own" in said
     assert "Traceback" not in said
+
+
+# ---- a GPU that is not there --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("built", "why"),
+    [
+        (True, r"PyTorch .*, built for CUDA .*, finds no device: the driver is missing or too old"),
+        (False, r"this PyTorch \(.*\) is built without CUDA"),
+    ],
+)
+@pytest.mark.parametrize("offloaded", [True, False])
+def test_a_gpu_that_cannot_be_used_is_refused_with_its_line_and_why(
+    offloaded: bool,
+    built: bool,
+    why: str,
+    train: Train,
+    recipe: Recipe,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: False)
+    recipe["trainer"]["accelerator"] = "gpu"
+    if offloaded:
+        recipe["offload"] = {"budget": "70%"}
+    for options in ((), ("--check",)):
+        code, folder = train(recipe, *options)
+        said = capfd.readouterr().err
+        assert code == 2
+        assert re.search(rf"recipe.yaml:\d+: trainer.accelerator: {why}", said)
+        assert "Traceback" not in said
+        assert not folder.exists()

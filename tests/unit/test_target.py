@@ -49,6 +49,19 @@ def test_an_engine_that_does_not_run_there_is_told_with_what_to_give(
     assert "give" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("built", "why"), [(True, "the driver is missing or too old"), (False, "built without CUDA")]
+)
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+def test_an_engine_of_a_gpu_says_why_there_is_none(
+    engine: str, built: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    with pytest.raises(OffloadError, match=rf"^engine='{engine}' needs a CUDA device: .*{why}"):
+        OffloadStrategy(engine=engine)
+
+
 def test_a_twin_stands_in_for_a_device_on_the_cpu() -> None:
     assert target_of("cudagraph", CPUAccelerator(), CPU, Twin).driver is Twin
 
