@@ -3,7 +3,8 @@
     read config -> open run folder -> build -> fit (resumes from a checkpoint) -> judge -> report
 
 The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0
-done, 1 the run failed, 2 the configuration or the folder is wrong, 130 stopped by Ctrl-C.
+done, 1 the run failed (or would now: --check), 2 the configuration or the folder is wrong, 130
+stopped by Ctrl-C.
 """
 
 import argparse
