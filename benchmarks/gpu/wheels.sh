@@ -26,6 +26,8 @@ target=${PY:-3.12}
 limit=${LIMIT_MB:-60}
 out=$dir/$part
 mkdir -p "$out"
+# What an earlier call left would be installed, too: other versions, pieces of another size.
+rm -f "$out"/*.whl "$out"/*.whl.piece* "$out/install.sh"
 platforms=()
 for name in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux_2_12 manylinux2014 manylinux2010; do
   platforms+=(--platform "${name}_x86_64")
@@ -78,9 +80,10 @@ case $part in
     ;;
 esac
 
+(cd "$out" && sha256sum -- *.whl > sums)
 for wheel in "$out"/*.whl; do
   if [ "$(stat -c %s "$wheel")" -ge $((limit * 1000000)) ]; then
-    split --bytes=$((limit * 5 / 6))M --numeric-suffixes "$wheel" "$wheel.piece"
+    split --bytes=$((limit * 5000 / 6))kB --numeric-suffixes "$wheel" "$wheel.piece"
     rm "$wheel"
   fi
 done
@@ -101,6 +104,7 @@ SAY
 for first in *.whl.piece00; do
   if [ -e "$first" ]; then cat "${first%00}"* > "${first%.piece00}"; fi
 done
+sha256sum --check --quiet sums || { echo "what came here is not what was gathered: copy it again" >&2; exit 1; }
 # A package that the machine has already stays as it is: only what is missing comes in.
 wanted=()
 for wheel in *.whl; do
