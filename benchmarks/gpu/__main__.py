@@ -10,6 +10,7 @@ with tiny models, in seconds; its numbers say nothing.
 import argparse
 import datetime
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def main() -> None:
     store = Store(args.out, stem, device_name(device))
     if args.retry:
         store.forget_failures()
-    steps = [_asked_for(step, args.only) for step in part.steps(args.smoke)]
+    steps = _asked_for(part.steps(args.smoke), args.only)
     if gone := absent():
         print(f"not installed: {', '.join(gone)}", flush=True)
     _measure(steps, store, args, device)
@@ -65,10 +66,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _asked_for(step: Step, words: list[str]) -> Step:
-    """With those of its cells whose name has one of the words in it."""
-    cells = tuple(cell for cell in step.cells if any(word in cell for word in words or [""]))
-    return replace(step, cells=cells)
+def _asked_for(steps: Sequence[Step], words: Sequence[str]) -> list[Step]:
+    """With those of their cells whose name has one of the words in it."""
+    every = [cell for step in steps for cell in step.cells]
+    for word in words:
+        if not any(word in cell for cell in every):
+            known = "\n    ".join(every)
+            raise SystemExit(
+                f"--only {word!r}: no cell has this in its name. There are\n    {known}"
+            )
+    return [
+        replace(step, cells=tuple(c for c in step.cells if any(w in c for w in words or [""])))
+        for step in steps
+    ]
 
 
 def _measure(steps: list[Step], store: Store, args: argparse.Namespace, device: str) -> None:
@@ -89,9 +99,9 @@ def _measure(steps: list[Step], store: Store, args: argparse.Namespace, device: 
             )  # fmt: skip
             problem, late = launch(job, store, max(1.0, left), step.environment)
             still = store.missing(cells)
-            if late and (begun or len(still) < len(cells)):
+            first, begun = not begun, True
+            if late and (not first or len(still) < len(cells)):
                 break  # what comes next has all of the next call's time
-            begun = True
             fruitless = fruitless + 1 if len(still) == len(cells) else 0
             _blame(still, problem, fruitless, store)
 

@@ -3,6 +3,7 @@
 Two backends: gradients and clipping of what lies on the host need gloo, the device's nccl.
 """
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,37 +16,36 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from gpu.peers.task import Running, Setup, Whole, batch, trained, whole
 
 
-@contextmanager
-def group(setup: Setup) -> Iterator[None]:
-    """A world of one process. No port: its store is in memory."""
+def group(setup: Setup) -> None:
+    """A world of one process, until that ends: DeepSpeed keeps its first one. No port: its store
+    is in memory."""
+    if distributed.is_initialized():
+        return
     backend = "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo"
     distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
+    atexit.register(distributed.destroy_process_group)
 
 
 @contextmanager
 def sharded(setup: Setup) -> Iterator[Running]:
     on_device = setup.device == "cuda"
-    with group(setup):
-        mesh = init_device_mesh(setup.device, (1,))
-        policy = CPUOffloadPolicy(pin_memory=on_device)
-        module = whole(setup, "cpu")
-        assert isinstance(module, Whole)
-        for block in module.inner.blocks:
-            fully_shard(block, mesh=mesh, offload_policy=policy)
-        fully_shard(module, mesh=mesh, offload_policy=policy)
-        assert isinstance(module, FSDPModule)
-        inputs = batch(setup, setup.device)
-        optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
+    group(setup)
+    mesh = init_device_mesh(setup.device, (1,))
+    policy = CPUOffloadPolicy(pin_memory=on_device)
+    module = whole(setup, "cpu")
+    assert isinstance(module, Whole)
+    for block in module.inner.blocks:
+        fully_shard(block, mesh=mesh, offload_policy=policy)
+    fully_shard(module, mesh=mesh, offload_policy=policy)
+    assert isinstance(module, FSDPModule)
+    inputs = batch(setup, setup.device)
+    optimizer = torch.optim.AdamW(trained(module), 1e-4, fused=True)
 
-        def step() -> torch.Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            loss = module(*inputs)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = module(*inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
 
-        yield Running(step)
+    yield Running(step)

@@ -19,38 +19,48 @@ def offload(setup: Setup) -> AbstractContextManager[Running]:
 
 
 def infinity(setup: Setup) -> AbstractContextManager[Running]:
-    return _engine(
-        setup,
-        {
-            "stage": 3,
-            "offload_param": {"device": "cpu", "pin_memory": True},
-            # Two blocks of 7B and one ahead: by default a billion parameters may be there at once.
-            "stage3_max_live_parameters": 500_000_000,
-            "stage3_max_reuse_distance": 0,
-            "stage3_prefetch_bucket_size": 250_000_000,
-        },
-    )
+    return _engine(setup, streamed(setup))
+
+
+def streamed(setup: Setup) -> Mapping[str, Any]:
+    """Stage 3. What it may hold beside a step's own memory are shares of the budget: by default a
+    billion parameters may be there at once."""
+    return {
+        "stage": 3,
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "stage3_max_live_parameters": share(setup, 8),
+        "stage3_prefetch_bucket_size": share(setup, 16),  # of those that may live
+        "stage3_max_reuse_distance": 0,
+        "stage3_param_persistence_threshold": 100_000,
+        "stage3_model_persistence_threshold": share(setup, 64),
+    }
+
+
+def share(setup: Setup, of: int) -> int:
+    """So many parameters that they take one part of `of` parts of the budget."""
+    assert setup.budget is not None, "a peer's buckets are shares of its budget"
+    return setup.budget // of // setup.kind.dtype.itemsize
 
 
 @contextmanager
 def _engine(setup: Setup, stage: Mapping[str, Any]) -> Iterator[Running]:
     import deepspeed  # pyright: ignore[reportMissingImports]
 
-    with group(setup):
-        module = whole(setup, "cpu")
-        engine, *_ = deepspeed.initialize(
-            model=module, model_parameters=trained(module), config=config(setup, stage)
-        )
-        inputs = batch(setup, setup.device)
+    group(setup)
+    module = whole(setup, "cpu")
+    engine, *_ = deepspeed.initialize(
+        model=module, model_parameters=trained(module), config=config(setup, stage)
+    )
+    inputs = batch(setup, setup.device)
 
-        def step() -> torch.Tensor:
-            loss = engine(*inputs)
-            engine.backward(loss)
-            engine.step()
-            return loss.detach()
+    def step() -> torch.Tensor:
+        loss = engine(*inputs)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
 
-        yield Running(step)
-        engine.destroy()
+    yield Running(step)
+    engine.destroy()
 
 
 def config(setup: Setup, stage: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +77,9 @@ def config(setup: Setup, stage: Mapping[str, Any]) -> dict[str, Any]:
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
             "overlap_comm": True,
             "contiguous_gradients": True,
-            "reduce_bucket_size": 50_000_000,  # the default takes gigabytes of the budget
+            # The defaults take gigabytes of the budget; there are two of the first.
+            "reduce_bucket_size": share(setup, 64),
+            "allgather_bucket_size": share(setup, 64),
             **stage,
         },
         "wall_clock_breakdown": False,
