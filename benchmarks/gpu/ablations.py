@@ -21,6 +21,7 @@ from gpu.ours import ENGINES, attempt
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.speed import Bench, bench_of, measured_rates, timed
+from gpu.timing import free
 from offload import Plan, simulate, verify
 from offload.memgraph import RELOAD, TASK
 from offload.planner import build_memgraph
@@ -39,7 +40,7 @@ VARIANTS = (
     BASE, "in order", "depth 1", "depth 2", "depth 16", "depth 64", "ahead 0", "ahead 16",
     "ahead 256", "no recompute", "cudagraph", "fused",
 )  # fmt: skip
-SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute", "cudagraph")
+SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute", "cudagraph", "fused")
 
 
 def steps(smoke: bool) -> Sequence[Step]:
@@ -59,6 +60,7 @@ def measure(job: Job) -> Rows:
         fused = variant == "fused"
         if bench is None or fused:
             bench = None
+            free(job.device)
             bench = bench_of(name, job, found, also=("fused",) if fused else ())
         yield cell, attempt(partial(_one, bench, budget, variant, job, found))
 

@@ -32,11 +32,17 @@ GPT2 = Size(50257, 768, 12, 12, 3072, 4, 512)
 LLAMA = Size(32000, 1024, 6, 16, 2752, 2, 1024)
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Read by cuBLAS when it begins, and asked for by torch's deterministic mode."""
-SMOKE = (
-    "gpt2 with dropout; as it is; control", "gpt2 with dropout; as it is; cuda, 60 %",
-    "llama bf16; as it is; control", "llama bf16; as it is; cudagraph, minimum",
-    "odd convnet; as it is; control", "odd convnet; as it is; cudagraph, none",
-)  # fmt: skip
+SMOKE = {
+    "as it is": (
+        "resnet18; as it is; control", "resnet18; as it is; cuda, none",
+        "gpt2 with dropout; as it is; control", "gpt2 with dropout; as it is; cuda, 60 %",
+        "llama bf16; as it is; control", "llama bf16; as it is; cudagraph, minimum",
+        "odd convnet; as it is; control", "odd convnet; as it is; cudagraph, none",
+    ),
+    "deterministic": (
+        "vit-b-16; deterministic; control", "vit-b-16; deterministic; cuda, minimum",
+    ),
+}  # fmt: skip
 
 State = dict[str, torch.Tensor]
 
@@ -64,12 +70,13 @@ def case_of(name: str, smoke: bool) -> Case:
 
 def steps(smoke: bool) -> Sequence[Step]:
     if smoke:
-        return [Step("gpu.equality:compare", SMOKE, {"mode": MODES[0]})]
-    return [
-        Step("gpu.equality:compare", tuple(_cells(name, mode)), {"mode": mode},
-             2.0, DETERMINISTIC if mode == "deterministic" else {})
-        for mode in MODES for name in CASES
-    ]  # fmt: skip
+        return [_step(cells, mode) for mode, cells in SMOKE.items()]
+    return [_step(_cells(name, mode), mode) for mode in MODES for name in CASES]
+
+
+def _step(cells: Sequence[str], mode: str) -> Step:
+    environment = DETERMINISTIC if mode == "deterministic" else {}
+    return Step("gpu.equality:compare", tuple(cells), {"mode": mode}, 2.0, environment)
 
 
 def _cells(name: str, mode: str) -> list[str]:

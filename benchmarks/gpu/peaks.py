@@ -44,7 +44,8 @@ def case_of(name: str, smoke: bool) -> Case:
 
 def steps(smoke: bool) -> Sequence[Step]:
     if smoke:
-        return [Step("gpu.peaks:watch", _cells("gpt2-small")[-2:])]
+        cells = (*_cells("gpt2-small")[-2:], f"vit-b-16; {ENGINES[0]}; minimum")
+        return [Step("gpu.peaks:watch", cells)]
     return [Step("gpu.peaks:watch", _cells(name), minutes=4) for name in CASES]
 
 

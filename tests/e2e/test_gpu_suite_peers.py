@@ -46,21 +46,24 @@ def test_peers_that_run_without_a_gpu_train_as_eager_does(tmp_path: Path) -> Non
     found = run_part("e", tmp_path)
     for task in ("lora", "full"):
         eager = found[f"{task}; none; no offload"]
-        for peer in ("ours, cuda", "FSDP2", "save_on_cpu"):
+        for peer in ("ours, cuda", "ours, cudagraph", "FSDP2", "save_on_cpu"):
             row = found[f"{task}; 1 GiB; {peer}"]
             assert row["median"] > 0
             assert (row["first"], row["last"]) == (eager["first"], eager["last"]), peer
         assert eager["last"] < eager["first"]
-    assert (
-        found["prefill; 1 GiB; ours, cuda"]["first"]
-        == (found["prefill; none; no offload"]["first"])
-    )
+    for engine in roster.OURS:
+        row, eager = found[f"prefill; 1 GiB; {engine}"], found["prefill; none; no offload"]
+        assert row["first"] == eager["first"]
+    trained = [found[f"full tiny; 1 GiB; {peer}"] for peer in ("ours, cuda", "FSDP2")]
+    assert trained[0]["last"] == trained[1]["last"] < trained[0]["first"]
     for cell, row in found.items():
         peer = roster.PEERS[cell.split("; ")[2]]
         if any(importlib.util.find_spec(name) is None for name in peer.needs):
             assert "not installed" in row["problem"]
         elif not peer.on_cpu:
             assert row["problem"] == "needs a CUDA device"
+        else:
+            assert row["median"] > 0, row.get("problem")
 
 
 @pytest.mark.slow
@@ -89,7 +92,7 @@ from offloading.report import Report
 NAME, CLAIM = "endless", "Claim: what was measured stays"
 
 def steps(smoke):
-    return [Step("endless:measure", ("quick", "endless"))]
+    return [Step("endless:measure", ("quick", "endless")), Step("endless:measure", ("other",))]
 
 def measure(job):
     for cell in job.cells:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import offload
+from gpu.ours import run_by
 from gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
 from gpu.timing import free
 from offload.calibration import calibrate
@@ -18,7 +19,7 @@ from offload.calibration import calibrate
 
 @contextmanager
 def loop(setup: Setup) -> Iterator[Running]:
-    with _planned(setup, "cuda" if setup.device == "cuda" else "threads") as running:
+    with _planned(setup, "cuda") as running:
         yield running
 
 
@@ -48,7 +49,7 @@ def _planned(setup: Setup, engine: str) -> Iterator[Running]:
         "predicted_s": made.predicted_seconds, "planned_mib": made.device_bytes / MIB,
         "pinned_mib": made.host_bytes / MIB,
     }  # fmt: skip
-    with offload.Runner(made, engine) as runner:
+    with run_by(engine, made) as runner:
         yield Running(lambda: runner(*inputs)[0], facts)
 
 

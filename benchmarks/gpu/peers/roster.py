@@ -40,7 +40,6 @@ PEERS: Mapping[str, Peer] = {
     ),
     "ours, cudagraph": Peer(
         "gpu.peers.planned:graph", "the same plan, replayed as one CUDA graph", prefills=True,
-        on_cpu=False,
     ),
     "FSDP2": Peer(
         "gpu.peers.fsdp2:sharded", "fully_shard a block, CPUOffloadPolicy(pin_memory=True), one"
