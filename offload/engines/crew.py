@@ -84,8 +84,8 @@ class Step:
                 worker.ring()
                 return
 
-    def fail(self, error: BaseException, node: int) -> None:
-        """The first error is the one that is told."""
+    def fail(self, error: BaseException, node: int | None) -> None:
+        """The first error is the one that is told. `node`: whose it is, if it is one's."""
         if not self.stopping:
             self.stopping, self.error, self.failed = True, error, node
 
@@ -108,6 +108,15 @@ class Crew:
             self.closed = True
             for worker in self.threads():
                 worker.ring()
+
+    def fail(self, worker: Worker, error: BaseException) -> None:
+        """By a node, or by what is around it. The thread lives on: nobody would miss it."""
+        nodes = worker.lane.nodes
+        with self.lock:
+            if self.step is not None:
+                self.step.fail(error, nodes[-1] if nodes else None)
+            worker.busy, worker.idle = False, True
+            self.caller.ring()
 
     def threads(self) -> list[Worker]:
         return [worker for workers in self.hired.values() for worker in workers]
@@ -161,8 +170,11 @@ def _serve(crew: Crew, worker: Worker) -> None:
     with torch.no_grad():  # every thread has a mode of its own
         while True:
             worker.bell.acquire()
-            if not _look(crew, worker):
-                return
+            try:
+                if not _look(crew, worker):
+                    return
+            except BaseException as error:
+                crew.fail(worker, error)
 
 
 def _look(crew: Crew, worker: Worker) -> bool:
@@ -171,15 +183,9 @@ def _look(crew: Crew, worker: Worker) -> bool:
         if crew.closed:
             return False
         step, lane = crew.step, worker.lane
-    if step is None:
-        return True
-    try:
+    # One that wakes late may find a later step, of other engines.
+    if step is not None and worker.engine in step.heaps:
         crew.drain(worker, step, lane)
-    except BaseException as error:
-        with crew.lock:
-            step.fail(error, lane.nodes[-1])
-            worker.busy, worker.idle = False, True
-            crew.caller.ring()
     return True
 
 

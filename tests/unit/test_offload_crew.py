@@ -1,0 +1,129 @@
+"""The threads of an engine: one that wakes late, one that cannot be started, a forked process."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from offload.drivers.twin import Twin
+from offload.engines import Record, Work
+from offload.engines.crew import Crew, Worker
+from offload.engines.streams import Streams
+from offload.engines.threads import Threads
+
+WAIT = 20.0
+ENGINES: dict[str, Callable[[], Any]] = {
+    "threads": lambda: Threads(host_workers=2),
+    "streams": lambda: Streams(Twin(), host_workers=2),
+}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = ENGINES[request.param]()
+    yield made
+    made.close()
+
+
+def work(engines: Sequence[str], runs: Sequence[Any], deps: Sequence[Sequence[int]]) -> Work:
+    """Nodes that wait for others."""
+    after: list[list[int]] = [[] for _ in runs]
+    for node, needed in enumerate(deps):
+        for dep in needed:
+            after[dep].append(node)
+    return Work(
+        runs=runs,
+        engines=engines,
+        waits=[len(needed) for needed in deps],
+        successors=after,
+        first=[node for node, needed in enumerate(deps) if not needed],
+        lanes=list(dict.fromkeys(engines)),
+    )
+
+
+def nothing() -> None: ...
+
+
+def on_host(first: Callable[[], Any], second: Callable[[], Any]) -> Work:
+    """Two nodes on the host, which become ready at once."""
+    return work(["compute", "host", "host"], [nothing, first, second], [[], [0], [0]])
+
+
+def together() -> Work:
+    """A step that takes both workers of the host."""
+    both = threading.Barrier(2)
+    return on_host(lambda: both.wait(WAIT), lambda: both.wait(WAIT))
+
+
+def hired(engine: Any) -> list[Worker]:
+    return engine._crew.hired["host"]
+
+
+# ---- a thread that wakes late -------------------------------------------------------------------
+
+
+class LateBell:
+    """It rings at once, and is heard when that is said."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.asked, self.rung, self.hear = (threading.Event() for _ in range(3))
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def release(self) -> None:
+        self._lock.release()
+        self.rung.set()
+
+    def acquire(self) -> None:
+        self.asked.set()
+        assert self._lock.acquire(timeout=WAIT)
+        assert self.hear.wait(WAIT)
+        self.asked.clear()
+
+
+def hung_on(worker: Worker) -> LateBell:
+    """The bell that its parked thread waits for now."""
+    late, old = LateBell(), worker.bell
+    worker.bell = late  # type: ignore[assignment]
+    old.release()
+    assert late.asked.wait(WAIT)
+    return late
+
+
+def test_a_thread_that_wakes_in_a_step_without_its_engine_goes_back_to_sleep(engine: Any) -> None:
+    engine.run(together(), Record())
+    late = hung_on(hired(engine)[1])
+    # The other one takes both nodes; this one is rung, and sleeps through the step.
+    engine.run(on_host(lambda: late.rung.wait(WAIT), nothing), Record())
+
+    def woken() -> None:
+        late.asked.clear()
+        late.hear.set()
+        assert late.asked.wait(WAIT), "the thread does not come back to its bell"
+
+    engine.run(work(["compute", "h2d"], [woken, nothing], [[], []]), Record())
+    engine.run(together(), Record())
+
+
+def test_an_error_around_a_node_ends_the_step_and_not_the_thread(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.run(together(), Record())
+    take, error = Crew.take, MemoryError("no room for a number")
+
+    def taken(crew: Crew, worker: Worker, step: Any) -> int | None:
+        if worker.engine == "host":
+            raise error
+        return take(crew, worker, step)
+
+    monkeypatch.setattr(Crew, "take", taken)
+    record = Record()
+    with pytest.raises(MemoryError, match="no room") as raised:
+        engine.run(on_host(nothing, nothing), record)
+    assert raised.value is error and record.failed is None
+    monkeypatch.undo()
+    engine.run(together(), Record())
