@@ -199,19 +199,18 @@ class Hands:
 
     def of(self, engine: str) -> Sequence[Worker]:
         """Those that run its nodes; hired when they are asked for first."""
-        hired = self._crew.hired
-        if engine not in hired:
-            count = self._host_workers if engine == HOST else 1
-            names = [f"{engine}-{n}" for n in range(count)] if count > 1 else [engine]
-            hired[engine] = [Worker(engine, name) for name in names]
-            for worker in hired[engine]:
-                name = f"perfect-offload-{worker.name}"
-                thread = threading.Thread(
-                    target=_serve, args=(self._crew, worker), name=name, daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-        return hired[engine]
+        workers = self._crew.hired.setdefault(engine, [])
+        count = self._host_workers if engine == HOST else 1
+        while len(workers) < count:
+            worker = Worker(engine, f"{engine}-{len(workers)}" if count > 1 else engine)
+            name = f"perfect-offload-{worker.name}"
+            thread = threading.Thread(
+                target=_serve, args=(self._crew, worker), name=name, daemon=True
+            )
+            thread.start()  # where it is refused, the next step goes on from here
+            self._threads.append(thread)
+            workers.append(worker)
+        return workers
 
     def join(self) -> None:
         """When the crew is stopped."""

@@ -127,3 +127,46 @@ def test_an_error_around_a_node_ends_the_step_and_not_the_thread(
     assert raised.value is error and record.failed is None
     monkeypatch.undo()
     engine.run(together(), Record())
+
+
+# ---- a thread that is not started ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_where_a_thread_is_refused_the_next_step_starts_those_that_lack(
+    refused: int, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, [refused]
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith("perfect-offload-host"):
+            left[0] -= 1
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        engine.run(together(), Record())
+    engine.run(together(), Record())
+    names = [t.name for t in threading.enumerate() if t.name.startswith("perfect-offload-host")]
+    assert sorted(names) == ["perfect-offload-host-0", "perfect-offload-host-1"]
+    engine.close()
+    assert not [t for t in threading.enumerate() if t.name in names]
+
+
+def test_an_engine_whose_thread_was_refused_can_be_closed(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "perfect-offload-host-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        engine.run(together(), Record())
+    engine.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
