@@ -9,6 +9,7 @@ Whatever a struck caller left half done belongs to its step, and every step has 
 that a thread runs a node is written down by that thread alone.
 """
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from heapq import heappop, heappush
 import torch
 
 from offload.engines import Lane, Work
-from offload.errors import OffloadError
+from offload.errors import OffloadError, StepError
 
 JOIN_SECONDS = 10.0
 HOST = "host"
@@ -101,9 +102,13 @@ class Crew:
     """By engine: the threads."""
     step: Step | None = None
     closed: bool = False
+    process: int = field(default_factory=os.getpid)
+    """Whose threads they are: one that is forked has none of them."""
 
     def stop(self) -> None:
         """The threads end as soon as they are at rest."""
+        if self.process != os.getpid():
+            return  # nobody gives the lock back that a thread held when the process was forked
         with self.lock:
             self.closed = True
             for worker in self.threads():
@@ -123,6 +128,11 @@ class Crew:
 
     def rest(self) -> None:
         """Until no thread runs a node. A Ctrl-C ends the wait; the next step waits again."""
+        if self.process != os.getpid():
+            raise StepError(
+                f"this Runner belongs to process {self.process}, and process {os.getpid()}, forked"
+                " from it, has none of its threads: make one in the child"
+            )
         while True:
             with self.lock:
                 if self.step is None:
