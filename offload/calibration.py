@@ -161,12 +161,15 @@ def _product(bench: Device, name: str, rows: int) -> Callable[[], float]:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    """By the one setting that can be read whatever the user has set, and written back as it was:
+    `allow_tf32` raises where the others are in use, and writes "ieee" where nothing was set."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        matmul.fp32_precision = before
 
 
 def _memory(bench: Device, nbytes: int, again: Again) -> Sample:

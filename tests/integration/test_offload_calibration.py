@@ -1,5 +1,8 @@
 """The machine's own rates: of this CPU always, of a GPU where there is one."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -34,6 +37,67 @@ def test_a_device_that_is_none_is_refused() -> None:
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no CUDA here"):
         calibrate("cuda")
+
+
+PRECISION = """
+import warnings
+import torch
+from offload.calibration import _tf32
+
+def read(call):
+    try:
+        return call()
+    except RuntimeError:
+        return "mixed"
+
+def state():
+    backends = torch.backends
+    return [
+        backends.fp32_precision,
+        backends.cuda.matmul.fp32_precision,
+        backends.mkldnn.matmul.fp32_precision,
+        read(lambda: backends.cuda.matmul.allow_tf32),
+        read(torch.get_float32_matmul_precision),
+    ]
+
+warnings.simplefilter("ignore")
+{user}
+before = state()
+for allowed, named in (False, "ieee"), (True, "tf32"):
+    with _tf32(allowed):
+        assert torch.backends.cuda.matmul.fp32_precision == named
+    assert state() == before, (before, state())
+print(before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "reads"),
+    [
+        ("", "['none', 'none', 'none', False, 'highest']"),
+        (
+            "torch.backends.cuda.matmul.allow_tf32 = True",
+            "['none', 'tf32', 'none', True, 'high']",
+        ),
+        (
+            "torch.set_float32_matmul_precision('medium')",
+            "['none', 'tf32', 'bf16', True, 'medium']",
+        ),
+        (
+            "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+            "['none', 'tf32', 'none', 'mixed', 'mixed']",
+        ),
+    ],
+)
+def test_the_users_precision_is_after_a_calibration_what_it_was(user: str, reads: str) -> None:
+    """In a process of its own: torch does not forget by which of its ways it was set."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PRECISION.replace("{user}", user)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (ran.returncode, ran.stdout.strip()) == (0, reads), ran.stderr
 
 
 @pytest.mark.gpu
