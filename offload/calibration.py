@@ -196,10 +196,9 @@ def _pair(
 
 
 def _within(bench: Device, to: torch.Tensor, source: torch.Tensor, again: Again) -> Sample:
-    """From this device to the next; with one device, within it."""
-    if bench.device.type == "cuda" and torch.cuda.device_count() > 1:
-        index = bench.device.index or 0
-        to = to.to(torch.device("cuda", (index + 1) % torch.cuda.device_count()))
+    """Of one device's memory: the most that a copy to another one may do, and more than a link
+    between two does. The other one is not asked: who uses it once keeps memory there until the
+    process ends, and it may be somebody else's."""
     copy = functools.partial(to.copy_, source, non_blocking=True)
     return Sample(to.numel(), again(lambda: bench.timed(copy)))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from offload import calibration
 from offload.calibration import Sizes, measure
 from offload.rates import Link, Rates, Sample, Samples, link, rates_of
 from offload.stopwatch import Run
@@ -113,3 +114,13 @@ def test_what_is_measured_is_what_the_clock_says() -> None:
     assert (found.gemm, found.memory) == ({"float32": 2 * 8**3}, 3 * 4 * KIB)
     assert found.launch == 1 / 32
     assert sorted(found.host) == [1, 2, 3]
+
+
+def test_a_second_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context there would stay until the process ends."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    fake = Fake()
+    fake.device = torch.device("cuda", 0)
+    to, source = torch.zeros(KIB), torch.ones(KIB)
+    found = calibration._within(fake, to, source, lambda run: [run()])
+    assert torch.equal(to, source) and found.amount == KIB
