@@ -12,6 +12,7 @@ Nobody else should use the machine meanwhile. Callers: trainers before they plan
 """
 
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,11 +51,13 @@ class Sizes:
     gemm: Mapping[str, int] | None = None
     """Rows of a square matrix, by type."""
     update: int = 32 * MIB
-    """Bytes of a parameter for each worker."""
+    """Bytes of a parameter. With its gradient and its state it is a set of four such tensors."""
+    sets: int = 8
+    """At the least: as many as no cache holds, 1 GiB in all."""
 
 
 ON_GPU = Sizes(gemm={"float32": 4096, "tf32": 8192, "bfloat16": 8192})
-ON_CPU = Sizes(memory=64 * MIB, gemm={"float32": 768, "bfloat16": 512}, update=16 * MIB)
+ON_CPU = Sizes(memory=64 * MIB, gemm={"float32": 768, "bfloat16": 512}, update=16 * MIB, sets=16)
 
 
 def calibrate(
@@ -120,7 +123,7 @@ def measure(
             Sample(sizes.link, [one for _, one in both]),
         ),
         d2d=_within(bench, there, there_too, again),
-        host=_updates(sizes.update, workers, again, clock),
+        host=_updates(sizes, workers, again, clock),
     )
 
 
@@ -203,28 +206,34 @@ def _within(bench: Device, to: torch.Tensor, source: torch.Tensor, again: Again)
     return Sample(to.numel(), again(lambda: bench.timed(copy)))
 
 
-def _updates(nbytes: int, workers: int, again: Again, clock: Clock) -> dict[int, Sample]:
-    """A worker has tensors of its own, and updates them all at the same time."""
+def _updates(sizes: Sizes, workers: int, again: Again, clock: Clock) -> dict[int, Sample]:
+    """A worker is a thread that calls the kernel, as an engine's is: torch's own threads share the
+    work of every call, for each worker a team of its own. All work at the same time, each on a set
+    that nobody has touched since all others were: in a step, too, an update finds nothing in the
+    cache."""
     counts = [count for count in WORKERS if count < workers] + [workers]
-    states = [[torch.zeros(nbytes // 4) for _ in range(4)] for _ in range(workers)]
+    sets = [
+        [torch.zeros(sizes.update // 4) for _ in range(4)] for _ in range(max(workers, sizes.sets))
+    ]
+    turns = itertools.cycle(sets)
     found: dict[int, Sample] = {}
     with ThreadPoolExecutor(workers, "calibrate-host") as pool:
         for count in counts:
-            once = functools.partial(_at_once, pool, states[:count], clock)
-            found[count] = Sample(7.0 * nbytes * count, again(once))
+            once = functools.partial(_at_once, pool, turns, count, clock)
+            found[count] = Sample(7.0 * sizes.update * count, again(once))
     return found
 
 
 def _at_once(
-    pool: ThreadPoolExecutor, states: Sequence[Sequence[torch.Tensor]], clock: Clock
+    pool: ThreadPoolExecutor, turns: Iterator[Sequence[torch.Tensor]], count: int, clock: Clock
 ) -> float:
-    start = Barrier(len(states) + 1)
+    start = Barrier(count + 1)
 
     def work(tensors: Sequence[torch.Tensor]) -> None:
         start.wait()
         _update(*tensors)
 
-    running = [pool.submit(work, tensors) for tensors in states]
+    running = [pool.submit(work, tensors) for tensors in itertools.islice(turns, count)]
     start.wait()
     begin = clock()
     for future in running:

@@ -1,5 +1,6 @@
 """From samples to costs, by numbers worked out by hand; and calibrating by a fake clock."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -124,3 +125,19 @@ def test_a_second_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     to, source = torch.zeros(KIB), torch.ones(KIB)
     found = calibration._within(fake, to, source, lambda run: [run()])
     assert torch.equal(to, source) and found.amount == KIB
+
+
+@pytest.mark.parametrize(("workers", "sets", "there"), [(2, 4, 4), (3, 1, 3)])
+def test_an_update_meets_tensors_that_were_not_touched_since_all_others_were(
+    workers: int, sets: int, there: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a cache, a host seemed three times as quick as it is."""
+    seen: list[int] = []
+    monkeypatch.setattr(calibration, "_update", lambda p, *state: seen.append(p.data_ptr()))
+    fake = Fake()
+    found = measure(fake, Sizes(KIB, KIB, update=KIB, sets=sets), 16.0, workers, fake.clock)
+    assert len(set(seen)) == len(set(seen[:there])) == there
+    # One worker comes first; the run before those that count is a turn too.
+    alone = 1 + len(found.host[1].seconds)
+    order = list(itertools.islice(itertools.cycle(seen[:there]), alone))
+    assert alone >= there and seen[:alone] == order
