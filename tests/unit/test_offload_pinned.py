@@ -4,6 +4,7 @@ import gc
 import mmap
 import os
 import resource
+import struct
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,12 @@ import torch
 
 from offload.errors import MemoryTooSmall
 from offload.machine import Left
-from offload.pinned import PORTABLE, Pinned, Runtime
+from offload.pinned import PORTABLE, Pinned, Runtime, cuda_runtime
 
 PLENTY = Left(1 << 40, "plenty")
+SMAPS = Path("/proc/self/smaps")
+NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
 
 
 @dataclass
@@ -157,3 +161,63 @@ def test_no_power_of_two_is_taken() -> None:
     pinned = Pinned(nbytes, Fake().runtime(), lambda: PLENTY)
     assert mapped() - before < nbytes + (1 << 22)
     pinned.close()
+
+
+def resident(address: int) -> int:
+    """Bytes of this process's memory that the mapping of an address has: shared or its own."""
+    here = False
+    for line in SMAPS.read_text(encoding="ascii").splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            begin, end = (int(number, 16) for number in name.split("-"))
+            here = begin <= address < end
+        elif here and name == "Rss:":
+            return int(rest[0]) * 1024
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def in_a_child(memory: torch.Tensor) -> tuple[int, ...]:
+    """Of a forked process: bytes that it has of this memory, its first and last value there; then
+    it writes."""
+    out, back = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            found = resident(memory.data_ptr()), int(memory[0]), int(memory[-1])
+            memory[:100] = 9
+            os.write(back, struct.pack("3q", *found))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(back)
+    with open(out, "rb") as told:
+        return struct.unpack("3q", told.read())
+
+
+@pytest.mark.skipif(not SMAPS.is_file(), reason="needs /proc/self/smaps")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_forked_process_gets_no_copy_of_what_is_locked(device: str) -> None:
+    """It would get one of every byte, at every fork."""
+    nbytes = 32 << 20
+    runtime = Fake().runtime() if device == "cpu" else cuda_runtime(torch.device(device))
+    pinned = Pinned(nbytes, runtime, lambda: PLENTY)
+    assert pinned.locked
+    memory = tensor(pinned)
+    memory.fill_(7)
+    assert in_a_child(memory) == (0, 0, 0)
+    assert int(memory.min()) == int(memory.max()) == 7
+    assert resident(memory.data_ptr()) == nbytes
+    pinned.close()  # ordinary memory from now on
+    assert in_a_child(memory)[1:] == (7, 7)
+    assert int(memory.min()) == 7
+
+
+@pytest.mark.skipif(not SMAPS.is_file(), reason="needs /proc/self/smaps")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_what_could_not_be_locked() -> None:
+    with pytest.warns(RuntimeWarning, match="could not be page-locked"):
+        pinned = Pinned(1 << 20, Fake(refuses=2).runtime(), lambda: PLENTY)
+    memory = tensor(pinned)
+    memory.fill_(7)
+    assert in_a_child(memory)[1:] == (7, 7)
