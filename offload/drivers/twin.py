@@ -210,7 +210,7 @@ def _await(device: Device, over: Callable[[], bool]) -> None:
                 if over():
                     return
                 device.waiting = True
-                device.tell()
+                device.changed.notify_all()  # not by `tell`, which would ring the host's own bell
             device.bell.acquire(timeout=LOOK_SECONDS)
     finally:
         device.waiting = False

@@ -126,6 +126,28 @@ def test_a_held_stream_comes_when_all_others_can_do_no_more(by: str, make: Any) 
         assert log == ["f0", "f1", "f2", "w1", "f3", "w2"]
 
 
+def test_a_host_that_waits_is_woken_by_what_happens_alone(make: Any) -> None:
+    twin, gate, heard = make(), Gate(), []
+
+    class Bell:
+        lock = twin._state.bell
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.lock, name)
+
+        def acquire(self, timeout: float) -> bool:
+            heard.append(self.lock.acquire(timeout=timeout))
+            if not heard[-1] or len(heard) > 100:
+                gate.go.set()
+            return heard[-1]
+
+    twin.enqueue(twin.stream("compute"), gate)
+    assert gate.began.wait(WAIT)
+    twin._state.bell = Bell()
+    twin.synchronize()
+    assert heard.count(True) <= 2  # that the run is over, and what was rung before
+
+
 def test_a_held_stream_does_nothing_while_the_host_is_at_work(make: Any) -> None:
     twin, log = make(hold=("h2d",)), []
     h2d, event = twin.stream("h2d"), twin.event()
