@@ -7,16 +7,16 @@
 A system may refuse to lock so much. The memory is there all the same then, copies are slower, the
 host waits for them, and one warning says why and what to do.
 
-A process that is forked while the memory is locked finds zeros there. Locked pages cannot be
-shared until somebody writes, so the system would copy all of them at every fork. What a step keeps
-there belongs to the process that trains, as if it were on the device.
+A process that is forked while the memory is locked does not have it: to read it there ends that
+process. Locked pages cannot be shared until somebody writes, so the system would copy all of them
+at every fork. What a step keeps there belongs to the process that trains, as if it were on the
+device; zeros in its place, which Linux offers too, would be wrong in silence.
 
 Invariant: `close()` gives the lock back once; the bytes stay until the last view of them is gone.
 """
 
 import ctypes
 import mmap
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -31,8 +31,6 @@ from offload.sizes import say_size
 
 PORTABLE = 1
 """cudaHostRegisterPortable: locked for every device of this process."""
-WIPE_ON_FORK, KEEP_ON_FORK = 18, 19
-"""Linux's MADV_WIPEONFORK and MADV_KEEPONFORK, which Python has no names for."""
 
 
 class Left(Protocol):
@@ -100,7 +98,7 @@ class Pinned:
             self.why_not = _refused(nbytes, code, runtime.say(code))
             warnings.warn(self.why_not, RuntimeWarning, stacklevel=3)
             return
-        _advise(self._memory, WIPE_ON_FORK)
+        _advise(self._memory, "MADV_DONTFORK")
         # It holds the mapping: locked pages are not given back to the machine.
         self._closing = weakref.finalize(self, _unlock, address, self._memory, runtime)
 
@@ -132,16 +130,15 @@ def _mapped(nbytes: int, left: Left) -> mmap.mmap:
             needed=nbytes,
             left=left.nbytes,
         ) from error
-    if sys.platform == "linux":
-        _advise(memory, mmap.MADV_HUGEPAGE)  # locking large pages takes a fraction of the time
+    _advise(memory, "MADV_HUGEPAGE")  # locking large pages takes a fraction of the time
     return memory
 
 
-def _advise(memory: mmap.mmap, advice: int) -> None:
-    """A kernel that does not know it needs more time or memory, and no more than that."""
-    if sys.platform == "linux":
+def _advise(memory: mmap.mmap, advice: str) -> None:
+    """A system that does not know it needs more time or memory, and no more than that."""
+    if hasattr(mmap, advice):
         with suppress(OSError):
-            memory.madvise(advice)
+            memory.madvise(getattr(mmap, advice))
 
 
 def _refused(nbytes: int, code: int, words: str) -> str:
@@ -165,4 +162,4 @@ def _unlock(address: int, memory: mmap.mmap, runtime: Runtime) -> None:
         )
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # nobody else may get these pages
         return
-    _advise(memory, KEEP_ON_FORK)
+    _advise(memory, "MADV_DOFORK")
