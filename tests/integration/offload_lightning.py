@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from offload.engines.cudagraph import CudaGraph
 from trainers import OffloadStrategy
 
 QUIET = (
@@ -181,6 +182,20 @@ def smallest(**options: Any) -> int:
     with pytest.raises(BudgetTooSmall) as refused:
         train(OffloadStrategy(budget=64), **options)
     return refused.value.needed
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The pieces of captured steps that are launched from now on."""
+    found: list[Any] = []
+    launch = CudaGraph._launch
+
+    def launched(self: CudaGraph, graph: Any, waits: bool) -> None:
+        launch(self, graph, waits)
+        found.append(graph)
+
+    monkeypatch.setattr(CudaGraph, "_launch", launched)
+    return found
 
 
 @pytest.fixture(autouse=True, scope="module")
