@@ -63,7 +63,7 @@ class Binding:
         self.work = Work.of(self.memgraph, runs, baked, tell)
         for note in self._scalars.notes() if self._scalars else ():
             if note not in plan.graph.notes:
-                plan.graph.notes.append(note)
+                plan.graph.notes.insert(0, note)
 
     def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
         """Where it is copied to; nowhere if nothing reads it."""
@@ -162,7 +162,7 @@ def _with_line(memgraph: MemGraph, number: int) -> str:
 def _tell(notes: list[str], text: str) -> None:
     """Once, and where `explain()` shows it."""
     if text not in notes:
-        notes.append(text)
+        notes.insert(0, text)
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 

@@ -257,8 +257,7 @@ class Runner:
 
     def _taken(self, sizes: Mapping[int, int]) -> Arenas:
         arenas = Arenas(sizes, self._program.device)
-        # What was planned has the notes that explain() shows; a plan made by hand has one graph.
-        notes = getattr(self._plan, "source", self._plan.graph).notes
+        notes = self._plan.graph.notes
         if arenas.note and arenas.note not in notes:
             notes.insert(0, arenas.note)
         return arenas

@@ -382,7 +382,7 @@ def _size(amount: Amount | None) -> str:
 
 
 def _afterwards(plan: Plan) -> list[tuple[str, str]]:
-    notes = plan.source.notes
+    notes = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
     if len(notes) > MOST_NOTES:
         shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: graph.notes")

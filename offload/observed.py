@@ -60,13 +60,15 @@ class Observed:
 
     def on(self, graph: TaskGraph) -> TaskGraph:
         """The same graph with these seconds where a task was seen; one that is run once more takes
-        as long as it did before."""
-        return graph.with_tasks(
+        as long as it did before. Whoever runs the one has notes for the other, too."""
+        made = graph.with_tasks(
             [
                 replace(task, seconds=self.tasks.get((task.engine, _name(task)), task.seconds))
                 for task in graph.tasks
             ]
         )
+        made.notes = graph.notes
+        return made
 
     def costs(self, costs: Costs) -> Costs:
         """With the rates of the copies and of the host that were seen; what was not seen stays."""

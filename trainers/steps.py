@@ -241,7 +241,8 @@ class Steps:
 
     def _remake(self, step: Step) -> None:
         """Once a fit, on a GPU: the first plan as its own first runs say, if that is a faster
-        one. Not where updates wait for the next step: its three graphs are one plan."""
+        one. Not where updates wait for the next step: its three graphs are one plan. Of several
+        micro-batches the first plan is none that runs."""
         trace = self.runner.trace if self.runner is not None else None
         plan = self._plans.get(step)
         if self._first_traces is None or trace is None or plan is None or plan is not self.plan:
@@ -257,8 +258,9 @@ class Steps:
         # The first run loads kernels, and says nothing of the others.
         traces, self._first_traces = self._first_traces[1:], None
         with self.planning():
-            new = plan.measured(traces).remade()
-            if new.memgraph is plan.memgraph:
+            measured = plan.measured(traces)
+            new = measured.remade()
+            if new.memgraph is measured.memgraph:  # kept, and the runner with it
                 self.plan = self._plans[step] = new
                 self._meter.priced(step, new)
                 return
@@ -334,7 +336,10 @@ class Steps:
         why = self.waiting.why_not() or self._asked.target.why_not_late
         plan = self._asked.plan(whole, late=not why)
         if why and any(task.engine == "host" for task in plan.graph.tasks):
-            whole.notes.insert(0, f"no update waits for the next forward pass: {why}")
+            note = f"no update waits for the next forward pass: {why}"
+            for notes in (whole.notes, plan.graph.notes):  # what is planned later, and this plan
+                if note not in notes:
+                    notes.insert(0, note)
         return plan
 
     def _settle(self, whole: TaskGraph, step: Step | None) -> tuple[Plan, Runner]:

@@ -6,6 +6,7 @@ CPU graphs --> engine cuda, cudagraph --> Twin: a thread a stream, ordered by ev
 import functools
 import importlib
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,6 +168,66 @@ def test_a_plan_is_made_anew_once_by_what_its_first_runs_took(
     assert ol.differences(plain("plain"), ol.train(strategy)) == []
     assert asked == [LOOKS - 1]
     assert len(strategy.twins) == 2
+
+
+class Slow(GraphTwin):
+    """A link of which every copy takes much longer than any planner would believe."""
+
+    def enqueue(self, stream: Any, run: Callable[[], object]) -> None:
+        if stream.engine != "compute" and self.capturing is None:
+            super().enqueue(stream, lambda: time.sleep(1e-3))
+        super().enqueue(stream, run)
+
+
+def test_copies_that_take_much_longer_than_believed_have_the_plan_remade(
+    replayed: list[Any],
+) -> None:
+    """With optimizer states that stay on the host, say."""
+    strategy = OnTwin(Slow, engine="cudagraph", budget="60%", optimizer="auto")
+    result = ol.train(strategy, max_epochs=3)
+    assert ol.differences(plain("plain", 3), result) == []
+    assert "remade: " in strategy.explain()
+    assert len(strategy.twins) == 2 and replayed
+    first, _ = (plan.plan for plan in strategy.plans if plan.part == "whole step")
+    assert first is strategy.plan
+
+
+def test_a_plan_that_is_kept_keeps_its_runner() -> None:
+    strategy = OnTwin()
+    assert ol.differences(plain("plain"), ol.train(strategy)) == []
+    assert "kept: there was nothing to choose" in strategy.explain()
+    assert len(strategy.twins) == 1
+
+
+class Refusing(GraphTwin):
+    """A driver too old for graphs, say."""
+
+    def end_capture(self) -> Any:
+        self.drop_capture()
+        raise RuntimeError("operation not supported")
+
+
+class SlowRefusing(Slow, Refusing):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "decision"),
+    [(Refusing, "device", "kept: "), (Refusing, "host", ""), (SlowRefusing, "auto", "remade: ")],
+)
+def test_why_a_step_could_not_be_captured_is_in_what_explain_says(
+    make: Callable[[], Twin], optimizer: str, decision: str, replayed: list[Any]
+) -> None:
+    """Of a plan that was kept, of one whose graph is not the one that was captured, and of one
+    that took the place of the first."""
+    budget = None if decision == "kept: " else "60%"
+    strategy = OnTwin(make, engine="cudagraph", budget=budget, optimizer=optimizer)
+    with pytest.warns(RuntimeWarning, match="cannot be captured"):
+        result = ol.train(strategy, max_epochs=3)
+    assert ol.differences(plain("plain", 3), result) == []
+    assert "cannot be captured: RuntimeError: operation not supported" in strategy.explain()
+    assert decision in strategy.explain() and not replayed
+    assert ("no update waits" in strategy.explain()) == (optimizer == "host")
 
 
 def test_runs_that_nobody_looks_at_count_as_the_latest_that_was() -> None:
