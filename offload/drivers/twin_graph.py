@@ -3,7 +3,8 @@
     enqueue(compute, run)   run() under a mode: every op of torch becomes a node and does NOT run;
                             its outputs are tensors of their shapes, kept for the replay
     edges                   what stood before on the stream, and what its waits were for
-    replay                  all nodes in a legal order, by priority or drawn anew each time
+    replay                  all nodes in a legal order, by priority or drawn anew each time; those
+                            of a stream that is held as late as the edges allow
 
 A node keeps the tensors and numbers that the op was given, and nothing of the Python around it:
 what changes there later is not seen, as on a device. Copies are nodes too; any other code of the
@@ -41,6 +42,8 @@ class Capture:
     nodes: list[Run] = field(default_factory=list)
     waits: list[Frontier] = field(default_factory=list)
     """Of every node: those that come first."""
+    held: list[bool] = field(default_factory=list)
+    """Of every node: whether it comes late."""
     last: dict[TwinStream, Frontier] = field(default_factory=dict)
     """Of every stream that takes part: what its next node waits for."""
     events: dict["GraphEvent", Frontier] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class Capture:
         number = len(self.nodes)
         self.nodes.append(run)
         self.waits.append(self.last[self.stream])
+        self.held.append(self.stream.held)
         self.last[self.stream] = frozenset((number,))
 
     def refuse(self, why: str) -> RuntimeError:
@@ -150,7 +154,7 @@ class GraphTwin(Twin):
             raise RuntimeError(BROKEN)
         if not capture.joined():
             raise RuntimeError(UNJOINED)
-        return Replay(capture.nodes, capture.waits, self._rng)
+        return Replay(capture.nodes, capture.waits, capture.held, self._rng)
 
     def drop_capture(self) -> None:
         self._capture = None
@@ -190,20 +194,25 @@ class Replay:
     """The nodes of a capture, run by one thread."""
 
     def __init__(
-        self, nodes: Sequence[Run], waits: Sequence[Frontier], rng: random.Random | None
+        self,
+        nodes: Sequence[Run],
+        waits: Sequence[Frontier],
+        held: Sequence[bool],
+        rng: random.Random | None,
     ) -> None:
         self._nodes = nodes
         self._waits = waits
+        self._held = held
         self._rng = rng
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def __call__(self) -> None:
-        for node in range(len(self._nodes)) if self._rng is None else self._order(self._rng):
+        for node in self._order() if self._rng or any(self._held) else range(len(self._nodes)):
             self._nodes[node]()
 
-    def _order(self, rng: random.Random) -> list[int]:
+    def _order(self) -> list[int]:
         """Any that keeps the edges."""
         left = [len(waits) for waits in self._waits]
         after: list[list[int]] = [[] for _ in self._nodes]
@@ -213,7 +222,9 @@ class Replay:
         ready = [node for node, count in enumerate(left) if not count]
         order: list[int] = []
         while ready:
-            node = ready.pop(rng.randrange(len(ready)))
+            early = [node for node in ready if not self._held[node]] or ready
+            node = self._rng.choice(early) if self._rng else min(early)
+            ready.remove(node)
             order.append(node)
             for follower in after[node]:
                 left[follower] -= 1
