@@ -60,7 +60,7 @@ class Binding:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
         tell = partial(_tell, plan.graph.notes)
         baked = self._scalars.baked if self._scalars else tuple
-        self.work = Work.of(self.memgraph, runs, baked, tell)
+        self.work = Work.of(self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas))
         for note in self._scalars.notes() if self._scalars else ():
             if note not in plan.graph.notes:
                 plan.graph.notes.insert(0, note)
@@ -93,6 +93,13 @@ class Binding:
             value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
             for value in self._outputs
         )
+
+
+def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
+    """CUDA copies other memory by way of a buffer of its own, which the host fills."""
+    if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
+        return ""
+    return "a graph copies only page-locked memory of the host, and none could be had"
 
 
 def _bind(

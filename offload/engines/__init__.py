@@ -45,6 +45,8 @@ class Work:
     """Something that the user should know about the plan."""
     alone: bool = False
     """One engine computes, and besides it nothing moves but the inputs, at the begin."""
+    uncaptured: str = ""
+    """Why no graph can be captured of it, where that is known beforehand."""
 
     @classmethod
     def of(
@@ -53,6 +55,7 @@ class Work:
         runs: Sequence[Run],
         baked: Callable[[], Hashable] = tuple,
         tell: Callable[[str], object] = str,
+        uncaptured: str = "",
     ) -> "Work":
         successors: list[list[int]] = [[] for _ in memgraph.nodes]
         for number, node in enumerate(memgraph.nodes):
@@ -71,6 +74,7 @@ class Work:
             alone=all(
                 node.engine == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
             ),
+            uncaptured=uncaptured,
         )
 
 

@@ -83,6 +83,8 @@ class CudaGraph:
         known = self._known.get(work)
         if known is None:
             known = self._known[work] = read(work)
+            if known.impossible:
+                self._say(work, work.uncaptured)
         if not known.impossible and not self.measure and self._ready(work, known):
             self._replay(known, record)
         else:
@@ -130,9 +132,11 @@ class CudaGraph:
             other.graphs = None
         where = f" in {work.name(at.node)}" if at.node is not None else ""
         said = (str(error).splitlines() or [""])[0]
+        self._say(work, f"{type(error).__name__}: {said[:300]}", where)
+
+    def _say(self, work: Work, why: str, where: str = "") -> None:
         work.tell(
-            f"engine cudagraph: this step cannot be captured{where}: {type(error).__name__}:"
-            f" {said[:300]}. Engine cuda runs it"
+            f"engine cudagraph: this step cannot be captured{where}: {why}. Engine cuda runs it"
         )
 
     def _capture(self, work: Work, segment: Segment, at: _At) -> Run:
@@ -181,32 +185,28 @@ class CudaGraph:
             if segment.captured:
                 lane.nodes.extend(segment.nodes)
                 lane.starts.extend([self._clock()] * len(segment.nodes))
-                self._launch(known.graphs[number], waits)
-                lane.ends.extend([self._clock()] * len(segment.nodes))
+                self._launch(known.graphs[number], lane, waits)
             else:
                 self._host(known.hosted[number], segment, record)
 
-    def _launch(self, graph: Run, waits: bool) -> None:
-        """`waits`: until it is over, as host memory is the caller's again then."""
+    def _launch(self, graph: Run, lane: Lane, waits: bool) -> None:
+        """Its nodes have run, as far as anybody can say, once they are launched. `waits`: until it
+        is over, as host memory is the caller's again then."""
         driver = self._driver
-        origin = driver.stream(COMPUTE)
-        driver.begin()
         try:
+            origin = driver.stream(COMPUTE)
+            driver.begin()
             driver.enqueue(origin, graph)
+            lane.ends.extend([self._clock()] * (len(lane.nodes) - len(lane.ends)))
             if waits:
                 self._tail = self._tail or driver.event()
                 self._tail.record(origin)
+            driver.end()
+            if waits:
+                self._tail.synchronize()
         except BaseException as error:
-            self._streams.fail(error)
-            raise
-        driver.end()
-        if waits:
-            self._await()
-
-    def _await(self) -> None:
-        try:
-            self._tail.synchronize()
-        except BaseException as error:
+            if isinstance(error, Exception):
+                error.add_note("in a captured step, which runs as one: engine cuda names the task")
             self._streams.fail(error)
             raise
 
@@ -235,7 +235,8 @@ def read(work: Work) -> Known:
     captured = [engine not in HOST_ENGINES for engine in work.engines]
     cut = segments(captured, deps)
     hosted = {n: _part(work, s, deps) for n, s in enumerate(cut) if not s.captured}
-    return Known(cut, hosted, any(not e.startswith(COMPUTE) for e in work.lanes))
+    copies = any(not e.startswith(COMPUTE) for e in work.lanes)
+    return Known(cut, hosted, copies, impossible=bool(work.uncaptured))
 
 
 def _part(work: Work, segment: Segment, deps: Sequence[Sequence[int]]) -> Work:

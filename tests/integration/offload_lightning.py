@@ -190,8 +190,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     launch = CudaGraph._launch
 
-    def launched(self: CudaGraph, graph: Any, waits: bool) -> None:
-        launch(self, graph, waits)
+    def launched(self: CudaGraph, graph: Any, *more: Any) -> None:
+        launch(self, graph, *more)
         found.append(graph)
 
     monkeypatch.setattr(CudaGraph, "_launch", launched)
