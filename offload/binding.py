@@ -81,7 +81,10 @@ class Binding:
             self._scalars.refresh()
         if self._poison:
             self._poison.begin()
-        # No copy of the step before reads the host's arena any more: engines see to that.
+        # No copy of the step before reads the host's arena any more: engines see to that. A batch
+        # that lies on the device comes to the host first, so this waits for the step before: a
+        # copy that does not would gain the host what it needs between two steps, and could be
+        # read by a task of the host's too early.
         for target, given in zip(self._inputs, batch, strict=True):
             if target is not None:
                 target.copy_(given)

@@ -109,13 +109,17 @@ class Runner:
         """Another step over the same tensors, planned with the same budget."""
         with self._step_lock:
             self._check_open()
-            self._plans[key] = self._plan.replan(graph)
-            return self._plans[key]
+            plan = self._plan.replan(graph)
+            self._forget(key)
+            self._plans[key] = plan
+            return plan
 
     def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step that was added."""
         with self._step_lock:
             self._check_open()
+            if key not in self._plans:
+                raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
             program = program_of(self._plans[key].graph)
             shape = tuple(value.size for value in program.inputs)
             if _checked(batch, program) != shape:
@@ -138,8 +142,11 @@ class Runner:
     def forget(self, key: Hashable) -> None:
         """A step that was added. It must be added again to be run."""
         with self._step_lock:
-            self._plans.pop(key, None)
-            self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+            self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        self._plans.pop(key, None)
+        self._bindings.pop(key, None)  # its tensors stay where they are until the next step
 
     def _check_open(self) -> None:
         if self._closed:
@@ -156,9 +163,9 @@ class Runner:
     ) -> tuple[Binding, tuple[Any, ...]]:
         """Without autograd, and without autocast: the captured ops have the right types already."""
         inner = partial(self._run_without_autograd, key, batch)
-        return _without_autocast(
-            "cpu", partial(_without_autocast, self._program.device.type, inner)
-        )
+        for kind in sorted({"cpu", self._program.device.type}):
+            inner = partial(_without_autocast, kind, inner)
+        return inner()
 
     def _run_without_autograd(
         self, key: Hashable, batch: Sequence[torch.Tensor]

@@ -24,7 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils import _pytree as pytree
 
 import offload
-from offload import OffloadError, Plan
+from offload import MemoryTooSmall, OffloadError, Plan
 from offload.account import say_seconds
 from offload.lowering import in_turn
 from offload.memgraph import RELOAD
@@ -171,7 +171,7 @@ class Groups:
         if not self._settled:
             try:
                 self._steps.settle_as(key, plan, inputs, part)
-            except OffloadError as error:  # too little memory for what waits on the host
+            except MemoryTooSmall as error:  # for what waits on the host
                 return self._refused(key, f"together: {error}")
             self._settled = True
         self.said = f"{len(key)} at a time: {took}"

@@ -307,10 +307,12 @@ class Planned(Strategy):
         steps, self._steps, self._groups = self._steps, None, None
         if steps is not None and steps.plan is not None:
             self._bytes = next(iter(steps.plan.budget.values()), None)
-        if evaluation is not None:
-            evaluation.close()
-        if steps is not None:
-            steps.close()
+        try:
+            if evaluation is not None:
+                evaluation.close()
+        finally:
+            if steps is not None:
+                steps.close()
 
     def _abandon(self) -> None:
         evaluation, self._evaluation = self._evaluation, None

@@ -18,7 +18,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 import offload
-from offload import OffloadError, Plan, Runner, TaskGraph
+from offload import MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.capture import capture_step
 from offload.ranks import Ranks
 from offload.sizes import is_share, parse_share, parse_size
@@ -228,13 +228,15 @@ class Steps:
         they are needed. The old arenas go before the new ones come; and come back if these are
         refused."""
         assert self.plan is not None
+        kept = {k: known for k, known in self._plans.items() if known is self.plan}
         self.close()
         self.runner = None
         self._plans.clear()
         try:
             self.runner = self._asked.target.runner(plan, key)
-        except OffloadError:
-            self.runner = self._asked.target.runner(self.plan)
+        except MemoryTooSmall:
+            self.runner = self._asked.target.runner(self.plan, next(iter(kept), None))
+            self._plans.update(kept)
             raise
         self.plan = plan
         self._planned(key, plan, inputs, part)
@@ -266,7 +268,7 @@ class Steps:
                 return
             try:
                 self.settle_as(step, new, *step.about)
-            except OffloadError as error:  # no memory for its arenas
+            except MemoryTooSmall as error:
                 rank_zero_warn(f"OffloadStrategy keeps its first plan: {error}")
 
     def planning(self) -> AbstractContextManager[None]:

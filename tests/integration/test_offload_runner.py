@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from offload import executor
+from offload.capture import capture
 from offload.errors import GraphError, OffloadError, StepError
 from offload.executor import Runner
 from offload.machine import Left
@@ -263,6 +264,16 @@ def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
         assert first[0].untyped_storage().nbytes() == 64
         first[0].zero_()
         assert second[0].any()
+
+
+def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
+    x = torch.ones(4)
+    with Runner(plan(capture(lambda x: (x * 1,), x))) as runner:
+        for times in (2, 3):
+            runner.add("step", capture(lambda x, by=times: (x * by,), x))
+            assert torch.equal(runner.run("step", x)[0], times * x)
+        with pytest.raises(StepError, match="no step 'other': add"):
+            runner.run("other", x)
 
 
 def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: Any) -> None:

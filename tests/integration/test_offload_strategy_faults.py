@@ -14,6 +14,8 @@ from torch import nn
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from trainers import OffloadStrategy
 from trainers.check import DifferenceFound
+from trainers.evaluation import Evaluation
+from trainers.steps import Steps
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -371,3 +373,24 @@ def test_python_dice_are_told() -> None:
 
     with pytest.raises(CaptureError, match="python's random"):
         ol.train(OffloadStrategy(budget="1GiB"), Rolls)
+
+
+def test_weights_come_home_though_what_evaluates_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its error is told, and a second closing finds nothing to do."""
+    closed: list[str] = []
+    close = Steps.close
+
+    def refuses(self: Evaluation) -> None:
+        raise OffloadError("no memory to move a tensor to")
+
+    def noted(self: Steps) -> None:
+        closed.append("steps")
+        close(self)
+
+    monkeypatch.setattr(Evaluation, "close", refuses)
+    monkeypatch.setattr(Steps, "close", noted)
+    with pytest.raises(OffloadError, match="no memory to move"):
+        ol.train(OffloadStrategy())
+    assert closed == ["steps"]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanMetric
 
-from offload import BudgetTooSmall, OffloadError, Runner
+from offload import BudgetTooSmall, MemoryTooSmall, Runner
 from trainers import OffloadStrategy, groups
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -323,7 +323,7 @@ def test_arenas_that_the_machine_refuses_leave_the_run_as_it_was(
 
     def refuse(plan: Any, engine: str, **more: Any) -> Any:
         if len({task.turn for task in plan.graph.tasks}) > 1:
-            raise OffloadError("no memory")
+            raise MemoryTooSmall("no memory", needed=2, left=1)
         return Runner(plan, engine, **more)
 
     monkeypatch.setattr(target, "Runner", refuse)

@@ -17,7 +17,7 @@ import lightning as L
 import pytest
 import torch
 
-from offload import DeviceLost, updates
+from offload import DeviceLost, MemoryTooSmall, Runner, updates
 from offload.drivers.twin import Twin
 from offload.drivers.twin_graph import GraphTwin
 from trainers import OffloadStrategy
@@ -190,6 +190,33 @@ def test_copies_that_take_much_longer_than_believed_have_the_plan_remade(
     assert len(strategy.twins) == 2 and replayed
     first, _ = (plan.plan for plan in strategy.plans if plan.part == "whole step")
     assert first is strategy.plan
+
+
+def test_where_a_remade_plan_finds_no_room_the_first_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it is: nothing of it is planned anew."""
+    made: list[Twin] = []
+
+    def second_is_refused() -> Twin:
+        made.append(Slow())
+        if len(made) == 2:
+            raise MemoryTooSmall("somebody else was quicker", needed=2, left=1)
+        return made[-1]
+
+    added: list[Any] = []
+    add = Runner.add
+
+    def noted(self: Runner, key: Any, graph: Any) -> Any:
+        added.append(key)
+        return add(self, key, graph)
+
+    monkeypatch.setattr(Runner, "add", noted)
+    strategy = OnTwin(second_is_refused, engine="cudagraph", budget="60%", optimizer="auto")
+    with pytest.warns(UserWarning, match="keeps its first plan: somebody else was quicker"):
+        result = ol.train(strategy)
+    assert ol.differences(plain("plain"), result) == []
+    assert len(made) == 3 and len(added) == len(set(added))
 
 
 def test_a_plan_that_is_kept_keeps_its_runner() -> None:
