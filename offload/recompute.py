@@ -7,10 +7,10 @@ function, a cast. What f reads must be there, unchanged, when it runs again: a p
 activation that is kept until then anyway. So no other buffer lives longer. What f reads may be
 recomputed as well, just before: a short chain.
 
-The planner plans and simulates every graph of `variants`, and keeps the best.
+The planner plans and simulates graphs of `variants`, and keeps the best: where less is
+recomputed there is less work, and less room.
 """
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,8 @@ from offload.taskgraph import Buffer, Role, Task, TaskGraph
 LONGEST_CHAIN = 4
 SMALLEST = 64 << 10
 """Bytes: smaller ones are never in the way."""
-RATIOS = (0.5, 1.0, 2.0, math.inf)
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.75)
+"""Of the bytes that can be recomputed, the cheapest first: what is tried, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +116,22 @@ def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
 
 
 def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
-    """The graph itself, then with more and more recomputed; none twice."""
+    """The graph itself, then with more or less of it recomputed; none twice."""
     yield "none", graph
     found = candidates(graph, costs)
-    before: frozenset[int] = frozenset()
-    for ratio in RATIOS:
-        chosen = frozenset(b for c in found if c.ratio <= ratio for b in c.chain)
-        if chosen != before:
-            yield ("all" if ratio == math.inf else f"ratio <= {ratio:g}"), recomputed(graph, chosen)
-        before = chosen
+    whole = sum(graph.buffers[c.buffer].nbytes for c in found)
+    seen: set[frozenset[int]] = {frozenset()}
+    for share in SHARES:
+        chosen: set[int] = set()
+        left = share * whole
+        for candidate in found:
+            left -= graph.buffers[candidate.buffer].nbytes
+            if left < 0:
+                break
+            chosen.update(candidate.chain)
+        if (key := frozenset(chosen)) not in seen:
+            seen.add(key)
+            yield f"{share:.0%} of what can be", recomputed(graph, chosen)
 
 
 def _kept(buffer: Buffer) -> bool:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NoReturn
 
 from offload.costs import Costs
@@ -59,12 +60,12 @@ class Effort:
     """Shares that are looked at closer."""
     horizons: tuple[tuple[int, int, int], ...] = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
     """Tasks placed ahead, with eviction, and where others are dropped: at the best share."""
-    recomputations: int = 4
+    recomputations: int = 5
 
 
 EFFORTS = (
     (5_000, Effort()),
-    (20_000, Effort((0.95, 0.6, 0.3, 0.0), horizons=(), recomputations=1)),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), horizons=(), recomputations=2)),
     (1 << 60, Effort((0.95, 0.3), horizons=(), recomputations=1)),
 )
 """For graphs of so many tasks at the most."""
@@ -239,9 +240,11 @@ class _Search:
     def _recomputed_graphs(self, before: Found) -> None:
         graph = before.memgraph.graph
         found = recompute_variants(graph, self._wanted.costs)
-        others = [(name, other) for name, other in found if other is not graph]
-        for name, other in others[: self._effort.recomputations]:
+        others = ((name, other) for name, other in found if other is not graph)
+        for name, other in islice(others, self._effort.recomputations):
             self._try(f"recompute {name}", before.policy, other)
+            _, policy = next(self._policies(other))
+            self._try(f"recompute {name}, as much as there is room for resident", policy, other)
         if self._best is before or self._best is None:
             return
         # Activations take less room there.
@@ -262,12 +265,14 @@ class _Search:
             took.append((self._try(said, policy, graph), share, policy))
         for _, share, policy in sorted(took, key=lambda one: one[:2])[: self._effort.closer]:
             plain = replace(policy, resident=self._resident(graph, share))
+            tried = [policy]
             for how, other in (
-                ("evicting ahead", replace(policy, evict_ahead=EVICTING)),
                 ("whatever comes first", plain),
+                ("evicting ahead", replace(policy, evict_ahead=EVICTING)),
                 ("whatever comes first, evicting ahead", replace(plain, evict_ahead=EVICTING)),
             ):
-                if other != policy and not self._settled(graph):
+                if other not in tried and not self._settled(graph):
+                    tried.append(other)
                     self._try(f"{name}{share:.0%} of the room resident, {how}", other, graph)
 
     def _other_graphs(self) -> None:

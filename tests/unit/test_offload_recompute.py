@@ -79,10 +79,19 @@ def test_small_results_beside_go_to_buffers_of_their_own_and_large_ones_forbid_i
     assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
 
 
-def test_the_variants_grow_and_none_is_there_twice() -> None:
-    found = list(variants(network(), COSTS))
-    assert [name for name, _ in found] == ["none", "all"]
-    assert [len(graph.tasks) for _, graph in found] == [6, 9]
+def test_shares_of_what_can_be_are_recomputed_the_cheapest_first_and_none_twice() -> None:
+    graph = network()
+    cheapest, *_ = candidates(graph, COSTS)
+    found = dict(variants(graph, COSTS))
+    assert [*found] == ["none", "100% of what can be", "50% of what can be"]
+    again = {
+        name: [t.recomputes for t in made.tasks if t.recomputes] for name, made in found.items()
+    }
+    assert again["none"] == [] and len(again["100% of what can be"]) == 3
+    makers = [
+        graph.tasks[n].name for n in range(4) if set(graph.tasks[n].writes) & {*cheapest.chain}
+    ]
+    assert again["50% of what can be"] == makers
 
 
 def test_a_step_without_a_backward_pass_has_one_variant() -> None:
