@@ -40,8 +40,8 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Times the peak: how much of an arena the plan without copies may need."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
-DROPPING, EVICTING = 64, 4
-"""Tasks ahead for which others are dropped, or evicted whatever that takes."""
+DROPS, EVICTING = (64, 0), 4
+"""Tasks ahead for which others are dropped; or evicted, whatever that takes."""
 EXPOSED = 0.25
 """Of the room for resident weights: what the step begins with gets so much at the most."""
 ENOUGH = 1.002
@@ -237,50 +237,30 @@ class _Search:
             self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
         return replace(self._best, tried=tuple(self._tried), unturned=self._unturned)
 
-    def _recomputed_graphs(self, before: Found) -> None:
-        graph = before.memgraph.graph
-        found = recompute_variants(graph, self._wanted.costs)
-        others = ((name, other) for name, other in found if other is not graph)
-        for name, other in islice(others, self._effort.recomputations):
-            self._try(f"recompute {name}", before.policy, other)
-            _, policy = next(self._policies(other))
-            self._try(f"recompute {name}, as much as there is room for resident", policy, other)
-        if self._best is before or self._best is None:
-            return
-        # Activations take less room there.
-        self._shares("with that, ", self._best.memgraph.graph)
+    def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int] = DROPS) -> None:
+        """All of them; the best ones evicting ahead, too."""
+        took: list[tuple[float, int, str, Policy]] = []
+        for said, policy in self._policies(graph, drops):
+            if self._settled(graph):
+                return
+            took.append((self._try(f"{name}{said}", policy, graph), len(took), said, policy))
+        for _, _, said, policy in sorted(took, key=lambda one: one[:2])[: self._effort.closer]:
+            if not self._settled(graph):
+                other = replace(policy, evict_ahead=EVICTING)
+                self._try(f"{name}{said}, {EVICTING} ahead with eviction", other, graph)
 
     def _settled(self, graph: TaskGraph) -> bool:
         """No plan of this graph, or of one that recomputes more, is quicker by much."""
         best = self._best.simulation.makespan if self._best else math.inf
         return best <= ENOUGH * least_seconds(graph, self._wanted.costs)
 
-    def _shares(self, name: str, graph: TaskGraph) -> None:
-        """All of them, and the best ones in other ways, too."""
-        took: list[tuple[float, float, Policy]] = []
-        for share, policy in self._policies(graph):
-            if self._settled(graph):
-                return
-            said = f"{name}{share:.0%} of the room resident"
-            took.append((self._try(said, policy, graph), share, policy))
-        for _, share, policy in sorted(took, key=lambda one: one[:2])[: self._effort.closer]:
-            plain = replace(policy, resident=self._resident(graph, share))
-            tried = [policy]
-            for how, other in (
-                ("whatever comes first", plain),
-                ("evicting ahead", replace(policy, evict_ahead=EVICTING)),
-                ("whatever comes first, evicting ahead", replace(plain, evict_ahead=EVICTING)),
-            ):
-                if other not in tried and not self._settled(graph):
-                    tried.append(other)
-                    self._try(f"{name}{share:.0%} of the room resident, {how}", other, graph)
-
     def _other_graphs(self) -> None:
-        """A plan or two of each: what its host tasks touch is resident nowhere."""
+        """A few plans of each: what its host tasks touch is resident nowhere."""
         for name, graph in self._wanted.others:
             policies = list(self._policies(graph))
-            for share, policy in policies[:: max(1, len(policies) - 1)]:
-                self._try(f"{name}, {share:.0%} of the room resident", policy, graph)
+            most, less = policies[: len(DROPS)], policies[len(DROPS) :]
+            for said, policy in (*most, *less[-len(DROPS) :]):
+                self._try(f"{name}, {said}", policy, graph)
 
     def _turned_graphs(self) -> None:
         """As much resident as there is room for. Not those whose work alone takes too long."""
@@ -288,8 +268,20 @@ class _Search:
         for name, graph in self._wanted.turned:
             most = WORTH * self._best.simulation.makespan if self._best else math.inf
             if least_seconds(graph, self._wanted.costs) < most:
-                _, policy = next(self._policies(graph))
-                self._try(name, policy, graph, most)
+                for _, policy in islice(self._policies(graph), len(DROPS)):
+                    self._try(name, policy, graph, most)
+
+    def _recomputed_graphs(self, before: Found) -> None:
+        """Less or more of it, and then how much is resident: activations take less room there."""
+        graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
+        found = recompute_variants(graph, self._wanted.costs)
+        others = ((name, other) for name, other in found if other is not graph)
+        for name, other in islice(others, self._effort.recomputations):
+            self._try(f"recompute {name}", before.policy, other)
+            said, policy = next(self._policies(other, drops))
+            self._try(f"recompute {name}, {said}", policy, other)
+        if self._best is not before and self._best is not None:
+            self._shares("with that, ", self._best.memgraph.graph, drops)
 
     def _refuse(self) -> NoReturn:
         """No plan fits. Any budget that holds the largest task does: it is the host's memory that
@@ -312,23 +304,32 @@ class _Search:
                 least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
-    def _policies(self, graph: TaskGraph | None = None) -> Iterator[tuple[float, Policy]]:
+    def _policies(
+        self, graph: TaskGraph | None = None, drops: Sequence[int] = DROPS
+    ) -> Iterator[tuple[str, Policy]]:
+        """From much that is resident to little; of every share those that drop so far ahead."""
         graph = graph or self._wanted.graph
         seen: set[frozenset[int]] = set()
         for share in self._effort.shares:
-            resident = self._resident(graph, share, EXPOSED)
-            if resident not in seen:
-                seen.add(resident)
-                yield share, Policy(resident, drop_ahead=DROPPING)
+            plain, first = self._residents(graph, share)
+            if plain in seen:
+                continue
+            seen.add(plain)
+            for drop in drops:
+                said = f"{share:.0%} of the room resident"
+                if drop:
+                    yield f"{said}, {drop} ahead dropping", Policy(first, drop_ahead=drop)
+                else:
+                    yield said, Policy(plain)
 
-    def _resident(self, graph: TaskGraph, share: float, first: float = 0.0) -> frozenset[int]:
-        """`first`: so much of the room at the most for what the step begins with."""
+    def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
+        """What may stay in this share of the room; and with what the step begins with."""
         most = self._most_room(graph)
         room = {device: int(nbytes * share) for device, nbytes in most.items()}
-        resident = most_resident(graph, room)
-        for_first = {device: int(nbytes * first) for device, nbytes in room.items()}
-        found = exposed(graph, self._wanted.costs, resident, for_first)
-        return most_resident(graph, room, found) if found else resident
+        plain = most_resident(graph, room)
+        some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
+        found = exposed(graph, self._wanted.costs, plain, some)
+        return plain, most_resident(graph, room, found) if found else plain
 
     def _most_room(self, graph: TaskGraph) -> dict[int, int]:
         """So many resident bytes leave enough for every task: what it touches may be resident."""
