@@ -143,7 +143,7 @@ class GraphTwin(Twin):
         return self._capture
 
     def begin_capture(self, origin: TwinStream) -> None:
-        self._forbid()
+        self.synchronize()
         self._capture = Capture(origin, last={origin: frozenset()})
 
     def end_capture(self) -> Run:

@@ -112,24 +112,32 @@ class CudaGraph:
 
     def _captured(self, work: Work, known: Known) -> Mapping[int, Run] | None:
         at = _At()
-        self._driver.begin()
+        others = [(other, other.graphs) for other in self._known.values()]
+        for other, _ in others:
+            other.graphs = None  # until this one is over: none is replayed after one that broke
         try:
-            return {
+            self._driver.begin()
+            made = {
                 number: self._capture(work, segment, at)
                 for number, segment in enumerate(known.segments)
                 if segment.captured
             }
-        except Exception as error:
+            self._driver.end()
+        except BaseException as error:
+            try:
+                self._driver.drop_capture()
+            finally:
+                self._streams.fail(error)
+            if not isinstance(error, Exception):
+                raise
             self._refused(work, known, at, error)
             return None
-        finally:
-            self._driver.drop_capture()
-            self._driver.end()
+        for other, graphs in others:
+            other.graphs = graphs
+        return made
 
     def _refused(self, work: Work, known: Known, at: _At, error: Exception) -> None:
         known.impossible = True
-        for other in self._known.values():
-            other.graphs = None
         where = f" in {work.name(at.node)}" if at.node is not None else ""
         said = (str(error).splitlines() or [""])[0]
         self._say(work, f"{type(error).__name__}: {said[:300]}", where)

@@ -243,6 +243,63 @@ def test_updates_on_the_host_split_the_graph_and_keep_every_bit(device: str) -> 
     assert driver.replays >= STEPS - 1  # the host's updates read their numbers themselves
 
 
+class Struck(Counting):
+    """In captures, before they end or as they begin, something happens."""
+
+    def __init__(self) -> None:
+        super().__init__(GraphTwin())
+        self.at_begin: Callable[[], object] = lambda: None
+        self.at_end: Callable[[], object] = lambda: None
+
+    def begin_capture(self, origin: Any) -> None:
+        self.at_begin()
+        self.driver.begin_capture(origin)
+
+    def end_capture(self) -> Callable[[], object]:
+        self.at_end()
+        return super().end_capture()
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def sums(driver: Any) -> tuple[Runner, nn.Linear]:
+    """Of batches of any number of rows."""
+    layer = nn.Linear(8, 4)
+    graph = offload.capture(lambda x: (layer(x).sum(),), torch.ones(5, 8))
+    return Runner(offload.plan(graph), "cudagraph", driver=driver), layer
+
+
+def test_no_graph_is_replayed_after_a_capture_that_a_ctrl_c_ended() -> None:
+    driver = Struck()
+    runner, layer = sums(driver)
+    first, other = torch.randn(5, 8), torch.randn(2, 8)
+    with runner:
+        for x in (first, first, other):
+            runner(x)
+        assert (driver.captures, driver.replays) == (1, 1)
+        driver.at_end = ctrl_c
+        with pytest.raises(KeyboardInterrupt):
+            runner(other)
+        driver.at_end = lambda: None
+        for x in (first, other, first, other):
+            assert torch.equal(runner(x)[0], layer(x).sum())
+    assert (driver.captures, driver.replays) == (3, 5)
+
+
+def test_a_device_that_is_lost_before_a_capture_is_no_step_that_cannot_be_captured() -> None:
+    driver = Struck()
+    runner, _ = sums(driver)
+    runner(torch.ones(5, 8))
+    driver.at_begin = lambda: driver.lose("an illegal memory access was encountered")
+    for _ in range(2):
+        with pytest.raises(offload.DeviceLost, match="last checkpoint"):
+            runner(torch.ones(5, 8))
+    runner.abandon()
+    driver.driver.close()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_of_another_shape_is_captured_too(device: str) -> None:
     torch.manual_seed(1)
