@@ -49,16 +49,16 @@ class GraphCuda(Cuda):
         self._switch(origin)
         # A collection in the middle might free what CUDA does not let go of in a capture.
         self._collects = gc.isenabled()
+        self._graph, self._origin = graph, origin  # first: after a Ctrl-C it is dropped
         gc.disable()
-        self._graph, self._origin = graph, origin
         graph.capture_begin(pool=self._pool, capture_error_mode=MODE)
 
     def end_capture(self) -> Run:
-        graph = self._over()
+        graph = self._graph
         if graph is None:
             raise RuntimeError("no capture is going on")
         try:
-            graph.capture_end()
+            self._end(graph)
         except BaseException:
             self._bury(graph)
             raise
@@ -66,11 +66,11 @@ class GraphCuda(Cuda):
         return graph.replay
 
     def drop_capture(self) -> None:
-        graph = self._over()
+        graph = self._graph
         if graph is None:
             return
         try:
-            graph.capture_end()
+            self._end(graph)
         except RuntimeError as error:
             del error  # that it is broken, which is why it is dropped
             self._bury(graph)
@@ -85,14 +85,16 @@ class GraphCuda(Cuda):
         generator = torch.cuda.default_generators[self.device.index]
         generator.graphsafe_set_state(generator.clone_state())
 
-    def _over(self) -> torch.cuda.CUDAGraph | None:
-        """It must end on the stream that it began on."""
-        graph, self._graph = self._graph, None
-        if graph is not None and self._origin is not None:
-            self._switch(self._origin)
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """On the stream that it began on."""
+        try:
+            if self._origin is not None:
+                self._switch(self._origin)
+            graph.capture_end()
+        finally:
             if self._collects:
                 gc.enable()
-        return graph
+            self._graph = None  # last: after a Ctrl-C before, `drop_capture` does it once more
 
     def _switch(self, stream: CudaStream) -> None:
         torch.cuda.set_stream(stream)

@@ -324,6 +324,37 @@ def test_a_capture_that_is_dropped_is_ended_where_it_began(
     assert len(driver._broken) == 2 and gc.isenabled()
 
 
+@pytest.mark.parametrize("at", ["disable", "enable", "set_stream"])
+def test_a_ctrl_c_at_either_end_of_a_capture_leaves_pythons_collection_on(
+    at: str, fake: FakeCuda, graphs: FakeGraphs
+) -> None:
+    """Just after collections are off, and before they are on again."""
+    driver = Recorded(torch.device("cuda"))
+    driver.begin()
+    compute = driver.stream("compute")
+    owner: Any = torch.cuda if at == "set_stream" else gc
+    call = getattr(owner, at)
+
+    def struck(*args: Any) -> None:
+        if at == "disable":
+            call()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if at == "disable":
+            patch.setattr(owner, at, struck)
+        driver.begin_capture(compute)
+        patch.setattr(owner, at, struck)
+        driver.end_capture()
+    driver.drop_capture()
+    try:
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+    driver.end()
+    captured(driver)
+
+
 @pytest.mark.parametrize("host_updates", [False, True])
 @pytest.mark.parametrize("refused", ["", "begin", "end"])
 def test_a_whole_step_is_replayed_or_the_loop_runs_it_and_it_is_said_why(
