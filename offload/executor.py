@@ -33,7 +33,7 @@ from offload.engines.cudagraph import CudaGraph
 from offload.engines.serial import Serial
 from offload.engines.streams import Streams
 from offload.engines.threads import Threads
-from offload.errors import OffloadError, StepError
+from offload.errors import DeviceLost, OffloadError, StepError
 from offload.kernels import Program
 from offload.machine import check_memory, memory_left
 from offload.memory import Arenas, give_cached_back
@@ -282,7 +282,7 @@ class Runner:
             try:
                 self._engine.close()
             finally:
-                if self._current:  # not of a device that is lost
+                if self._current:  # not after `abandon`
                     self._leave()
                     self._bindings.clear()
                     self._arenas = Arenas({}, self._program.device)
@@ -305,7 +305,10 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if isinstance(error, DeviceLost):
+            self.abandon()
+        else:
+            self.close()
 
 
 def check_room(plan: Plan, arenas: Mapping[int, int]) -> None:

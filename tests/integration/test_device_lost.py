@@ -1,0 +1,57 @@
+"""A runner whose device is lost: on the CPU's twin, where that can be had."""
+
+import importlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from offload.drivers.twin import Twin
+from offload.errors import DeviceLost, StepError
+from offload.executor import Runner
+from offload.homes import Homes
+
+HERE = Path(__file__).parent
+Bytes = Sequence[torch.Tensor]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stream_graphs")
+
+
+def planned(graph: Any) -> Any:
+    return offload.plan(graph, placement="copy", recompute=False)
+
+
+def ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+
+
+def test_a_with_block_whose_device_is_lost_ends_by_that_error(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is moved out of the arenas: on a device that would be another error."""
+    graph = graphs.chain()
+    twin = Twin()
+
+    def lost(reads: Bytes, writes: Bytes) -> None:
+        twin.lose("an illegal memory access was encountered")
+
+    graphs.changed(graph, "backward1", kernel=lost)
+    graphs.bound(graph)
+    monkeypatch.setattr(Homes, "release", lambda homes: twin._state.check())
+    with (
+        pytest.raises(DeviceLost, match="last checkpoint"),
+        Runner(planned(graph), "cuda", driver=twin) as runner,
+    ):
+        runner(graphs.batch())
+    with pytest.raises(StepError, match="closed"):
+        runner(graphs.batch())
+    twin.close()
+    assert ours() == []
