@@ -13,6 +13,7 @@ A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way b
 the exception says so in a note, and the runner can be used again.
 """
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -90,7 +91,7 @@ class Runner:
         self._warmed: set[int] = set()
         check_room(plan, plan.memgraph.arenas)
         self._arenas = self._taken(plan.memgraph.arenas)
-        self._step_lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._closed = False
         workers = plan.costs.host_workers if host_workers is None else host_workers
         self._engine = _engine(engine, self._driver, order, seed, workers)
@@ -147,6 +148,18 @@ class Runner:
     def _forget(self, key: Hashable) -> None:
         self._plans.pop(key, None)
         self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+
+    @property
+    def _step_lock(self) -> threading.Lock:
+        """Held by who uses this runner, which no process can that is forked from its own. (There,
+        nobody gives the lock back that another thread held.)"""
+        if os.getpid() != self._process:
+            raise StepError(
+                f"this Runner belongs to process {self._process}, and process {os.getpid()}, forked"
+                " from it, has none of its threads and not its device: make one in the child"
+                " (which must be spawned if it is to use CUDA)"
+            )
+        return self._lock
 
     def _check_open(self) -> None:
         if self._closed:

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 import torch
 
 from offload.engines import Lane, Work
-from offload.errors import OffloadError, StepError
+from offload.errors import OffloadError
 
 JOIN_SECONDS = 10.0
 HOST = "host"
@@ -128,11 +128,6 @@ class Crew:
 
     def rest(self) -> None:
         """Until no thread runs a node. A Ctrl-C ends the wait; the next step waits again."""
-        if self.process != os.getpid():
-            raise StepError(
-                f"this Runner belongs to process {self.process}, and process {os.getpid()}, forked"
-                " from it, has none of its threads: make one in the child"
-            )
         while True:
             with self.lock:
                 if self.step is None:

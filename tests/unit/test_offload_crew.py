@@ -1,11 +1,7 @@
-"""The threads of an engine: one that wakes late, one that cannot be started, a forked process."""
+"""The threads of an engine: one that wakes late; one that cannot be started."""
 
-import os
-import select
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +11,6 @@ from offload.engines import Record, Work
 from offload.engines.crew import Crew, Worker
 from offload.engines.streams import Streams
 from offload.engines.threads import Threads
-from offload.errors import StepError
 
 WAIT = 20.0
 ENGINES: dict[str, Callable[[], Any]] = {
@@ -175,44 +170,3 @@ def test_an_engine_whose_thread_was_refused_can_be_closed(
         engine.run(together(), Record())
     engine.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
-
-
-# ---- a forked process ---------------------------------------------------------------------------
-
-
-def in_a_child(call: Callable[[], str]) -> str:
-    """What it says in a process forked from this one; nothing, if it hangs."""
-    out, back = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(back, call().encode())
-        finally:
-            os._exit(0)
-    os.close(back)
-    try:
-        said, _, _ = select.select([out], [], [], WAIT)
-        return os.read(out, 10_000).decode() if said else ""
-    finally:
-        os.close(out)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("locked", [False, True])
-def test_a_forked_process_is_told_to_make_a_runner_of_its_own(locked: bool, engine: Any) -> None:
-    """Also where a thread of the parent held the lock in that moment."""
-    engine.run(together(), Record())
-
-    def told() -> str:
-        with pytest.raises(StepError) as raised:
-            engine.run(together(), Record())
-        engine._finalizer()  # as at the child's end
-        return str(raised.value)
-
-    with engine._crew.lock if locked else nullcontext():
-        said = in_a_child(told)
-    assert f"belongs to process {os.getpid()}, " in said
-    assert said.endswith("make one in the child")
-    engine.run(together(), Record())

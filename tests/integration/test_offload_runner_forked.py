@@ -1,0 +1,93 @@
+"""A runner in a process that is forked from its own: it says so, whatever was going on."""
+
+import importlib
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offload
+from offload.drivers.twin_graph import GraphTwin
+from offload.engines.cudagraph import CudaGraph
+from offload.errors import StepError
+from offload.executor import Runner
+
+HERE = Path(__file__).parent
+WAIT = 20.0
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stream_graphs")
+
+
+@pytest.fixture(params=["threads", "cuda", "cudagraph"])
+def runner(request: pytest.FixtureRequest, graphs: Any) -> Iterator[Runner]:
+    """With threads for copies and for the host; it replays graphs, where that is what it does."""
+    graph = graphs.chain(host_updates=True)
+    graphs.bound(graph)
+    made = offload.plan(graph, placement="copy", recompute=False)
+    driver = None if request.param == "threads" else GraphTwin()
+    with Runner(made, request.param, host_workers=2, driver=driver) as found:
+        for _ in range(3):
+            found(graphs.batch())
+        yield found
+
+
+def in_a_child(call: Callable[[], str]) -> str:
+    """What it says in a process forked from this one; nothing, if it hangs."""
+    out, back = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(back, call().encode())
+        finally:
+            os._exit(0)
+    os.close(back)
+    try:
+        said, _, _ = select.select([out], [], [], WAIT)
+        return os.read(out, 10_000).decode() if said else ""
+    finally:
+        os.close(out)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def crew(runner: Runner) -> Any:
+    """Of its threads."""
+    engine: Any = runner._engine
+    return (engine._streams if isinstance(engine, CudaGraph) else engine)._crew
+
+
+@pytest.mark.parametrize("held", ["", "runner", "crew"])
+def test_a_forked_process_is_told_to_make_a_runner_of_its_own(
+    held: str, runner: Runner, graphs: Any
+) -> None:
+    """Also where a thread of the parent held a lock in that moment; and it comes to its end."""
+
+    def told() -> str:
+        said = []
+        for use in (lambda: runner(graphs.batch()), runner.close):
+            with pytest.raises(StepError) as raised:
+                use()
+            said.append(str(raised.value))
+        crew(runner).stop()  # as the finalizer does
+        return "\n".join(said)
+
+    locks = {"": nullcontext(), "runner": runner._lock, "crew": crew(runner).lock}
+    with locks[held]:
+        said = in_a_child(told).split("\n")
+    assert len(said) == 2
+    for line in said:
+        assert f"belongs to process {os.getpid()}, " in line
+        assert "make one in the child" in line
+    assert len(runner(graphs.batch())) == 1
