@@ -101,7 +101,6 @@ class Streams:
 
     def run(self, work: Work, record: Record) -> None:
         self.check()
-        self._dry()
         self._clean = False
         play: Play | None = None
         try:
@@ -249,12 +248,6 @@ class Streams:
             if looks > SPINS:
                 self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
 
-    def _dry(self) -> None:
-        """Until nothing of a step that failed runs, if a Ctrl-C struck that wait."""
-        self._crew.rest()
-        if not self._clean:
-            self._settle()
-
     def _settle(self) -> BaseException | None:
         """What the device says when it has run dry, and the step's fence is down."""
         told: BaseException | None = None
@@ -274,6 +267,12 @@ class Streams:
             record.failed = begun[0] if begun else None
         if play and record.failed is None and isinstance(error, Exception):
             record.under_way = play.issue.under_way()
+        self._dry(error)
+
+    def _dry(self, error: BaseException | None = None) -> None:
+        """Until nothing of the step runs. Raises where the error, or what is told then, says that
+        the device is lost."""
+        self._clean = False
         self._crew.rest()
         late = self._settle()
         for told in (error, late):
@@ -283,9 +282,12 @@ class Streams:
                 raise lost from told
 
     def check(self) -> None:
-        """Raises where the device is lost."""
+        """Before a step: raises where the device is lost. Nothing of one that failed runs any more,
+        if a Ctrl-C struck that wait."""
         if self._lost is not None:
             raise DeviceLost(*self._lost.args)
+        if not self._clean:
+            self._dry()
 
     def fail(self, error: BaseException) -> None:
         """What another user of the driver met: streams run dry, and `DeviceLost` where it is."""

@@ -55,3 +55,31 @@ def test_a_with_block_whose_device_is_lost_ends_by_that_error(
         runner(graphs.batch())
     twin.close()
     assert ours() == []
+
+
+def test_a_loss_that_is_told_after_a_second_ctrl_c_is_heard(graphs: Any) -> None:
+    """It strikes the wait for the step that the first one ended; the next step begins with it."""
+    strikes: list[type[BaseException]] = []
+
+    class Struck(Twin):
+        def end(self) -> None:
+            if strikes:
+                raise strikes.pop()
+            super().end()
+
+    graph = graphs.chain()
+    tensors = graphs.bound(graph)
+    plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
+    twin = Struck()
+    runner = Runner(planned(graph), "cuda", driver=twin)
+    assert torch.equal(runner(graphs.batch())[0], plainly.step(graphs.batch())[0])
+    strikes += [KeyboardInterrupt] * 2
+    with pytest.raises(KeyboardInterrupt):
+        runner(graphs.batch())
+    assert not strikes
+    twin._state.error = RuntimeError("CUDA error: unspecified launch failure")  # it is told once
+    for _ in range(2):
+        with pytest.raises(DeviceLost, match="last checkpoint"):
+            runner(graphs.batch())
+    runner.abandon()
+    twin.close()
