@@ -278,14 +278,24 @@ def _awaited(work: Work, segment: Segment) -> Mapping[int, Sequence[int]]:
 
 
 def flags() -> Hashable:
-    """What torch reads when a kernel is chosen, and a graph keeps."""
-    cudnn = torch.backends.cudnn
+    """What torch reads at every call to choose a kernel, and a graph keeps. (Which attention runs
+    was chosen when the step was traced; `cudnn.benchmark` is off in every step.)"""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
-        torch.backends.cuda.matmul.fp32_precision,
+        cuda.matmul.fp32_precision,
+        torch._C._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch._C._get_cublas_allow_bf16_reduced_precision_reduction(),
+        cuda.matmul.allow_fp16_accumulation,
+        getattr(cuda.matmul, "prefer_cublaslt_grouped_gemm", None),  # later than torch 2.11
+        cuda.preferred_blas_library(),
+        cuda.preferred_linalg_library(),
         cudnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+        cudnn.rnn.fp32_precision,
         cudnn.enabled,
-        cudnn.benchmark,
         cudnn.deterministic,
+        getattr(cudnn, "depthwise_kernel", None),  # later than torch 2.11
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
         torch.get_default_dtype(),
     )

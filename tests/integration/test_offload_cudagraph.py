@@ -13,7 +13,6 @@ from offload import Runner
 from offload.drivers.cuda_graph import GraphCuda
 from offload.drivers.twin import Twin
 from offload.drivers.twin_graph import GraphTwin
-from offload.engines.cudagraph import flags
 
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
@@ -414,14 +413,34 @@ def test_numbers_that_never_rest_are_told_and_the_bits_are_eagers() -> None:
     assert driver.captures == 0
 
 
-def test_a_flag_of_torchs_that_a_graph_keeps_is_seen_to_change() -> None:
-    before = flags()
-    torch.backends.cudnn.benchmark = True
+MATMUL = torch.backends.cuda.matmul
+
+
+@pytest.mark.parametrize(
+    ("owner", "flag", "value"),
+    [
+        (MATMUL, "allow_bf16_reduced_precision_reduction", False),
+        (MATMUL, "allow_fp16_reduced_precision_reduction", False),
+        (MATMUL, "allow_fp16_accumulation", True),
+        (MATMUL, "fp32_precision", "tf32"),
+        (torch.backends.cudnn, "deterministic", True),
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),
+    ],
+)
+def test_a_flag_of_torchs_that_a_graph_keeps_has_the_step_captured_anew(
+    owner: Any, flag: str, value: object
+) -> None:
+    driver, x, before = counting(), torch.randn(5, 8), getattr(owner, flag)
+    runner, layer = sums(driver)
     try:
-        assert flags() != before
+        with runner:
+            for step in range(6):
+                if step == 3:
+                    setattr(owner, flag, value)
+                assert torch.equal(runner(x)[0], layer(x).sum())
     finally:
-        torch.backends.cudnn.benchmark = False
-    assert flags() == before
+        setattr(owner, flag, before)
+    assert (driver.captures, driver.replays) == (2, 4)
 
 
 def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
