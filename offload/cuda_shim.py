@@ -44,7 +44,7 @@ def load_on(device: torch.device) -> Shim:
         return shim.load()
     found = _once()
     if isinstance(found, Shim):
-        found.ask("placed_install")  # it may have been taken out since
+        found.ask("placed_install")  # somebody may have put theirs over it since
         return found
     raise OffloadError(f"outputs on {device} cannot be placed by the allocator: {found}")
 
@@ -55,16 +55,6 @@ def why_not_on(device: torch.device) -> str:
         return shim.why_not()
     found = _once()
     return "" if isinstance(found, Shim) else found
-
-
-def installed(found: Shim) -> int:
-    """2: in both of PyTorch's registers of allocators; less: somebody put theirs over it."""
-    return found.ask("placed_installed")
-
-
-def uninstall(found: Shim) -> None:
-    """Back to PyTorch's own allocator. What was given out stays good."""
-    found.ask("placed_uninstall")
 
 
 def _once() -> Shim | str:

@@ -5,7 +5,7 @@
                        counting() -> Passed                 what was allocated outside of them
 
 Needs a C++ compiler, and nothing else that PyTorch does not bring. Without one there is no shim:
-`available()` is None, `describe()` says why, and placement.py copies instead.
+`available()` is None, `why_not()` says why, and placement.py copies instead.
 
 The same for CUDA is cuda_shim.py's: another library, the same `Shim`.
 
@@ -159,7 +159,7 @@ class Shim:
 
 
 def available() -> Shim | None:
-    """None where it cannot be built: `describe()` says why."""
+    """None where it cannot be built: `why_not()` says why."""
     found = _once()
     return found if isinstance(found, Shim) else None
 
@@ -176,14 +176,6 @@ def why_not() -> str:
     """Why there is no shim; empty where there is one."""
     found = _once()
     return "" if isinstance(found, Shim) else found
-
-
-def describe() -> str:
-    """One line for people."""
-    found = _once()
-    if isinstance(found, Shim):
-        return "outputs are placed by the allocator"
-    return f"outputs are copied to their places: {found}"
 
 
 def _once() -> Shim | str:

@@ -276,7 +276,7 @@ int placed_install() {
   return 0;
 }
 
-// Back to what was there. Not while a call runs.
+// For tests, as the next one: back to what was there. Not while a call runs.
 void placed_uninstall() {
   if (native && allocator.load() == &mine()) {
     allocator.store(native);

@@ -74,7 +74,7 @@ def ops(libraries: tuple[Path, Path]) -> Iterator[Ops]:
 def placed(ops: Ops, libraries: tuple[Path, Path]) -> Iterator[Shim]:
     found = opened(libraries[0])
     yield found
-    cuda_shim.uninstall(found)
+    found.ask("placed_uninstall")
 
 
 @BUILDS
@@ -84,12 +84,12 @@ def test_it_compiles_against_this_pytorch_and_goes_in_and_out_without_a_driver(
 ) -> None:
     found = cuda_shim.built(COMPILERS, tmp_path, HEADERS)
     assert isinstance(found, Shim), found
-    assert cuda_shim.installed(found) == 2
+    assert found.ask("placed_installed") == 2
     assert torch.cuda.get_allocator_backend() == "native"  # it answers for what it wraps
-    cuda_shim.uninstall(found)
-    assert cuda_shim.installed(found) == 0
+    found.ask("placed_uninstall")
+    assert found.ask("placed_installed") == 0
     assert opened(found.path).ask("placed_installed") == 2
-    cuda_shim.uninstall(found)
+    found.ask("placed_uninstall")
 
 
 @BUILDS
@@ -231,9 +231,9 @@ def test_what_it_does_not_do_itself_is_asked_of_the_native_allocator(
 @pytest.mark.slow
 def test_another_allocator_over_it_is_seen(placed: Shim, ops: Ops) -> None:
     ops.fake_begin()  # takes its place in one of the two registers
-    assert cuda_shim.installed(placed) == 1
+    assert placed.ask("placed_installed") == 1
     ops.library.fake_end()
-    assert cuda_shim.installed(placed) == 2
+    assert placed.ask("placed_installed") == 2
 
 
 @pytest.mark.skipif(isinstance(HEADERS, str), reason="needs CUDA's headers")

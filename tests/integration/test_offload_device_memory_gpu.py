@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.cuda_shim import available_on, installed, load_on, why_not_on
+from offload.cuda_shim import available_on, load_on, why_not_on
 from offload.device_memory import device_left
 from offload.kernels import Call, Program, Value
 from offload.memgraph import TASK, Access, Node, Place
@@ -236,7 +236,7 @@ def test_libraries_keep_what_was_measured_and_no_more_at_a_second_product() -> N
 def test_the_shim_is_in_both_registers_and_answers_for_the_native_allocator() -> None:
     if available_on(DEVICE) is None:
         pytest.skip(why_not_on(DEVICE))
-    assert installed(load_on(DEVICE)) == 2
+    assert load_on(DEVICE).ask("placed_installed") == 2
     assert torch.cuda.get_allocator_backend() == "native"
     x = torch.zeros(1 << 20, device=DEVICE)
     x.record_stream(torch.cuda.Stream(DEVICE))

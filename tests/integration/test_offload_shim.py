@@ -337,7 +337,6 @@ def test_without_a_shim_outputs_are_copied_and_the_reason_is_shown(
     monkeypatch.setattr(shim, "_loaded", lambda: "no C++ compiler was found")
     assert shim.available() is None
     assert shim.why_not() == "no C++ compiler was found"
-    assert shim.describe() == "outputs are copied to their places: no C++ compiler was found"
     assert chosen("auto") == COPY
     with pytest.raises(OffloadError, match="no C\\+\\+ compiler was found"):
         chosen(SHIM)
@@ -385,4 +384,4 @@ assert not isinstance(found, str), found
 @PLACED
 def test_a_spawned_process_finds_it_built(placed: Shim) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(shim.describe) == "outputs are placed by the allocator"
+        assert pool.apply(shim.why_not) == ""
