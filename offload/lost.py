@@ -8,7 +8,7 @@ more, so nothing may be copied from there, and least of all into a checkpoint. S
 of such a one, or while it was dealt with, says it too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -60,19 +60,32 @@ SAID: Mapping[str, int] = MappingProxyType(
 
 def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None:
     """What to raise in the place of `error`; None: the device is still there."""
-    if isinstance(error, DeviceLost):
-        return error
-    code = _code(error)
-    if code is None or code not in LOST:
-        before = error.__cause__ or error.__context__
-        return device_lost(before, device) if before is not None else None
-    lost = DeviceLost(
-        f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read any"
-        " more, so nothing of this step, or since the last checkpoint, can be saved. Start a new"
-        " process from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 names the call"
-    )
-    lost.__cause__ = error
-    return lost
+    for one in _and_those_before(error):
+        if isinstance(one, DeviceLost):
+            return one
+        code = _code(one)
+        if code is not None and code in LOST:
+            lost = DeviceLost(
+                f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
+                " any more, so nothing of this step, or since the last checkpoint, can be saved."
+                " Start a new process from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 names the"
+                " call"
+            )
+            lost.__cause__ = one
+            return lost
+    return None
+
+
+def _and_those_before(error: BaseException) -> Iterator[BaseException]:
+    """Each once: two errors may name each other."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [one.__context__, one.__cause__]
 
 
 def _code(error: BaseException) -> int | None:

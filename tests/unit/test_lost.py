@@ -63,3 +63,12 @@ def test_what_came_of_a_lost_device_says_so_too() -> None:
 def test_a_lost_device_is_told_once() -> None:
     lost = DeviceLost("gone")
     assert device_lost(lost, DEVICE) is lost
+
+
+def test_errors_that_name_each_other_are_asked_once() -> None:
+    """As Python makes them where one is raised again while another one is dealt with."""
+    first, second = ValueError("a"), KeyError("b")
+    first.__context__, second.__context__ = second, first
+    assert device_lost(first, DEVICE) is None
+    second.__cause__ = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert isinstance(device_lost(first, DEVICE), DeviceLost)
