@@ -6,7 +6,8 @@ Pure.
     then what is computed once more          and, where that is so, how much stays resident now
     then how far ahead
 
-A walk costs about a second per 10,000 tasks, so large graphs get fewer tries.
+A walk costs about a second per 10,000 tasks, so large graphs get fewer tries. It ends where no
+other plan can be quicker.
 """
 
 import math
@@ -42,8 +43,12 @@ HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Times what a plan takes of an endless host arena: a limit may pack it otherwise."""
 DROPS, EVICTING = (64, 0), 4
 """Tasks ahead for which others are dropped; or evicted, whatever that takes."""
+CLOSER = 2
+"""Plans of the best shares, which are made evicting ahead, too."""
 EXPOSED = 0.25
 """Of the room for resident weights: what the step begins with gets so much at the most."""
+WALKED, LEAST = 80_000, 6
+"""Tasks that are walked in all, and plans that are tried in any case."""
 ENOUGH = 1.002
 """Times the work of the busiest engine: a quicker plan is not looked for."""
 WORTH = 0.99
@@ -56,8 +61,8 @@ class Effort:
 
     shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
     """Of the room for resident weights."""
-    closer: int = 2
-    """Shares that are looked at closer."""
+    drops: tuple[int, ...] = DROPS
+    """At each share; those of `DROPS` that are not there, at the best ones."""
     horizons: tuple[tuple[int, int, int], ...] = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
     """Tasks placed ahead, with eviction, and where others are dropped: at the best share."""
     recomputations: int = 5
@@ -65,8 +70,8 @@ class Effort:
 
 EFFORTS = (
     (5_000, Effort()),
-    (20_000, Effort((0.95, 0.6, 0.3, 0.0), horizons=(), recomputations=2)),
-    (1 << 60, Effort((0.95, 0.3), horizons=(), recomputations=1)),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=(), recomputations=2)),
+    (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
 )
 """For graphs of so many tasks at the most."""
 
@@ -207,6 +212,17 @@ def _walked(
     return build_memgraph(graph, capacities, policy, clock, wanted.homes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """`seconds`: inf where it does not fit."""
+
+    seconds: float
+    name: str
+    share: float
+    policy: Policy
+    graph: TaskGraph
+
+
 class _Search:
     """The best so far, and what was tried."""
 
@@ -221,46 +237,67 @@ class _Search:
         """Of the last graph: it takes a while to find."""
 
     def best(self) -> Found:
-        self._shares("", self._wanted.graph)
+        took = self._shares("", self._wanted.graph, self._effort.drops)
         self._other_graphs()
         self._turned_graphs()
         if self._best is None:
             self._refuse()
-        graph = self._best.memgraph.graph
-        if self._wanted.recompute and not self._settled(graph):
-            self._recomputed_graphs(self._best)
-            graph = self._best.memgraph.graph
-        for ahead, evict, drop in self._effort.horizons:
-            if self._settled(graph):
-                break
-            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
-            self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
+        before = self._best
+        if self._wanted.recompute:
+            self._recomputed_graphs(before)
+        if self._best is before:
+            self._closer(took)
+        else:  # activations take less room there
+            graph, drops = self._best.memgraph.graph, (before.policy.drop_ahead,)
+            self._closer(self._shares("with that, ", graph, drops))
+        self._nearby()
         return replace(self._best, tried=tuple(self._tried), unturned=self._unturned)
 
-    def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int] = DROPS) -> None:
-        """All of them; the best ones evicting ahead, too."""
-        took: list[tuple[float, int, str, Policy]] = []
-        for said, policy in self._policies(graph, drops):
-            if self._settled(graph):
-                return
-            took.append((self._try(f"{name}{said}", policy, graph), len(took), said, policy))
-        for _, _, said, policy in sorted(took, key=lambda one: one[:2])[: self._effort.closer]:
-            if not self._settled(graph):
-                other = replace(policy, evict_ahead=EVICTING)
-                self._try(f"{name}{said}, {EVICTING} ahead with eviction", other, graph)
+    def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
+        took: list[Tried] = []
+        for share, policy in self._policies(graph, drops):
+            if self._enough(graph):
+                break
+            said = f"{name}{_in_words(share, policy)}"
+            took.append(Tried(self._try(said, policy, graph), name, share, policy, graph))
+        return took
 
-    def _settled(self, graph: TaskGraph) -> bool:
-        """No plan of this graph, or of one that recomputes more, is quicker by much."""
-        best = self._best.simulation.makespan if self._best else math.inf
-        return best <= ENOUGH * least_seconds(graph, self._wanted.costs)
+    def _closer(self, took: Sequence[Tried]) -> None:
+        """The best of these, evicting ahead, and dropping as far ahead as none of them does."""
+        left = [drop for drop in DROPS if drop not in {one.policy.drop_ahead for one in took}]
+        for one in sorted(took, key=lambda one: one.seconds)[:CLOSER]:
+            others = [replace(one.policy, evict_ahead=EVICTING)]
+            others += [self._policy(one.graph, one.share, drop) for drop in left]
+            for policy in others:
+                if not self._enough(one.graph):
+                    said = f"{one.name}{_in_words(one.share, policy)}"
+                    self._try(said, policy, one.graph)
+
+    def _nearby(self) -> None:
+        """The best one, placing further ahead or less far."""
+        for ahead, evict, drop in self._effort.horizons:
+            assert self._best is not None
+            graph = self._best.memgraph.graph
+            if self._enough(graph):
+                return
+            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
+            self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
+
+    def _enough(self, graph: TaskGraph) -> bool:
+        """Was tried; or no plan of this graph, or of one that recomputes more, is quicker."""
+        if self._best is None:
+            return False
+        used_up = len(self._tried) >= max(LEAST, WALKED // len(self._wanted.graph.tasks))
+        work = least_seconds(graph, self._wanted.costs)
+        return used_up or self._best.simulation.makespan <= ENOUGH * work
 
     def _other_graphs(self) -> None:
         """A few plans of each: what its host tasks touch is resident nowhere."""
         for name, graph in self._wanted.others:
             policies = list(self._policies(graph))
             most, less = policies[: len(DROPS)], policies[len(DROPS) :]
-            for said, policy in (*most, *less[-len(DROPS) :]):
-                self._try(f"{name}, {said}", policy, graph)
+            for share, policy in (*most, *less[-len(DROPS) :]):
+                self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
 
     def _turned_graphs(self) -> None:
         """As much resident as there is room for. Not those whose work alone takes too long."""
@@ -272,16 +309,16 @@ class _Search:
                     self._try(name, policy, graph, most)
 
     def _recomputed_graphs(self, before: Found) -> None:
-        """Less or more of it, and then how much is resident: activations take less room there."""
+        """Less or more of it: placed as before, and with as much resident as there is room for."""
         graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
+        if self._enough(graph):
+            return
         found = recompute_variants(graph, self._wanted.costs)
         others = ((name, other) for name, other in found if other is not graph)
         for name, other in islice(others, self._effort.recomputations):
             self._try(f"recompute {name}", before.policy, other)
-            said, policy = next(self._policies(other, drops))
-            self._try(f"recompute {name}, {said}", policy, other)
-        if self._best is not before and self._best is not None:
-            self._shares("with that, ", self._best.memgraph.graph, drops)
+            share, policy = next(self._policies(other, drops))
+            self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
 
     def _refuse(self) -> NoReturn:
         """No plan fits. Any budget that holds the largest task does: it is the host's memory that
@@ -306,21 +343,20 @@ class _Search:
 
     def _policies(
         self, graph: TaskGraph | None = None, drops: Sequence[int] = DROPS
-    ) -> Iterator[tuple[str, Policy]]:
+    ) -> Iterator[tuple[float, Policy]]:
         """From much that is resident to little; of every share those that drop so far ahead."""
         graph = graph or self._wanted.graph
         seen: set[frozenset[int]] = set()
         for share in self._effort.shares:
-            plain, first = self._residents(graph, share)
-            if plain in seen:
-                continue
-            seen.add(plain)
-            for drop in drops:
-                said = f"{share:.0%} of the room resident"
-                if drop:
-                    yield f"{said}, {drop} ahead dropping", Policy(first, drop_ahead=drop)
-                else:
-                    yield said, Policy(plain)
+            found = [self._policy(graph, share, drop) for drop in drops]
+            if found[-1].resident not in seen:
+                seen.add(found[-1].resident)
+                yield from ((share, policy) for policy in found)
+
+    def _policy(self, graph: TaskGraph, share: float, drop: int) -> Policy:
+        """What drops ahead keeps what the step begins with, too."""
+        plain, first = self._residents(graph, share)
+        return Policy(first if drop else plain, drop_ahead=drop)
 
     def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
         """What may stay in this share of the room; and with what the step begins with."""
@@ -383,3 +419,9 @@ class _Search:
         ):
             self._best = Found(memgraph, policy, simulation)
         return simulation.makespan
+
+
+def _in_words(share: float, policy: Policy) -> str:
+    ahead = {"dropping": policy.drop_ahead, "evicting": policy.evict_ahead}
+    words = [f"{how} {tasks} tasks ahead" for how, tasks in ahead.items() if tasks]
+    return ", ".join([f"{share:.0%} of the room resident", *words])

@@ -266,6 +266,7 @@ class Steps:
                 self.plan = self._plans[step] = new
                 self._meter.priced(step, new)
                 return
+            self._note_waiting(new)
             try:
                 self.settle_as(step, new, *step.about)
             except MemoryTooSmall as error:
@@ -337,12 +338,17 @@ class Steps:
         """Of a turned step if that is faster."""
         why = self.waiting.why_not() or self._asked.target.why_not_late
         plan = self._asked.plan(whole, late=not why)
+        self._note_waiting(plan)
+        return plan
+
+    def _note_waiting(self, plan: Plan) -> None:
+        """Why updates on the host do not wait for the next step, where they do not."""
+        why = self.waiting.why_not() or self._asked.target.why_not_late
         if why and any(task.engine == "host" for task in plan.graph.tasks):
             note = f"no update waits for the next forward pass: {why}"
-            for notes in (whole.notes, plan.graph.notes):  # what is planned later, and this plan
+            for notes in (plan.source.notes, plan.graph.notes):  # what is planned later, and this
                 if note not in notes:
                     notes.insert(0, note)
-        return plan
 
     def _settle(self, whole: TaskGraph, step: Step | None) -> tuple[Plan, Runner]:
         """The first plan, and the runner."""

@@ -45,6 +45,8 @@ class Worker:
     busy: bool = False
     """It runs a node: only it says so."""
     lane: Lane = field(default_factory=Lane)
+    dismissed: bool = False
+    """Before it was hired."""
 
     def ring(self) -> None:
         """Safe to do twice."""
@@ -183,9 +185,9 @@ def _serve(crew: Crew, worker: Worker) -> None:
 
 
 def _look(crew: Crew, worker: Worker) -> bool:
-    """Do what there is to do, and keep nothing of it. False: the crew is dismissed."""
+    """Do what there is to do, and keep nothing of it. False: it, or the crew, is dismissed."""
     with crew.lock:
-        if crew.closed:
+        if crew.closed or worker.dismissed:
             return False
         step, lane = crew.step, worker.lane
     # One that wakes late may find a later step, of other engines.
@@ -212,15 +214,25 @@ class Hands:
             thread = threading.Thread(
                 target=_serve, args=(self._crew, worker), name=name, daemon=True
             )
-            thread.start()  # where it is refused, the next step goes on from here
-            self._threads.append(thread)
-            workers.append(worker)
+            try:
+                thread.start()
+                workers.append(worker)
+                self._threads.append(thread)
+            except BaseException:
+                # Refused by the system; or struck by a Ctrl-C, and then it may run all the same.
+                # The next step hires another one.
+                workers[:] = [one for one in workers if one is not worker]
+                worker.dismissed = True
+                worker.ring()
+                self._threads.append(thread)
+                raise
         return workers
 
     def join(self) -> None:
         """When the crew is stopped."""
         for thread in self._threads:
-            thread.join(JOIN_SECONDS)
+            if thread.ident is not None:  # or it never started
+                thread.join(JOIN_SECONDS)
         hung = [thread.name for thread in self._threads if thread.is_alive()]
         if hung:
             raise OffloadError(

@@ -196,3 +196,19 @@ def test_the_kernels_of_a_step_are_told_by_name() -> None:
     assert done.returncode == 0, done.stderr
     assert "| eager | " in done.stdout and "| cudagraph | " in done.stdout
     assert "| aten::mm | " in done.stdout
+
+
+@pytest.mark.slow
+def test_plans_by_the_rates_of_a_gpu_are_told_on_paper(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "gpu.simulated", "--smoke", "--out", str(tmp_path)],
+        check=True, capture_output=True, text=True, cwd=ROOT / "benchmarks",
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/benchmarks"},
+    )  # fmt: skip
+    [report] = tmp_path.glob("*_gpu_simulated.json")
+    found = json.loads(report.read_text())
+    assert found["setting"] == {"rates": "NVIDIA H200"}
+    assert {row["link"] for row in found["rows"]} == {"PCIe 5", "PCIe 4"}
+    moves = [row for row in found["rows"] if row["resident"] != "100%"]
+    assert moves and all(float(row["over no offload"]) > 1 for row in moves)
+    assert all(float(row["over the bound"]) >= 1 for row in found["rows"])

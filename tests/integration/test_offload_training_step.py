@@ -107,7 +107,7 @@ def test_a_step_that_was_forgotten_must_be_added_again() -> None:
         runner.run("b", x[:2])
         assert not torch.equal(before[0].weight, module[0].weight)
         runner.forget("b")
-        with pytest.raises(KeyError):
+        with pytest.raises(StepError, match="no step 'b'"):
             runner.run("b", x[:2])
         with pytest.raises(StepError, match="shape"):
             runner.run("a", x[:2])
