@@ -170,3 +170,28 @@ def test_an_engine_whose_thread_was_refused_can_be_closed(
         engine.run(together(), Record())
     engine.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_thread_whose_start_a_ctrl_c_strikes_ends_by_itself(
+    runs: bool, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it runs already or never will; the next step has another one."""
+    start, struck = threading.Thread.start, []
+
+    def started(thread: threading.Thread) -> None:
+        strikes = thread.name == "perfect-offload-host-1" and not struck
+        if strikes:
+            struck.append(thread)
+        if runs or not strikes:
+            start(thread)
+        if strikes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(together(), Record())
+    engine.run(together(), Record())
+    engine.close()
+    assert not struck[0].is_alive()
+    assert not [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
