@@ -197,8 +197,10 @@ class Runner:
             torch.autograd.graph.increment_version(bound.homes.counted())
             return bound, bound.outputs()
         finally:
-            torch.backends.cudnn.benchmark = benchmark
-            torch._C._set_grad_enabled(autograd)
+            try:
+                torch._C._set_grad_enabled(autograd)
+            finally:  # struck between the two; the property's setter is Python, and can be struck
+                torch._C._set_cudnn_benchmark(benchmark)
 
     def _warm(self) -> None:
         """What libraries keep for this thread is there before a kernel is served."""
