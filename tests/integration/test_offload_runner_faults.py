@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import offload
 from offload import binding
 from offload.engines import crew
 from offload.errors import OffloadError, StepError
@@ -361,3 +362,26 @@ def test_a_runner_may_be_called_from_any_thread(hand: Any) -> None:
             thread.join(WAIT)
         right.append(works(runner, graph, tensors, hand))
     assert right == [True] * 3
+
+
+def test_a_ctrl_c_as_a_step_ends_leaves_autograd_and_cudnn_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It strikes between the two that are put back."""
+    put_back = torch._C._set_grad_enabled
+
+    def struck(on: bool) -> None:
+        put_back(on)
+        if on:
+            raise KeyboardInterrupt
+
+    x = torch.ones(4)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with Runner(offload.plan(offload.capture(lambda x: (x * 2,), x)), "serial") as runner:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch._C, "_set_grad_enabled", struck)
+            with pytest.raises(KeyboardInterrupt):
+                runner(x)
+        assert torch.is_grad_enabled()
+        assert torch.backends.cudnn.benchmark
+        assert torch.equal(runner(x)[0], 2 * x)
