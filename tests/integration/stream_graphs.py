@@ -1,6 +1,8 @@
 """Graphs of torch kernels that run on any device, and what they must come to."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,3 +139,40 @@ def batch(nbytes: int = 640, seed: int = 0) -> torch.Tensor:
 def changed(graph: TaskGraph, name: str, **changes: Any) -> None:
     [number] = [n for n, task in enumerate(graph.tasks) if task.name == name]
     graph.tasks[number] = replace(graph.tasks[number], **changes)
+
+
+class Struck(BaseException):
+    """What the alarm clock raises, at any line of the caller."""
+
+
+@contextmanager
+def alarm() -> Iterator[Callable[[float, Callable[[], object]], bool]]:
+    """Yields `strikes(seconds, call)`: whether `Struck`, so many seconds later, ended the call."""
+    armed = False
+
+    def strike(number: int, frame: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Struck
+
+    def strikes(seconds: float, call: Callable[[], object]) -> bool:
+        nonlocal armed
+        struck = False
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            call()
+            armed = False
+        except Struck:
+            struck = True
+        armed = False
+        return struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        yield strikes
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

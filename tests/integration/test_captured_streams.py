@@ -245,46 +245,21 @@ def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(
         assert all(torch.equal(tensors[k], plainly.held[k]) for k in tensors)
 
 
-class Struck(BaseException):
-    """What the alarm clock raises, at any line of the caller."""
-
-
 def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(
     graphs: Any, launches: list[Any]
 ) -> None:
     graph = graphs.chain(3)
     tensors = graphs.bound(graph)
-    armed, struck = False, 0
-
-    def strike(number: int, frame: Any) -> None:
-        nonlocal armed
-        if armed:
-            armed = False
-            raise Struck
-
-    before = signal.signal(signal.SIGALRM, strike)
-    try:
-        made = planned(graph, smallest(graph))
-        with Runner(made, "cudagraph", driver=GraphTwin()) as runner:
-            for _ in range(3):
-                runner(graphs.batch())
-            for attempt in range(40):
-                try:
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, 1e-6 + 2e-3 * attempt / 40)
-                    runner(graphs.batch())
-                    armed = False
-                except Struck:
-                    struck += 1
-                armed = False
-                assert torch.is_grad_enabled()
-                launches.clear()
-                assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
-                assert launches
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    made, struck = planned(graph, smallest(graph)), 0
+    with graphs.alarm() as strikes, Runner(made, "cudagraph", driver=GraphTwin()) as runner:
+        for _ in range(3):
+            runner(graphs.batch())
+        for attempt in range(40):
+            struck += strikes(1e-6 + 2e-3 * attempt / 40, lambda: runner(graphs.batch()))
+            assert torch.is_grad_enabled()
+            launches.clear()
+            assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
+            assert launches
     assert struck > 10
 
 

@@ -304,44 +304,20 @@ def test_a_ctrl_c_in_mid_step_ends_it_and_the_next_one_works(hosted: bool, graph
             assert works(runner, graph, tensors, graphs)
 
 
-class Struck(BaseException):
-    """What the alarm clock raises, at any line of the caller."""
-
-
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(hosted: bool, graphs: Any) -> None:
     graph = graphs.chain(3, host_updates=hosted)
     tensors = graphs.bound(graph)
-    armed, struck = False, 0
-
-    def strike(number: int, frame: Any) -> None:
-        nonlocal armed
-        if armed:
-            armed = False
-            raise Struck
-
-    before = signal.signal(signal.SIGALRM, strike)
-    try:
-        made = planned(graph, smallest(graph))
-        with Runner(made, "cuda", driver=Twin()) as runner:
-            for _ in range(3):
-                runner(graphs.batch())
-            seconds = max(runner.trace.seconds, 1e-4)
-            for attempt in range(100):
-                try:
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * attempt / 66))
-                    runner(graphs.batch())
-                    armed = False
-                except Struck:
-                    struck += 1
-                armed = False
-                assert torch.is_grad_enabled()
-                assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    made, struck = planned(graph, smallest(graph)), 0
+    with graphs.alarm() as strikes, Runner(made, "cuda", driver=Twin()) as runner:
+        for _ in range(3):
+            runner(graphs.batch())
+        seconds = max(runner.trace.seconds, 1e-4)
+        for attempt in range(100):
+            after = max(1e-6, seconds * attempt / 66)
+            struck += strikes(after, lambda: runner(graphs.batch()))
+            assert torch.is_grad_enabled()
+            assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
     assert struck > 10
     assert not ours()
 
