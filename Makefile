@@ -1,49 +1,69 @@
 # make demo      train on generated pictures: without reuse, with it, and with it in half the memory
-# make test      the tests, JOBS=2 at a time (with CI=true the slow ones too)
+# make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
+# make mutants   puts over a hundred faults into a copy, one at a time: which tests notice each
 # make check     ruff and pyright
 
 PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
+UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test backends check
+.PHONY: help demo test test-ci test-all backends mutants check
 
 help:
 	@sed -n 's/^# //p' Makefile
 
-.venv/ready: pyproject.toml constraints.txt
+## What a run needs: pip takes minutes over it, uv half of one.
+.venv/run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check uv -c constraints.txt
+	$(UV) -e .
 	touch $@
 
-demo: .venv/ready
+.venv/dev: .venv/run
+	$(UV) -e '.[dev]'
+	touch $@
+
+demo: .venv/run
 	$(BIN)/python examples/make_pictures.py runs/demo/pictures
 	$(BIN)/perfect-train configs/demo/fresh.yaml --out runs/demo/fresh
 	$(BIN)/perfect-train configs/demo/reuse.yaml --out runs/demo/reuse
 	$(BIN)/perfect-train configs/demo/reuse_offload.yaml --out runs/demo/reuse_offload
 	$(BIN)/perfect-compare runs/demo/fresh runs/demo/reuse runs/demo/reuse_offload
 
-test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(if $(CI),not gpu,not gpu and not slow)"
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu"
+
+## The tiers are explained in tests/conftest.py.
+test: .venv/dev
+	$(PYTEST) --tier test
+
+test-ci: .venv/dev
+	$(PYTEST) --tier ci
+
+test-all: .venv/dev
+	$(PYTEST) --tier all
 
 ## Without root or sudo, a laptop goes on without FFCV; CI does not.
-.venv/backends: .venv/ready scripts/install_ffcv_packages.sh
+.venv/backends: .venv/dev scripts/install_ffcv_packages.sh
 	if PYTHON=$(BIN)/python scripts/install_ffcv_packages.sh; then \
-		$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dali,ffcv]' -c constraints.txt && \
+		$(UV) -e '.[dali,ffcv]' && \
 		$(BIN)/python -c 'import ffcv, nvidia.dali' && touch $@; \
 	elif [ "$(CI)" ]; then \
 		echo "CI tests every backend: see above what FFCV lacks" >&2; exit 1; \
 	else \
 		echo "going on without FFCV" >&2; \
-		$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dali]' -c constraints.txt; \
+		$(UV) -e '.[dali]'; \
 	fi
 
 backends: .venv/backends
 	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py beton.py convert.py)
 
-check: .venv/ready
+mutants: .venv/dev
+	$(BIN)/python tests/mutants/run.py --only "$(ONLY)" $(if $(OUT),--out $(OUT)) $(if $(GO_ON),--go-on)
+
+check: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

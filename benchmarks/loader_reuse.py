@@ -27,9 +27,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Flip, PadCrop, RandomResizedCrop
-from loaders.sources import PictureFiles, picture_folder
-from perfect.record import environment
+from loaders.pixels.augmentation import Chain, Flip, PadCrop, RandomResizedCrop
+from loaders.sources.datasets import PictureFiles, picture_folder
+from perfect.runs.record import environment
 
 RESULTS = Path(__file__).parent / "results"
 SIZE, CROP, BATCH = 256, 224, 32

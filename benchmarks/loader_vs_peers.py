@@ -39,7 +39,7 @@ from peers.contract import Job, Row
 from peers.report import Seen, write_report
 from peers.rows import SUITES
 
-from perfect.record import environment
+from perfect.runs.record import environment
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = {"photos": 64, "cifar10": 512}

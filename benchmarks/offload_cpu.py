@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    from perfect.record import environment
+    from perfect.runs.record import environment
 
     args = arguments()
     command = f"python benchmarks/offload_cpu.py {' '.join(sys.argv[1:])}"

@@ -2,9 +2,9 @@
 
     python benchmarks/serve_distances.py [--samples N] [--batch-size N]
 
-It is a property of the order alone (`loaders/reuse.py`), so nothing is decoded and no clock is read
-and another machine prints the same. "Away from the drain": the pass ends when the last samples have
-been served as often as the others, and there they come closer together.
+It is a property of the order alone (`loaders/order/reuse.py`), so nothing is decoded, no clock is
+read, and another machine prints the same. "Away from the drain": the pass ends when the last
+samples have been served as often as the others, and there they come closer together.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.reuse import MODES, Mode, ReuseBuffer
+from loaders.order.reuse import MODES, Mode, ReuseBuffer
 
 SETTINGS: tuple[tuple[Mode, int, int], ...] = tuple(
     (mode, reuse, buffer) for mode in MODES for reuse in (2, 3, 5) for buffer in (2, 3, 12)

@@ -1,9 +1,11 @@
-"""source -> decode -> reuse buffer -> augment -> batch. Imports none of our other packages.
+"""source -> decode -> reuse buffer -> augment -> batch. It imports none of our other packages.
 
-Files in the order in which a sample flows: `sources` (which samples, in which order), `decoding`
-(bytes to pixels), `storage` (the slab of slots), `reuse` (who is served when; pure), `augment`
-(fresh randomness per serve), `prefetch` (the only threads), `loader` (`ReuseLoader`). All of them:
-docs/architecture.md.
+Folders in the order in which a sample flows: `adopting` (what a user already has), `sources` and
+`backends` (which samples, read by whom), `order` (who is served when; pure), `workers` (threads and
+processes that read), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and
+augmentation). Files beside them put these together: `loader` (`ReuseLoader`), `arguments` and
+`options` (what it may be asked for), `pipeline`, `passes`, `batches`. docs/architecture.md lists
+all files.
 """
 
 from loaders.errors import LoaderError

@@ -1,22 +1,37 @@
-"""What a loader may be asked for: wrong words, numbers and combinations are refused at once.
+"""What a loader may be asked for: unknown words, wrong numbers and useless arguments are refused.
 
-An argument without effect is an error that names it: whoever gives one expects something of it.
+An argument that would have no effect is an error that names it, because whoever gives an argument
+expects something of it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from loaders.backends import BACKENDS
 from loaders.batches import AugmentOn
-from loaders.engine import WorkerKind
-from loaders.errors import SourceError
-from loaders.processes import StartMethod
-from loaders.reader import OnError
-from loaders.reuse import MODES
+from loaders.cache.cache_setup import CacheSetup
+from loaders.errors import SourceError, StateError
+from loaders.options import (
+    BatchOptions,
+    CacheOptions,
+    DecodingOptions,
+    OrderOptions,
+    WorkerKind,
+    WorkerOptions,
+)
+from loaders.order.reuse import MODES
+from loaders.order.tuning import ReuseTuner
+from loaders.workers.cpus import usable_cpus
+from loaders.workers.processes import StartMethod
+from loaders.workers.reader import OnError
 
 MOST_REUSE = 8
-"""Of reuse="auto", where nothing else is said."""
+"""reuse="auto" goes up to this where `most_reuse` is not given."""
+SAME_AFTER_RESUME = (
+    "samples", "seed", "mode", "buffer_batches", "buffer_bytes", "shuffle", "drop_last",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +42,10 @@ class Serving:
     reaugment: bool
     batch_size: int
     pass_limit: int | None = None
-    """End passes after so many batches (None: serve them whole)."""
+    """A pass ends after this many batches. None: it is served whole."""
 
     def check(self, samples: int) -> None:
-        """`samples`: of a pass, on all ranks."""
+        """`samples` is the number of samples of a pass on all ranks."""
         at_least_one("reuse", self.reuse)
         at_least_one("batch_size", self.batch_size)
         if self.batch_size > samples:
@@ -41,10 +56,31 @@ class Serving:
 
 
 def first_serving(reuse: Any, reaugment: bool, batch_size: int) -> Serving:
-    """`reuse` as the user gave it: a number, or "auto", which begins with 1."""
+    """`reuse` is what the user gave: a number, or "auto", which begins with 1."""
     if isinstance(reuse, str) and reuse != "auto":
         raise ValueError(f'reuse must be a number or "auto", not {reuse!r}')
     return Serving(1 if reuse == "auto" else reuse, reaugment, batch_size)
+
+
+def tuner_for(reuse: Any, most_reuse: int | None) -> ReuseTuner | None:
+    """What chooses the reuse, where the user left it to the loader."""
+    if reuse != "auto":
+        without_effect("most_reuse", most_reuse, 'reuse="auto"')
+        return None
+    most = most_reuse or MOST_REUSE
+    at_least_one("most_reuse", most)
+    return ReuseTuner(most)
+
+
+def worker_count(workers: int | Literal["auto"]) -> int:
+    return usable_cpus() if workers == "auto" else workers
+
+
+def cache_setup(cache: CacheOptions) -> CacheSetup | None:
+    if cache.kind is None:
+        return None
+    folder = None if cache.folder is None else Path(cache.folder)
+    return CacheSetup(cache.kind, cache.limit_bytes, folder)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -57,41 +93,72 @@ def check_dataset(dataset: Any) -> None:
         raise SourceError("the data set is empty: there is nothing to serve")
 
 
-def check_words(
-    *, mode: str, backend: str, worker_kind: str, start_method: str | None, on_error: str,
-    augment_on: str,
-) -> None:  # fmt: skip
-    one_of("mode", mode, MODES)
-    one_of("backend", backend, BACKENDS)
-    one_of("worker_kind", worker_kind, get_args(WorkerKind))
-    one_of("on_error", on_error, get_args(OnError))
-    one_of("augment_on", augment_on, get_args(AugmentOn))
-    if start_method is not None:
-        one_of("start_method", start_method, get_args(StartMethod))
-
-
-def check_effects(
-    *,
-    auto: bool,
-    most_reuse: int | None,
-    worker_kind: str,
-    start_method: str | None,
-    cache: str | None,
-    cache_bytes: int | None,
-    cache_dir: object,
-    device: object,
-    augment_on: str,
+def check_options(
+    order: OrderOptions,
+    decoding: DecodingOptions,
+    workers: WorkerOptions,
+    cache: CacheOptions,
+    batches: BatchOptions,
 ) -> None:
-    for idle, argument, value, needed in (
-        (not auto, "most_reuse", most_reuse, 'reuse="auto"'),
-        (worker_kind == "thread", "start_method", start_method, 'worker_kind="process"'),
-        (cache is None, "cache_bytes", cache_bytes, 'cache="ram" or "disk"'),
-        (cache is None, "cache_dir", cache_dir, 'cache="disk"'),
-    ):
-        if idle and value is not None:
-            raise ValueError(f"{argument}={value!r} has no effect without {needed}")
-    if augment_on == "device" and device is None:
-        raise ValueError('augment_on="device" has no effect without device, the one to augment on')
+    check_order(order)
+    check_decoding(decoding)
+    check_workers(workers)
+    check_cache(cache)
+    check_batches(batches)
+
+
+def check_order(order: OrderOptions) -> None:
+    one_of("mode", order.mode, MODES)
+    at_least_one("buffer_batches", order.buffer_batches)
+
+
+def check_decoding(decoding: DecodingOptions) -> None:
+    one_of("backend", decoding.backend, BACKENDS)
+    one_of("on_error", decoding.on_error, get_args(OnError))
+
+
+def check_workers(workers: WorkerOptions) -> None:
+    one_of("worker_kind", workers.kind, get_args(WorkerKind))
+    if workers.start_method is not None:
+        one_of("start_method", workers.start_method, get_args(StartMethod))
+    if workers.kind == "thread":
+        without_effect("start_method", workers.start_method, 'worker_kind="process"')
+    at_least_one("workers", workers.count)
+
+
+def check_cache(cache: CacheOptions) -> None:
+    if cache.kind is None:
+        without_effect("cache_bytes", cache.limit_bytes, 'cache="ram" or "disk"')
+        without_effect("cache_dir", cache.folder, 'cache="disk"')
+
+
+def check_batches(batches: BatchOptions) -> None:
+    one_of("augment_on", batches.augment_on, get_args(AugmentOn))
+    if batches.augment_on == "device" and batches.device is None:
+        raise ValueError(
+            'augment_on="device" has no effect without device: give the device to augment on'
+        )
+
+
+def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuse a saved state that a loader with the state `own` could not go on from."""
+    for key in SAME_AFTER_RESUME:
+        if state[key] != own[key]:
+            raise StateError(
+                f"the saved loader state has {key}={state[key]}, this loader has {key}={own[key]},"
+                f" so it would serve another order: make the loader with {key}={state[key]}"
+            )
+    if state["served_batches"] and state["world_size"] != own["world_size"]:
+        raise StateError(
+            f"the saved loader state is in the middle of pass {state['pass']} on"
+            f" {state['world_size']} ranks, this run has {own['world_size']}: resume on"
+            f" {state['world_size']} ranks, or from a state that was saved at the end of a pass"
+        )
+
+
+def without_effect(name: str, value: object, needed: str) -> None:
+    if value is not None:
+        raise ValueError(f"{name}={value!r} has no effect without {needed}: leave it out")
 
 
 def at_least_one(name: str, value: int) -> None:

@@ -1,11 +1,11 @@
-"""From the slots of a batch to the batch: gather, augment, put together.
+"""From the slots of a batch to the batch: samples are gathered, augmented and put together.
 
     on a worker's thread           slots -> pictures augmented straight out of them, rest gathered
     on the consumer's own thread   a user's one-argument transform, a user's collate function
 
-The second is for code that draws from the generators that everybody shares (torch, numpy, random):
-it runs where nobody else does, one sample at a time, with them seeded by the sample's key and put
-back afterwards.
+User code may draw from the generators that all threads share (torch, numpy, random). So it runs on
+the consumer's thread, one sample at a time. For each sample the generators are seeded by its key,
+and afterwards put back.
 """
 
 import inspect
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.augment import Augmentation, Draws, takes_lying
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
-from loaders.leaves import as_tensor
-from loaders.placing import Images, Lying
-from loaders.samplers import seeded_randomness
+from loaders.pixels.augmentation import Augmentation, Draws, reads_slots
+from loaders.pixels.placing import Images, SlotPictures
+from loaders.slots.leaves import as_tensor
+from loaders.slots.slab import Slab
+from loaders.sources.samplers import seeded_randomness
 from loaders.stats import BatchInfo
-from loaders.storage import Slab
 
 # A batch is nested as the user's samples are: only its leaves have types here.
 Batch = Any
@@ -35,18 +35,21 @@ Transform = Callable[[Any], Any]
 AugmentOn = Literal["cpu", "device"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a worker made of a batch, for the consumer's thread to finish."""
+    """A batch as a worker made it. The consumer's thread finishes it."""
 
     info: BatchInfo
     seconds: float
+    """The time that the worker spent on it."""
     columns: list[Any] | None = None
+    """Every leaf as a batch, where no user code runs on single samples."""
     samples: list[Any] | None = None
+    """The single samples, where user code still has to run on them."""
 
 
 class BatchMaker:
-    """Makes batches of one slab."""
+    """Makes batches of the samples in one slab."""
 
     def __init__(
         self,
@@ -57,21 +60,22 @@ class BatchMaker:
         blocks: Blocks,
         augment_on: AugmentOn = "cpu",
     ) -> None:
-        """`keys(info)`: of each sample of a batch, from which its random numbers are drawn."""
+        """`keys(info)` gives the key of each sample of a batch, from which its random numbers are
+        drawn."""
         if augment is not None and slab.picture is None:
             raise LoaderError(
-                "augment was given, but no part of a sample has two dimensions or more: there is"
-                " no picture to augment"
+                "augment was given, but no part of a sample has two dimensions or more, so there is"
+                " no picture to augment: leave augment out"
             )
         batched = augment is not None and takes_draws(augment)
-        there = augment_on == "device"
-        if there and augment is not None and not (batched and collate is None):
+        on_device = augment_on == "device"
+        if on_device and augment is not None and not (batched and collate is None):
             raise ValueError(
-                'augment_on="device" needs an augment(images, draws) on batches, and no collate'
-                f" function; augment is {augment!r}"
+                f'augment_on="device" needs an augment(images, draws) on batches, and no collate'
+                f" function; augment is {augment!r}, collate is {collate!r}"
             )
-        self._batched = cast(Augmentation, augment) if batched and not there else None
-        self._there = cast(Augmentation, augment) if batched and there else None
+        self._batched = cast(Augmentation, augment) if batched and not on_device else None
+        self._on_device = cast(Augmentation, augment) if batched and on_device else None
         self._transform = cast(Transform, augment) if augment is not None and not batched else None
         self._slab = slab
         self._collate = collate
@@ -79,23 +83,22 @@ class BatchMaker:
         self._blocks = blocks
 
     def make(self, info: BatchInfo, slots: NDArray[np.int64]) -> Gathered:
-        """Called on a worker's thread."""
+        """Make as much of a batch as a worker's thread may."""
         started = time.perf_counter()
-        gathered = Gathered(info, 0.0)
+        columns = samples = None
         if self._transform is None and self._collate is None:
-            gathered.columns = [
+            columns = [
                 self._augmented(info, slots)
                 if column is self._slab.picture and self._batched is not None
                 else column.gather(slots, self._blocks)
                 for column in self._slab.columns
             ]
         else:
-            gathered.samples = [self._slab.sample(slot) for slot in slots.tolist()]
-        gathered.seconds = time.perf_counter() - started
-        return gathered
+            samples = [self._slab.sample(slot) for slot in slots.tolist()]
+        return Gathered(info, time.perf_counter() - started, columns, samples)
 
     def finish(self, gathered: Gathered) -> Batch:
-        """Called on the consumer's thread."""
+        """Make the rest of a batch on the consumer's thread."""
         if gathered.columns is not None:
             return self._slab.nest.batch(gathered.columns)
         samples = gathered.samples or []
@@ -106,11 +109,11 @@ class BatchMaker:
         with seeded_randomness(int(self._keys(gathered.info)[0])):
             return self._collate(samples)
 
-    def augmented_there(self, info: BatchInfo, batch: Batch) -> Batch:
-        """On the training device, what was left to it."""
-        if self._there is None:
+    def augmented_on_device(self, info: BatchInfo, batch: Batch) -> Batch:
+        """Augment a batch on the training device, where that was asked for."""
+        if self._on_device is None:
             return batch
-        draws, augment = Draws(self._keys(info)), self._there
+        draws, augment = Draws(self._keys(info)), self._on_device
         return self._slab.with_picture(
             batch, lambda images: augment(images, draws), self._slab.nest.batch
         )
@@ -125,22 +128,22 @@ class BatchMaker:
         images: Images = (
             gather()
             if (at := picture.pictures(slots)) is None
-            else Lying(*at, self._blocks, gather)
+            else SlotPictures(*at, self._blocks, gather)
         )
-        if isinstance(images, Lying) and not takes_lying(augment):
+        if isinstance(images, SlotPictures) and not reads_slots(augment):
             images = images.gather()
         return augment(cast(Any, images), Draws(self._keys(info)))
 
     def _transformed(self, samples: Sequence[Any], info: BatchInfo) -> list[Any]:
-        """Each sample's picture through the user's own code, seeded for it."""
+        """Run the user's own code on each sample's picture, with generators seeded for it."""
         done = []
         for sample, key in zip(samples, self._keys(info), strict=True):
             with seeded_randomness(int(key)):
-                one = partial(self._one, key)
-                done.append(self._slab.with_picture(sample, one, self._slab.nest.sample))
+                change = partial(self._transformed_picture, key)
+                done.append(self._slab.with_picture(sample, change, self._slab.nest.sample))
         return done
 
-    def _one(self, key: np.uint64, picture: Any) -> Any:
+    def _transformed_picture(self, key: np.uint64, picture: Any) -> Any:
         if self._transform is not None:
             return self._transform(picture)
         assert self._batched is not None
@@ -149,7 +152,7 @@ class BatchMaker:
 
 
 def takes_draws(augment: Augmentation | Transform) -> bool:
-    """Whether it is `augment(images, draws)` on a batch, and not `augment(image)` on each."""
+    """Whether `augment` is a function (images, draws) of a batch, and not one of a single image."""
     target = augment.forward if isinstance(augment, torch.nn.Module) else augment
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(target).parameters.values()

@@ -1,13 +1,13 @@
-"""Memory for batches, used again once nobody holds the batch.
+"""Memory for batches, which is used again when nobody holds the batch any longer.
 
-Fresh memory for every batch costs page faults, more than gathering its pixels does. But a batch is
-the consumer's own: it may keep it as long as it likes. So a block is free again only when the last
-array or tensor over it is gone, and that its reference count tells:
+Fresh memory for every batch costs page faults, which take longer than gathering the batch's pixels.
+But a batch belongs to the consumer, which may keep it as long as it likes. So a block is free again
+only when the last array or tensor over it is gone. Its reference count tells that:
 
     array() -> block -> numpy array -> torch tensor, views, slices ...     each holds the one before
 
-No finalizer gives a block back: Python code in one runs between any two lines of the consumer, and
-a Ctrl-C that strikes just there is swallowed.
+No finalizer gives a block back: the Python code of a finalizer runs between any two lines of the
+consumer, and a Ctrl-C that strikes there is swallowed.
 
 Pinned memory is left to torch, whose allocator also waits for copies that are under way.
 """
@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 _listed = (object(),)
 ONLY_LISTED = sys.getrefcount(_listed[0])
-"""The count of an object that nothing but a list holds, as `getrefcount` tells it."""
+"""What `getrefcount` returns for an object that only a list holds."""
 KEPT = 16
-"""So many blocks that a consumer keeps are remembered; older ones are its own."""
+"""This many blocks that the consumer keeps are remembered. Older ones are forgotten, and never used
+again."""
 
 
 class Blocks:
-    """At most `spare` blocks wait to be used again."""
+    """Blocks of memory, of which at most `spare` wait to be used again."""
 
     def __init__(self, spare: int, pin_memory: bool = False) -> None:
         self._spare = spare
@@ -38,12 +39,12 @@ class Blocks:
 
     @property
     def made_bytes(self) -> int:
-        """Memory in circulation: waiting, being filled, or with the consumer."""
+        """The bytes of all blocks: those that wait, are being filled, or are with the consumer."""
         with self._lock:
             return sum(block.nbytes for block in self._blocks)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Memory with anything in it."""
+        """An array whose values are undefined."""
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if self._pin_memory:
             pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
@@ -57,7 +58,8 @@ class Blocks:
             for number in idle:
                 if nbytes <= blocks[number].nbytes <= 2 * nbytes:  # a last batch may be smaller
                     return blocks[number]
-            # The idle ones are of another size: the oldest goes, and those there are too many of.
+            # The idle blocks have another size. The oldest is freed, and so are all that are more
+            # than `spare`.
             for number in reversed(idle[: max(1, len(idle) - self._spare)]):
                 del blocks[number]
             del blocks[: max(0, len(blocks) - self._spare - KEPT)]

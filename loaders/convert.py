@@ -1,8 +1,8 @@
-"""`python -m loaders.convert SOURCE OUT.beton`: any pictures -> FFCV's format, for backend="ffcv".
+"""`python -m loaders.convert SOURCE OUT.beton` writes any pictures in FFCV's format.
 
 SOURCE is a folder CLASS/NAME.jpg, a .tar, the folder of CIFAR-10, or `module:function`, a function
-that returns any map-style data set of (picture, label). What is wrong with it is said in one line,
-with exit code 2, and OUT.beton is then what it was before.
+that returns any map-style data set of (picture, label). `backend="ffcv"` reads OUT.beton. An error
+is said in one line, with exit code 2, and OUT.beton is then what it was before.
 """
 
 import argparse
@@ -20,22 +20,25 @@ from rich.progress import Progress
 from loaders.backends import open_source
 from loaders.backends.beton import Encoding, Mode, Samples, convert
 from loaders.errors import LoaderError, SourceError
-from loaders.sources import CIFAR10_FOLDER, PictureArrays, cifar10
+from loaders.sources.datasets import CIFAR10_FOLDER, PictureArrays, cifar10
 
 
 def find_source(text: str, test: bool = False) -> Samples:
-    """What SOURCE names: a folder, a .tar, CIFAR-10's folder, or `module:function`."""
+    """The data set that SOURCE names: a folder, a .tar, CIFAR-10's folder, or `module:function`."""
     path = Path(text)
     root = path.parent if path.name == CIFAR10_FOLDER else path
     if (root / CIFAR10_FOLDER).is_dir():
         return cifar10(root, train=not test)
     if test:
-        raise SourceError("--test chooses the test part of CIFAR-10, which SOURCE is not")
+        raise SourceError(
+            f"--test chooses the test part of CIFAR-10, but {text} is no folder of CIFAR-10: leave"
+            " --test out"
+        )
     if path.exists():
         return open_source(path)
     if ":" not in text:
         raise SourceError(
-            f"no {text}: give a folder CLASS/NAME.jpg, a .tar, the folder of CIFAR-10, or"
+            f"there is no {text}: give a folder CLASS/NAME.jpg, a .tar, the folder of CIFAR-10, or"
             " module:function"
         )
     try:
@@ -43,7 +46,9 @@ def find_source(text: str, test: bool = False) -> Samples:
     except Exception as error:  # whatever somebody's code raises
         raise SourceError(f"{text} gives no data set: {type(error).__name__}: {error}") from error
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
-        raise SourceError(f"{text} gives {type(made).__name__}, not a data set with len() and [i]")
+        raise SourceError(
+            f"{text} gives {type(made).__name__}, not a data set with len() and [i]: return one"
+        )
     return made
 
 
@@ -75,18 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(given: argparse.Namespace) -> None:
     if given.out.suffix != ".beton":
-        raise SourceError(f"{given.out} should end in .beton")
+        raise SourceError(f"{given.out} does not end in .beton: give such a name")
     if not given.out.parent.is_dir():
-        raise SourceError(f"no folder {given.out.parent} to write to: make it first")
+        raise SourceError(f"there is no folder {given.out.parent} to write to: make it first")
     if given.out.is_dir():
-        raise SourceError(f"{given.out} is a folder")
+        raise SourceError(f"{given.out} is a folder: give the name of a file")
     if given.out.exists() and not given.force:
         raise SourceError(f"{given.out} exists: give --force to replace it")
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar in a terminal; elsewhere a line each tenth of the way."""
+    """Show a bar in a terminal; elsewhere write a line after each tenth of the pictures."""
     console = Console(stderr=True)
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:
@@ -108,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     def number(least: int, most: int) -> Callable[[str], int]:
         def whole(text: str) -> int:
             if not text.isdecimal() or not least <= int(text) <= most:
-                raise argparse.ArgumentTypeError(f"{text} is no number from {least} to {most}")
+                raise argparse.ArgumentTypeError(
+                    f"{text} is not a whole number from {least} to {most}"
+                )
             return int(text)
 
         return whole
@@ -120,8 +127,13 @@ def _parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help="folder CLASS/NAME.jpg, .tar, CIFAR-10, module:function")
     add("out", metavar="OUT.beton", type=Path)
     add("--mode", choices=("jpg", "raw"), help="how to store pixels (jpg; raw for CIFAR-10)")
-    add("--max-side", type=number(1, 16384), metavar="N", help="shrink pictures to so many pixels")
-    add("--quality", type=number(1, 100), metavar="Q", help="encode JPEGs anew, with this quality")
+    add(
+        "--max-side",
+        type=number(1, 16384),
+        metavar="N",
+        help="shrink pictures to at most N pixels a side",
+    )
+    add("--quality", type=number(1, 100), metavar="Q", help="encode JPEGs again, with this quality")
     add("--workers", type=number(1, 256), default=os.cpu_count() or 1, metavar="N")
     add("--test", action="store_true", help="CIFAR-10's test part instead of its training part")
     add("--force", action="store_true", help="replace OUT.beton if it is there")

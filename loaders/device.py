@@ -1,11 +1,11 @@
-"""Batches to the training device, one ahead: the copy runs while the step before it does.
+"""Batches are sent to the training device one ahead: the copy runs during the step before it.
 
     host     | take k+1 | .............. | take k+2 |
     copies            | k+1 -> device |            | k+2 -> device |      a stream of its own
     compute  |------- step k -------|------- step k+1 -------|            waits for its copy alone
 
-Bytes travel, not floats: with `augment_on="device"` the batch is augmented there, on the copy's
-stream too. On a CPU the same code hands batches through.
+With `augment_on="device"` the batch is copied as bytes and augmented on the device, on the stream
+of the copy. For a CPU as the device, the same code passes batches on without a stream.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +18,15 @@ import torch
 Batch = Any
 
 
-@dataclass(slots=True)
-class Sent:
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """A batch on its way to the device."""
+
     batch: Batch
     event: torch.cuda.Event | None
+    """It is recorded when the batch has arrived. None: the batch is there."""
     source: Batch
-    """Pinned memory that must not be used again before the copy is done."""
+    """The batch in pinned memory, which must not be used again before the copy is done."""
 
 
 class DeviceFeed:
@@ -33,25 +36,31 @@ class DeviceFeed:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def send(self, batch: Batch, change: Callable[[Batch], Batch]) -> Sent:
-        """Begin to copy; `change` is applied to what arrives."""
+    def send(self, batch: Batch, change: Callable[[Batch], Batch]) -> SentBatch:
+        """Begin to copy `batch`; `change` is applied to it on the device."""
         if self._stream is None:
-            return Sent(change(moved(batch, self.device)), None, None)
+            return SentBatch(change(moved(batch, self.device)), None, None)
         with torch.cuda.stream(self._stream):
             there = change(moved(batch, self.device))
             event = torch.cuda.Event()
             event.record(self._stream)
-        return Sent(there, event, batch)
+        return SentBatch(there, event, batch)
 
-    def receive(self, sent: Sent) -> Batch:
-        """What was sent, safe to use on the current stream."""
+    def receive(self, sent: SentBatch) -> Batch:
+        """The batch that was sent, safe to use on the current stream."""
         if sent.event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(sent.event)
             for tensor in tensors_of(sent.batch):
-                # Its memory was taken on the other stream: not to be used again before this one.
+                # Its memory was allocated on the copy's stream. It must not be used again before
+                # the current stream has passed this point.
                 tensor.record_stream(current)
         return sent.batch
+
+
+def feed_to(device: torch.device | str | None) -> DeviceFeed | None:
+    """A feed to `device`. None: batches stay on the host."""
+    return None if device is None else DeviceFeed(torch.device(device))
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

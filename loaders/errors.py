@@ -1,4 +1,4 @@
-"""What can go wrong between a file and a batch.
+"""The errors between a file and a batch.
 
 LoaderError
   SourceError       a data set that is missing, empty or unusable
@@ -6,10 +6,10 @@ LoaderError
   SampleShapeError  samples of one batch that cannot be put together
   BufferTooSmall    a memory limit that cannot hold what must be held
   CacheError        a decoded cache that cannot be kept or read
-  StateError        a saved state of another data set or seed
-  PassEnded         an iterator that another one has replaced
+  StateError        a saved state of another data set, seed or setting
+  PassEnded         an iterator that another one has replaced, or whose loader was closed
   WorkerDied        a worker process that was killed or crashed, twice
-  BackendMissing    a package that a backend needs is not installed
+  BackendMissing    a package that a backend needs and that is not installed
 """
 
 
@@ -34,15 +34,15 @@ class BufferTooSmall(LoaderError):
 
 
 class CacheError(LoaderError):
-    """A decoded cache that cannot be kept or read, or a data set that none can be made of."""
+    """A decoded cache that cannot be kept or read, or a data set that cannot be cached."""
 
 
 class StateError(LoaderError):
-    """A saved state that belongs to another data set, seed or shape."""
+    """A saved state of another data set, seed or setting."""
 
 
 class PassEnded(LoaderError):
-    """An iterator was asked for more after the loader had begun another pass."""
+    """An iterator was asked for a batch after its loader had begun another pass or was closed."""
 
 
 class BackendMissing(LoaderError):

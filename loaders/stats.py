@@ -1,4 +1,4 @@
-"""What a loader did so far, and of whom its latest batch was made."""
+"""What a loader did so far, and which samples its latest batch was made of."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats(Mapping[str, Any]):
-    """Counters since the loader was made (a resumed loader goes on counting).
+    """Counters since the loader was made. A resumed loader goes on counting.
 
-    served = decoded + cached + reused.
+    It holds that served = decoded + cached + reused.
     """
 
     decoded: int = 0
@@ -20,27 +20,32 @@ class LoaderStats(Mapping[str, Any]):
     cached: int = 0
     """First serves of samples that came from the decoded cache."""
     reused: int = 0
-    """Serves that needed neither."""
+    """Serves of samples that were in the buffer already."""
     served: int = 0
+    """Serves of samples, all together."""
     extra_decodes: int = 0
-    """Decodes beyond those: refills after a resume, look-ahead of a pass that was left early."""
+    """Decodes that served nothing new: refills after a resume, and samples that were decoded ahead
+    for a pass that was then left early."""
     skipped: int = 0
     """Samples that could not be read and were replaced (on_error="skip")."""
     stall_seconds: float = 0.0
-    """Time the consumer waited for a batch."""
+    """The time that the consumer waited for batches."""
     serve_seconds: float = 0.0
-    """Time spent gathering and augmenting batches, on whatever thread."""
+    """The time that gathering and augmenting batches took, on all threads together."""
     decode_seconds: float = 0.0
-    """Time the workers spent reading and decoding, all together."""
+    """The time that all workers together spent reading and decoding."""
     buffer_bytes: int = 0
-    """Memory of the slots."""
+    """The memory of the slots."""
     batch_bytes: int = 0
-    """Memory of batches: being made, waiting, with the consumer, or waiting to be used again."""
+    """The memory of batches that are being made, wait, or are with the consumer, and memory that
+    waits to be used for batches again."""
     cache_bytes: int = 0
+    """The memory or disk space of the decoded cache."""
     mean_age: float = 0.0
-    """Batches between a sample's first serve and a serve of it, over the latest pass."""
+    """The mean number of batches since a sample's first serve, over all serves of the latest
+    pass."""
     serves: tuple[int, ...] = ()
-    """Reuse histogram: how many serves were a sample's first in its pass, its second, ..."""
+    """The histogram of reuse: how many serves were a sample's first in its pass, its second, ..."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -54,13 +59,15 @@ class LoaderStats(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Who a batch was made of."""
+    """The samples that a batch was made of."""
 
     pass_index: int
     batch_index: int
     positions: NDArray[np.int64]
-    """In the order in which the pass decodes."""
+    """Their positions in the order in which the pass decodes."""
     ids: NDArray[np.int64]
+    """Their numbers in the data set."""
     serves: NDArray[np.int64]
+    """The number of each serve: 0 for a sample's first in the pass, 1 for its second, ..."""
     draws: NDArray[np.int64]
-    """The serve that each augmentation was drawn for: the first one, unless reaugmented."""
+    """The serve whose random numbers each augmentation used: the first one, unless reaugmented."""

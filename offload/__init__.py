@@ -8,9 +8,6 @@
 step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
 
-from offload.calibration import calibrate
-from offload.capture import capture, capture_training_step
-from offload.costs import Costs
 from offload.errors import (
     BudgetTooSmall,
     CaptureError,
@@ -21,14 +18,17 @@ from offload.errors import (
     RaceFound,
     StepError,
 )
-from offload.executor import Runner
-from offload.lowering import lower
-from offload.memgraph import MemGraph
-from offload.plan import Plan, plan
-from offload.prefill import prefill
-from offload.simulator import Simulation, simulate
-from offload.taskgraph import Buffer, Role, Task, TaskGraph
-from offload.verify import verify
+from offload.graph.costs import Costs
+from offload.graph.memgraph import MemGraph
+from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.lowering.passes import lower
+from offload.measuring.calibration import calibrate
+from offload.planning.simulator import Simulation, simulate
+from offload.planning.verify import verify
+from offload.plans.plan import Plan, plan
+from offload.plans.prefill import prefill
+from offload.running.runner import Runner
+from offload.tracing.capture import capture, capture_training_step
 
 __all__ = [
     "BudgetTooSmall",

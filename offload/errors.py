@@ -1,12 +1,12 @@
-"""What can go wrong between a step and its run.
+"""The errors of planning and running a step.
 
 OffloadError
   CaptureError     a step that cannot be captured (names the user's line and what to do)
-  GraphError       a TaskGraph, or a size, that makes no sense
+  GraphError       a TaskGraph, or a size, that is not valid
   BudgetTooSmall   no plan fits: the smallest budget that would, and the task that sets it
-  MemoryTooSmall   this machine, its cgroup or a device has not the memory that a plan needs now
-  DeviceLost       the device is gone in mid-run, and what was on it
-  RaceFound        a MemGraph in which two tasks are not ordered, or bytes are not what is expected
+  MemoryTooSmall   a plan needs memory that this machine, its cgroup or a device does not have now
+  DeviceLost       the device was lost during a run, with everything that was on it
+  RaceFound        a MemGraph that does not order two tasks, or has other bytes than expected
   StepError        a call that does not fit the captured step, or a runner that is closed
 
 An exception of a task itself reaches the caller as it is, with a note that names the task.
@@ -19,7 +19,7 @@ class OffloadError(Exception):
     """Base of everything this package raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With what it knows besides its message: it may come from another process."""
+        """Pickle all attributes besides the message: the error may come from another process."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -28,36 +28,36 @@ class CaptureError(OffloadError):
 
 
 class GraphError(OffloadError, ValueError):
-    """A TaskGraph, or a size, that makes no sense."""
+    """A TaskGraph, or a size, that is not valid."""
 
 
 class BudgetTooSmall(OffloadError):
     """No plan fits into the budget."""
 
     def __init__(self, message: str, *, needed: int, task: str) -> None:
-        """`needed`: the smallest budget that would do, in bytes; `task`: the one that sets it."""
+        """`needed`: the smallest budget that is enough, in bytes; `task`: the task that sets it."""
         super().__init__(message)
         self.needed = needed
         self.task = task
 
 
 class MemoryTooSmall(OffloadError):
-    """A plan, or what must be measured for one, that this machine, the process's cgroup or a
-    device has not the memory for."""
+    """A plan, or measuring for one, needs more memory than the machine, the process's cgroup or a
+    device has."""
 
     def __init__(self, message: str, *, needed: int, left: int) -> None:
-        """Bytes that it takes more, and that may still be taken."""
+        """`needed`: the bytes that are needed; `left`: the bytes that may still be taken."""
         super().__init__(message)
         self.needed = needed
         self.left = left
 
 
 class DeviceLost(OffloadError):
-    """The device, or this process's use of it, is gone, and with it all values that were there."""
+    """The device is lost to this process, with all values on it."""
 
 
 class RaceFound(OffloadError):
-    """Two tasks of a MemGraph touch the same bytes, and nothing orders them."""
+    """Nothing orders two tasks of a MemGraph that touch the same bytes."""
 
     def __init__(self, message: str, task_a: str, task_b: str, bytes: tuple[int, int, int]) -> None:
         """`bytes`: the arena (a device, or -1 for the host), the first byte, the end."""

@@ -8,10 +8,10 @@ from perfect.siblings import check_siblings
 check_siblings()
 
 from loaders import ReuseLoader  # noqa: E402
-from perfect.callback import PhaseSwitch  # noqa: E402
-from perfect.loader_callback import LoaderCallback  # noqa: E402
-from perfect.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
-from perfect.schedule import Schedule  # noqa: E402
+from perfect.callbacks.loader_callback import LoaderCallback  # noqa: E402
+from perfect.callbacks.phase_switch import PhaseSwitch  # noqa: E402
+from perfect.method.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
+from perfect.method.schedule import Schedule  # noqa: E402
 from trainers import OffloadDDPStrategy, OffloadStrategy  # noqa: E402
 
 __all__ = [

@@ -1,13 +1,12 @@
-"""`python -m perfect.compare RUN_DIR RUN_DIR ...`: finished runs side by side, in one page.
+"""`python -m perfect.compare RUN_DIR RUN_DIR ...` shows runs side by side, in one page.
 
     RUN_DIR, RUN_DIR, ... --read_run--> Run, Run, ... --measures--> the same table twice:
                                              |                      terminal and compare.html
                                              +--> accuracy over steps, decodes, seconds
 
-The first run is what the others are measured against. A run has one colour everywhere. Bad input is
-said in one line a folder (`compare: FOLDER: what; what to do`), all of it at once, with exit code 2
-and nothing written; a run that is not finished is taken along and marked, and neither is its
-speed-up told nor can it be the best.
+The other runs are measured against the first. A run has the same colour everywhere. Bad input is
+reported at once, in one line per folder (`compare: FOLDER: what; what to do`), with exit code 2 and
+nothing written. An unfinished run is shown and marked; it has no speed-up and cannot be the best.
 """
 
 import argparse
@@ -30,11 +29,11 @@ from perfect.report.words import DASH, percent, times
 
 Cell = TypeVar("Cell", str, Text)
 ABREAST = 5
-"""More runs than these are rows instead of columns."""
+"""More runs than this are shown as rows instead of columns."""
 
 
 def comparison(runs: Sequence[Run]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     names = [_key(i, label) for i, label in enumerate(labels(runs))]
     rows = [
         (name, [Html(f"<b>{escape(text)}</b>") if best else text for text, best in line])
@@ -80,7 +79,7 @@ table { width: auto } th, td { padding-right: 30px } td:first-child { white-spac
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """The last completed run against the first, in one sentence."""
+    """Compare the last completed run with the first in one sentence."""
     done = [(run, name) for run, name in zip(runs, labels(runs), strict=True) if run.completed]
     if len(done) < 2 or done[0][0] is not runs[0]:
         return f"{len(runs)} runs side by side."
@@ -108,7 +107,8 @@ def _key(number: int, label: str) -> Html:
 def _grid(
     names: Sequence[Cell], rows: Sequence[tuple[Cell, Sequence[Cell]]]
 ) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
-    """Head and body: a column a run, or a row a run if there are many."""
+    """Return head and body of the table: one column per run, or one row per run if there are
+    many."""
     if len(names) <= ABREAST:
         return [*names], [(name, *line) for name, line in rows]
     body = [(name, *(line[i] for _, line in rows)) for i, name in enumerate(names)]
@@ -140,7 +140,7 @@ def terminal_table(runs: Sequence[Run]) -> Table:
 
 
 def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs, and a line for each folder that is none."""
+    """Return the runs, and one line for each folder that holds none."""
     runs: list[Run] = []
     problems: list[str] = []
     seen: set[Path] = set()
@@ -164,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="the page (default: compare.html beside the runs)")
     args = parser.parse_args(argv)
-    # Where soft_wrap is on, a path stays in one piece.
+    # With soft_wrap a long path is not broken.
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    # RUNS/* also finds the page of the last time.
+    # RUNS/* also matches the page of an earlier comparison.
     folders = [path for path in args.runs if not (path.name == "compare.html" and path.is_file())]
     runs, problems = _read_all(folders or args.runs)
     page_path = args.out

@@ -1,13 +1,13 @@
-"""What can go wrong in a run, besides what the loader says (loaders/errors.py).
+"""The errors of a run, besides those of the loader (loaders/errors.py), with their exit codes.
 
 PerfectError
-  ConfigError      a YAML with problems, a line each        (exit code 2)
-  BuildError       what the data or own classes do not bear out; names the key    (2)
-  PhaseError       phases that cannot be run, or not with this module             (2)
-  FolderError      a folder that this run may not write to                        (2)
-  RunError         a folder that is no run, or cannot be read back as one         (2)
+  ConfigError      the YAML has problems, one per line                            (2)
+  BuildError       a key does not fit the data or the user's own classes          (2)
+  PhaseError       the phases cannot run, or not with this module                 (2)
+  FolderError      this run may not write to the folder                           (2)
+  RunError         the folder holds no run, or a run that cannot be read          (2)
   LossNotFinite    training diverged; the last checkpoint is from before          (1)
-  Interrupted      stopped on request, with a checkpoint                        (130)
+  Interrupted      the run stopped on request and left a checkpoint             (130)
 """
 
 
@@ -16,7 +16,7 @@ class PerfectError(Exception):
 
 
 class ConfigError(PerfectError):
-    """Everything wrong with a configuration, a line each."""
+    """A configuration is wrong. The error has one line per problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -24,7 +24,7 @@ class ConfigError(PerfectError):
 
 
 class BuildError(PerfectError):
-    """A configuration that the data, or the user's own classes, do not bear out."""
+    """A key of the configuration does not fit the data or the user's own classes."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(reason)
@@ -33,15 +33,15 @@ class BuildError(PerfectError):
 
 
 class PhaseError(PerfectError, ValueError):
-    """Phases that cannot be run, or not with this module and loader."""
+    """The phases cannot run, or not with this module and loader."""
 
 
 class FolderError(PerfectError):
-    """A folder that this run may not write to."""
+    """This run may not write to the folder."""
 
 
 class RunError(PerfectError):
-    """A folder that is no run, or a run that cannot be read: `what; what to do`."""
+    """The folder holds no run, or one that cannot be read. The text is `what; what to do`."""
 
 
 class LossNotFinite(PerfectError):

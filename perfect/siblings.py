@@ -1,7 +1,7 @@
-"""Our packages must be imported from one place: a folder `loaders/` of the user's own would win.
+"""Checks that all our packages are imported from one place.
 
-`python -m perfect.train` puts the current folder first on the import path, so a project with a
-folder of one of our names would be imported instead of ours, and fail far from the cause.
+`python -m perfect.train` puts the current folder first on the import path. If a user's project has
+a folder named `loaders`, it would be imported in place of ours, and fail far from the cause.
 """
 
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ SIBLINGS = ("loaders", "offload", "trainers")
 
 
 def check_siblings() -> None:
+    """Raise `ImportError` if another package shadows one of ours."""
     home = Path(__file__).resolve().parent.parent
     for name in SIBLINGS:
         spec = find_spec(name)

@@ -29,8 +29,10 @@ from perfect.assembly import (
     to_blame,
     watched,
 )
-from perfect.check import print_plan
-from perfect.config import RunConfig, dump_config
+from perfect.commands.check import print_plan
+from perfect.commands.judge import judge
+from perfect.config.schema import RunConfig, dump_config
+from perfect.config.yaml_reader import read_config
 from perfect.errors import (
     BuildError,
     ConfigError,
@@ -40,13 +42,11 @@ from perfect.errors import (
     PhaseError,
     RunError,
 )
-from perfect.folder import RunFolder
-from perfect.judge import judge
-from perfect.reader import read_config
-from perfect.record import RunLog, describe_run, measured
 from perfect.report import write_report
-from perfect.stalls import stall_log
-from perfect.stop import StopSignal
+from perfect.runs.folder import RunFolder
+from perfect.runs.record import RunLog, describe_run, measured
+from perfect.runs.stall_log import stall_log
+from perfect.runs.stop import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,13 +71,13 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
     except (FolderError, PhaseError) as error:
         return _refuse(console, [str(error)])
-    except OffloadError as error:  # of --check: what would end the run
+    except OffloadError as error:  # --check found what would end the run
         _say(console, str(error), style="red")
         return 1
 
 
 def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
-    """One sitting of a run: from its last checkpoint, or its beginning, to its end."""
+    """Train from the last checkpoint, or from the beginning, to the end of the run."""
     plain = dump_config(config)
     if folder.open(plain) == "completed":
         console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
@@ -119,7 +119,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     except Interrupted as error:
         status, code = "interrupted", 130
         console.print(f"{error}; the same command resumes", highlight=False)
-    except (KeyboardInterrupt, SystemExit):  # Lightning makes the latter of the former
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
         status, code = "interrupted", 130
         console.print("stopped at once; the same command resumes from the last checkpoint")
     except OffloadError as error:
@@ -146,7 +146,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
 
 
 def _way_on(folder: RunFolder) -> str:
-    """After a device was lost: this process can do nothing more."""
+    """Say how to continue after a device was lost, with which this process can do nothing more."""
     step = folder.checkpoint_step()
     if step is None:
         return "there is no checkpoint yet: the same command begins anew"
@@ -158,7 +158,7 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
     try:
         stall_log(trainer).draw(folder.path)
         report = write_report(folder.path)
-    except (RunError, OSError) as error:  # never in place of what ended the run
+    except (RunError, OSError) as error:  # it must not hide the error that ended the run
         console.print(f"no report: {error}", highlight=False)
         return
     if run.get("accuracy") is not None:
@@ -176,7 +176,7 @@ def _refuse(console: Console, problems: list[str]) -> int:
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
-    """To the letter: an error may have brackets in it."""
+    """Print the text as it is: brackets in an error are no markup."""
     console.print(text, style=style, highlight=False, markup=False)
 
 
@@ -186,9 +186,9 @@ def _configure_logging(console: Console) -> None:
     logging.getLogger("perfect").setLevel(logging.INFO)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Lightning 2.6 under torch 2.15 warns of its own code; nobody who runs this can act on it.
+    # Lightning 2.6 under torch 2.15 warns of its own code, which users cannot change.
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
-    # No hold-out is a choice here, and --check says so.
+    # A run may have no hold-out, and --check says so.
     warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
 
 

@@ -1,4 +1,11 @@
-"""What every test gets: a leak police, and small data sets."""
+"""What every test gets: its tier, a leak police, and small data sets.
+
+    pytest                 tier `test`: units, properties with few examples, a smoke of each seam
+    pytest --tier ci       every behaviour once: products by pairs (products.py)
+    pytest --tier all      full products, long runs, large models: what is marked `full` too
+
+A folder or file that is named on the command line is collected whatever the tier.
+"""
 
 import gc
 import multiprocessing
@@ -6,14 +13,96 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import simplejpeg
 
+HERE = Path(__file__).parent
+SMOKE = (
+    # a loader: against torchvision's folder, in a Trainer, in processes, resumed, cached
+    "integration/test_plug_in.py::test_a_folder_and_a_tar_of_pictures_give_what_image_folder_gives",
+    "integration/test_lightning.py::test_an_epoch_is_a_pass_in_another_order_each_time",
+    "integration/test_loader_processes.py::"
+    "test_processes_serve_what_threads_do_and_read_it_as_often",
+    "integration/test_loader_processes.py::test_a_resume_may_change_who_reads",
+    "integration/test_loader_cached.py::test_a_second_loader_on_the_same_folder_decodes_nothing",
+    # the method and the program
+    "integration/test_phase_switch.py::"
+    "test_phases_change_reuse_rate_and_length_and_the_estimate_is_honest",
+    "e2e/test_train.py::test_a_run_leaves_everything_that_is_promised",
+    "e2e/test_train.py::test_check_tells_what_would_run_and_leaves_nothing",
+    "e2e/test_train.py::test_own_module_and_own_data_run_from_the_yaml",
+    "e2e/test_offload.py::test_check_explains_a_plan_for_every_batch_size_and_trains_nothing",
+    # a step within a budget: on the host's engines, on both twins, a rank, its peak, its picture
+    "integration/test_offload_models.py::"
+    "test_five_steps_in_random_order_leave_the_bits_of_eager[gpt]",
+    "integration/test_offload_models.py::test_the_real_peak_is_no_more_than_the_planned_one[vit]",
+    "integration/test_streams_models.py::test_huge_copies_beside_tiny_kernels_have_eagers_bits",
+    "integration/test_offload_cudagraph.py::"
+    "test_replayed_steps_are_eagers_to_the_last_bit[mlp-adamw-60%-cpu]",
+    "integration/test_offload_ranks.py::"
+    "test_the_mean_of_one_rank_is_its_own_gradient_in_any_order[1-clipped]",
+    "integration/test_offload_picture.py::test_a_captured_step_is_explained_and_drawn",
+    # private names of torch and Lightning
+    "integration/test_seams.py",
+    "integration/test_torch_seams.py",
+    "integration/test_lightning_seams.py",
+    # OffloadStrategy: clipping and accumulation, validation, why it trains eagerly
+    "integration/test_offload_strategy.py::"
+    "test_a_run_is_plain_lightnings_to_the_last_bit[accumulated and clipped-40%]",
+    "integration/test_offload_strategy_evaluation.py::"
+    "test_a_model_larger_than_the_budget_gives_the_bits_of_plain_lightning[0.3-validate]",
+    "integration/test_offload_strategy_faults.py::"
+    "test_what_cannot_be_planned_trains_as_plain_lightning_and_says_why_once[batch_idx]",
+)
+"""One test or two of each seam, of a few seconds."""
+EVERYTHING = ("unit", "property", "integration", "e2e")
+TIERS = {"test": ("unit", "property", *SMOKE), "ci": EVERYTHING, "all": EVERYTHING}
+"""What each tier collects under tests/. What is marked `full` is left out but in tier `all`."""
+PERCENT = {"test": 25, "ci": 100, "all": 400}
+"""How many of the examples that a property asks for it gets: `products.examples`."""
+UNIT_SECONDS = 0.5
+"""CPU seconds that a unit test may take in tier `test`."""
 SHARED_MEMORY = Path("/dev/shm")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="test", help="what runs: test < ci < all")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tier = config.getoption("tier")
+    for name, percent in PERCENT.items():
+        hypothesis.settings.register_profile(name, max_examples=percent, deadline=None)
+    hypothesis.settings.load_profile(tier)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(HERE / part) for part in TIERS[tier]]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("tier") != "all":
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Unit tests are those that nobody waits for. CPU time, so that a busy machine fails none."""
+    before = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - before
+    is_unit = item.path.is_relative_to(HERE / "unit")
+    if is_unit and item.config.getoption("tier") == "test" and seconds > UNIT_SECONDS:
+        pytest.fail(
+            f"{seconds:.2f} CPU seconds, a unit test has {UNIT_SECONDS}: make it smaller, or move"
+            f" it from {item.path.relative_to(HERE)} to tests/integration"
+        )
+    return result
 
 
 def leaks() -> list[str]:

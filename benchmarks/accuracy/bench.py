@@ -29,7 +29,7 @@ class Bench:
         self.net.load_state_dict(build_net(self.task.net).state_dict())
 
     def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.task.bfloat16)
 
     def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         images = (pixels.float() - self.pictures.mean) / self.pictures.std

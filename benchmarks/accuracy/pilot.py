@@ -9,7 +9,7 @@ thesis's splits 40x3+80, 55x3+35, 65x3+10 of 200 epochs scaled to the task (perc
 from dataclasses import replace
 
 from accuracy.recipes import Comparison, Run, Stretch, Task, cosine, re_raised, with_ema, wsd
-from perfect.phases import PlateauRule
+from perfect.method.phases import PlateauRule
 
 PILOT = Task("pilot", 8000, 1000, batch_size=320, epochs=24, lr=0.3, warmup=2, selection=10_000)
 SMOKE = Task("pilot", 240, 60, batch_size=20, epochs=2, lr=0.05, warmup=0.2, selection=100)

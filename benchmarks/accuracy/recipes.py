@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from loaders.reuse import Mode
-from perfect.phases import Phase, PlateauRule
-from perfect.schedule import Schedule
+from loaders.order.reuse import Mode
+from perfect.method.phases import Phase, PlateauRule
+from perfect.method.schedule import Schedule
 
 Order = Mode | Literal["in-batch"]
 """`in-batch`: the repeats of a sample stand side by side in one batch."""
@@ -42,6 +42,11 @@ class Task:
     """Held-out pictures read at a run's end, to choose between variants; 0: the hold-out's."""
     ema_epochs: float = 2.0
     """Horizon of the weight average."""
+    cutout: int = 0
+    """Side of the square that every serve loses, in pixels."""
+    label_smoothing: float = 0.0
+    bfloat16: bool = True
+    """Autocast. A CPU without instructions for it takes ten times as long as in 32 bits."""
 
     @property
     def epoch_steps(self) -> int:
@@ -137,6 +142,11 @@ def re_raised(
 
 def with_ema(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     return tuple(replace(phase, ema=True) for phase in phases)
+
+
+def without_reuse(name: str, phases: Sequence[Phase]) -> Run:
+    """The control of a row: its learning rate at every step, and every serve fresh."""
+    return Run(name, tuple(replace(phase, reuse=1) for phase in phases))
 
 
 def _window(first: float, last: float, begin: float, end: float) -> tuple[float, float]:

@@ -20,14 +20,12 @@ from torch.nn import functional as F
 
 from accuracy.bench import Bench
 from accuracy.data import Part
-from accuracy.recipes import Run
-from loaders.augment import Chain, Draws, Flip, PadCrop, draw_keys
-from loaders.reuse import ReuseBuffer, Serve, batches_per_pass
-from loaders.sources import pass_order
-from perfect.ema import Ema
-from perfect.phases import Observation, Phase, PhasePolicy
-
-AUGMENT = Chain((PadCrop(4), Flip()))
+from accuracy.recipes import Run, Task
+from loaders.order.reuse import ReuseBuffer, Serve, batches_per_pass
+from loaders.pixels.augmentation import Chain, Cutout, Draws, Flip, PadCrop, draw_keys
+from loaders.sources.datasets import pass_order
+from perfect.callbacks.ema import Ema
+from perfect.method.phases import Observation, Phase, PhasePolicy
 
 Record = dict[str, Any]
 """What becomes JSON."""
@@ -75,6 +73,7 @@ class _Training:
         self.progress = Progress()
         bench.initialise(seed)
         self.optimizer = _optimizer(bench)
+        self.augment = _augment(bench.task)
         self.ema = Ema(bench.net, 1 - 1 / max(1.0, bench.task.ema_epochs * bench.task.epoch_steps))
         self.loss_sum = torch.zeros((), device=bench.device)
         self.loss_count = 0
@@ -129,10 +128,13 @@ class _Training:
         at = torch.from_numpy(ids).to(bench.device)
         drawn_as = serves if phase.reaugment else np.zeros_like(serves)
         draws = Draws(draw_keys(self.seed, progress.passes, ids, drawn_as))
-        images = bench.normalised(AUGMENT(bench.pictures.train.pixels[at], draws))
+        images = bench.normalised(self.augment(bench.pictures.train.pixels[at], draws))
         with bench.autocast():
             scores = bench.forward(images)
-        losses = F.cross_entropy(scores.float(), bench.pictures.train.labels[at], reduction="none")
+        losses = F.cross_entropy(
+            scores.float(), bench.pictures.train.labels[at], reduction="none",
+            label_smoothing=bench.task.label_smoothing,
+        )  # fmt: skip
         self.optimizer.zero_grad(set_to_none=True)
         losses.mean().backward()
         self.optimizer.step()
@@ -280,6 +282,11 @@ def _in_batch(samples: int, batch_size: int, reuse: int) -> Iterator[Serve]:
     for first in range(0, len(positions) - batch_size + 1, batch_size):
         chosen = slice(first, first + batch_size)
         yield Serve(positions[chosen], serves[chosen])
+
+
+def _augment(task: Task) -> Chain:
+    shifted = (PadCrop(4), Flip())
+    return Chain((*shifted, Cutout(task.cutout)) if task.cutout else shifted)
 
 
 def _optimizer(bench: Bench) -> torch.optim.Optimizer:

@@ -23,11 +23,11 @@ from gpu.picture import Panel
 from gpu.speed import Bench, bench_of, measured_rates, timed
 from gpu.timing import free
 from offload import Plan, simulate, verify
-from offload.memgraph import RELOAD, TASK
-from offload.planner import build_memgraph
-from offload.rates import Rates
-from offload.reduction import reduced
-from offload.taskgraph import HOST
+from offload.graph.memgraph import RELOAD, TASK
+from offload.graph.rates import Rates
+from offload.graph.taskgraph import HOST
+from offload.planning.planner import build_memgraph
+from offload.planning.reduction import reduced
 
 NAME = "ablations"
 CLAIM = "Claim: every part of the engine is worth its while: each is taken away in turn"
@@ -92,12 +92,12 @@ def in_order(made: Plan) -> Plan:
     last: dict[str, int] = {}
     nodes = []
     for number, node in enumerate(made.memgraph.nodes):
-        if node.engine == "host":  # as many at once as it has workers
+        if node.lane == "host":  # as many at once as it has workers
             nodes.append(node)
             continue
-        before = [last[node.engine]] if node.engine in last else []
+        before = [last[node.lane]] if node.lane in last else []
         nodes.append(replace(node, deps=tuple(sorted({*node.deps, *before}))))
-        last[node.engine] = number
+        last[node.lane] = number
     return _of(made, replace(made.memgraph, nodes=tuple(nodes)))
 
 

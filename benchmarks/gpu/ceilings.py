@@ -1,7 +1,7 @@
 """Part a: what the machine can do at the most. Everything else is measured against it.
 
 rates   links each way and both at once, matrix products, memory, launches, the optimizer on the
-        host by more and more workers: what offload/calibration.py measures for a plan
+        host by more and more workers: what offload/measuring/calibration.py measures for a plan
 calls   of the host: an event, a stream; pageable memory; torch's own optimizer on all cores
 """
 
@@ -16,10 +16,10 @@ from offloading.report import Asked, Report, spread, table
 from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import Call, each, often, rounds
-from offload.calibration import ON_CPU, ON_GPU, Sizes, measure
-from offload.cuda_shim import why_not_on
-from offload.rates import Sample, rates_of
-from offload.stopwatch import Cpu, Device, Gpu
+from offload.graph.rates import Sample, rates_of
+from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, measure
+from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
+from offload.memory.cuda_shim import why_not_on
 
 NAME = "ceilings"
 CLAIM = "What this machine can do: links, matrix products, memory, the optimizer on the host"
@@ -55,7 +55,7 @@ def everything(job: Job) -> Rows:
 
 
 def rates(job: Job) -> Rows:
-    bench: Device = Gpu(torch.device("cuda")) if job.device == "cuda" else Cpu()
+    bench: TimedDevice = Gpu(torch.device("cuda")) if job.device == "cuda" else Cpu()
     sizes = ON_CPU if job.device == "cpu" else ON_GPU
     if job.smoke:
         sizes = Sizes(link=MIB, memory=MIB, gemm={"float32": 64, "bfloat16": 64}, update=MIB)

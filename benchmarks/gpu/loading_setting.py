@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpu.part import Job
-from loaders.augment import Chain, Flip, PadCrop, RandomResizedCrop
+from loaders.pixels.augmentation import Chain, Flip, PadCrop, RandomResizedCrop
 
 SEED = 0
 

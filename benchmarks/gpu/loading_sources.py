@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from gpu.loading_setting import SEED, Setting, drawn_pictures
 from loaders import ReuseLoader
-from loaders.augment import Draws, draw_keys
-from loaders.sources import PictureArrays, picture_folder
+from loaders.pixels.augmentation import Draws, draw_keys
+from loaders.sources.datasets import PictureArrays, picture_folder
 
 Pass = Callable[[], Iterator[Any]]
 PORTABLE_MAPPED = 3

@@ -10,16 +10,16 @@ import torch
 from offloading.steps import MIB, planned
 from torch import nn
 
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
 from gpu.models import Batch, Case
 from gpu.part import Row
 from offload import OffloadError, Plan, Runner, TaskGraph, capture, capture_training_step, plan
-from offload.drivers import Driver
-from offload.drivers.twin import Twin
-from offload.drivers.twin_graph import GraphTwin
-from offload.engines.cudagraph import CudaGraph
-from offload.engines.streams import Streams
-from offload.memgraph import OFFLOAD, RELOAD
-from offload.trace import Trace
+from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.running.drivers.driver import Driver
+from offload.running.engines.cudagraph import CudaGraph
+from offload.running.engines.streams import Streams
+from offload.running.trace import Trace
 
 ENGINES = ("cuda", "cudagraph")
 """The loop first, then what has no loop."""
@@ -79,17 +79,17 @@ def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
     runner = Runner(made, engine, driver=driver)
     if depth is not None:
         # No option of a runner: whoever trains has no use for another one.
-        assert isinstance(runner._engine, Streams), engine
-        runner._engine._depth = depth
+        assert isinstance(runner._stage.engine, Streams), engine
+        runner._stage.engine._depth = depth
     return runner
 
 
 def replayed(runner: Runner) -> bool | None:
     """Whether steps are replays of what was captured; None: the engine captures nothing. Where a
     step cannot be captured the loop runs it, which would be compared with itself."""
-    if not isinstance(runner._engine, CudaGraph):
+    if not isinstance(runner._stage.engine, CudaGraph):
         return None
-    return any(known.graphs for known in runner._engine._known.values())
+    return any(known.graphs for known in runner._stage.engine._known.values())
 
 
 def first_steps(made: Plan, engine: str, batch: Batch) -> Plan:
@@ -135,7 +135,7 @@ def facts(made: Plan) -> Row:
         "in_mib": sum(node.nbytes for node in nodes if node.kind == RELOAD) / MIB,
         "predicted_s": made.predicted_seconds,
         "bound_s": made.bound.seconds,
-        "binds": made.bound.engine,
+        "binds": made.bound.lane,
         "two_phase_s": made.simulation.two_phase,
         "resident_s": made.resident_seconds,
     }

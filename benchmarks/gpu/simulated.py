@@ -30,9 +30,9 @@ from gpu.machine import record
 from gpu.speed import resident_share
 from gpu.workloads import Workload, workloads
 from offload import Costs, Plan, TaskGraph, plan
-from offload.capture import traced, traced_training_step
-from offload.lowering import lower
-from offload.rates import Link, Rates
+from offload.graph.rates import Link, Rates
+from offload.lowering.passes import lower
+from offload.tracing.capture import traced, traced_training_step
 
 RESULTS = Path(__file__).parents[1] / "results"
 CLAIM = "Claim: on paper, with an H200's rates, a plan hides its copies behind kernels"
@@ -88,15 +88,15 @@ def line(made: Plan, whole: Plan, seconds: float) -> list[str]:
     """`whole`: without a budget. `seconds`: of planning."""
     moved = {"h2d": 0, "d2h": 0}
     for node in made.memgraph.nodes:
-        if node.engine in moved:
-            moved[node.engine] += node.nbytes
+        if node.lane in moved:
+            moved[node.lane] += node.nbytes
     recomputed = sum(bool(task.recomputes) for task in made.graph.tasks)
     took, bound = made.predicted_seconds, made.bound
     return [
         f"{whole.device_bytes / 2**30:.1f}", f"{resident_share(made):.0%}",
         f"{moved['d2h'] / 2**30:.1f} + {moved['h2d'] / 2**30:.1f}", f"{recomputed}",
         f"{whole.predicted_seconds:.4f}", f"{took:.4f}", f"{took / whole.predicted_seconds:.3f}",
-        f"{bound.seconds:.4f} {bound.engine}", f"{took / bound.seconds:.3f}", f"{seconds:.1f}",
+        f"{bound.seconds:.4f} {bound.lane}", f"{took / bound.seconds:.3f}", f"{seconds:.1f}",
     ]  # fmt: skip
 
 

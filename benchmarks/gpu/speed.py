@@ -25,9 +25,9 @@ from gpu.picture import Panel
 from gpu.timing import REPEATS, WARM_UP, free, rounds
 from gpu.workloads import Workload, eagerly, workloads
 from offload import Costs, Plan, TaskGraph
-from offload.calibration import rates
-from offload.rates import Rates
-from offload.taskgraph import HOST
+from offload.graph.rates import Rates
+from offload.graph.taskgraph import HOST
+from offload.measuring.calibration import rates
 
 NAME = "speed"
 CLAIM = (
@@ -106,7 +106,7 @@ def _one(bench: Bench, budget: str, engine: str, job: Job) -> Row:
     return timed(bench, made, engine, job) | {
         "decision": made.measurement.decision if made.measurement else "",
         # Of kernels that were measured alone: what its own first steps took is no bound.
-        "bound_s": before.bound.seconds, "binds": before.bound.engine,
+        "bound_s": before.bound.seconds, "binds": before.bound.lane,
         "believed_s": before.predicted_seconds,
     }  # fmt: skip
 

@@ -1,13 +1,13 @@
 """Orders of one and the same plan on a modelled GPU, over links of four speeds.
 
-    priority   an idle engine takes the ready node that comes first in the plan: ours
-    random     any that is ready                      in order   each engine a queue: CUDA streams
+    priority   an idle lane takes the ready node that comes first in the plan: ours
+    random     any that is ready                      in order   each lane a queue: CUDA streams
 
 The step is captured on this CPU without attention dropout, so that its kernels are the GPU's kind,
 and under parameters that have addresses and no memory: nothing is computed. All that counts are its
 FLOPs and bytes, priced by the rates of a modern GPU. Everything here is simulated.
 
-The ceiling is the bound: the work of the busiest engine, or the longest path. `two-phase` is what
+The ceiling is the bound: the work of the busiest lane, or the longest path. `two-phase` is what
 an ideal order reaches where the forward pass only offloads and the backward pass only reloads.
 """
 
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from offload import Costs, Plan, TaskGraph, lower, simulate
-from offload.capture import traced_training_step
-from offload.memgraph import OFFLOAD, RELOAD
+from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.tracing.capture import traced_training_step
 from offloading.nets import TINY, Bfloat16, Gpt, Llama, Size, adamw, word_loss
 from offloading.process import in_a_fresh_process
 from offloading.report import Report, spread, table
@@ -87,7 +87,7 @@ def _row(made: Plan, plain: Plan, costs: Costs) -> dict[str, Any]:
         "alone": made.resident_seconds,
         "bound": best.bound.seconds,
         "parts": dict(best.bound.parts),
-        "binds": best.bound.engine,
+        "binds": best.bound.lane,
         "two_phase": best.two_phase,
         "priority": best.makespan,
         "random": [simulate(made, costs, "random", seed).makespan for seed in range(SEEDS)],

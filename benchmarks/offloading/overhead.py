@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from offload import MemGraph, Runner, TaskGraph, plan
-from offload.engines import Engine, Record, Run, Work
-from offload.engines.serial import Serial
-from offload.engines.threads import Threads
-from offload.memgraph import TASK
-from offload.search import peak_bytes
+from offload.graph.memgraph import TASK
+from offload.planning.search import peak_bytes
+from offload.running.engines.serial import Serial
+from offload.running.engines.threads import Threads
+from offload.running.engines.work import Engine, Record, Run, StepWork
 from offloading.process import timed
 from offloading.report import Asked, Report, spread, table
 from offloading.synthetic import training_step
@@ -61,7 +61,7 @@ def measure(smoke: bool, repeats: int) -> Report:
     return _report(works, rows, whole, rounds)
 
 
-def _works(tasks: int, copy: Run) -> dict[str, Work]:
+def _works(tasks: int, copy: Run) -> dict[str, StepWork]:
     step = training_step(tasks)
     works = {"a plan, all resident (compute only)": _emptied(plan(step).memgraph, copy)}
     for share in (60, 30):
@@ -75,15 +75,15 @@ def _nothing() -> None:
     pass
 
 
-def _emptied(memgraph: MemGraph, copy: Run) -> Work:
-    return Work.of(memgraph, [_nothing if n.kind == TASK else copy for n in memgraph.nodes])
+def _emptied(memgraph: MemGraph, copy: Run) -> StepWork:
+    return StepWork.of(memgraph, [_nothing if n.kind == TASK else copy for n in memgraph.nodes])
 
 
-def _alternating(nodes: int, copy: Run) -> Work:
+def _alternating(nodes: int, copy: Run) -> StepWork:
     """Each waits for the one before it."""
-    return Work(
+    return StepWork(
         runs=[copy if node % 2 else _nothing for node in range(nodes)],
-        engines=["h2d" if node % 2 else "compute" for node in range(nodes)],
+        lane_of=["h2d" if node % 2 else "compute" for node in range(nodes)],
         waits=[int(node > 0) for node in range(nodes)],
         successors=[(node + 1,) if node + 1 < nodes else () for node in range(nodes)],
         first=[0],
@@ -91,7 +91,7 @@ def _alternating(nodes: int, copy: Run) -> Work:
     )
 
 
-def _bare(work: Work) -> None:
+def _bare(work: StepWork) -> None:
     for run in work.runs:
         run()
 
@@ -117,7 +117,7 @@ def _whole_calls(tasks: int, rounds: int) -> dict[tuple[str, str], dict[str, lis
 
 
 def _report(
-    works: dict[str, Work],
+    works: dict[str, StepWork],
     rows: dict[tuple[str, str, str], dict[str, list[float]]],
     whole: dict[tuple[str, str], dict[str, list[float]]],
     rounds: int,
@@ -130,7 +130,7 @@ def _report(
     lines: list[list[str]] = []
     for (name, engine, order), seen in rows.items():
         work = works[name]
-        copies = sum(lane != "compute" for lane in work.engines)
+        copies = sum(lane != "compute" for lane in work.lane_of)
         share = len(work.runs) / (len(work.runs) - copies)
         lines.append([
             name, f"{len(work.runs) - copies:,}", f"{copies:,}", engine, order,

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from offload import BudgetTooSmall, Plan, Runner, TaskGraph, capture_training_step, plan
-from offload.memgraph import OFFLOAD, RELOAD, TASK, Place
-from offload.search import peak_bytes
-from offload.shim import available
-from offload.taskgraph import HOST
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Place
+from offload.graph.taskgraph import HOST
+from offload.memory.cpu_shim import available
+from offload.planning.search import peak_bytes
 from offloading.nets import Batch, Case, cases
 from offloading.process import timed
 
@@ -158,7 +158,7 @@ def _facts(made: Plan) -> dict[str, Any]:
         "in_mib": sum(node.nbytes for node in nodes if node.kind == RELOAD) / MIB,
         "predicted_s": made.predicted_seconds,
         "bound_s": made.bound.seconds,
-        "binds": made.bound.engine,
+        "binds": made.bound.lane,
         "tried": list(made.found.tried),
     }
 

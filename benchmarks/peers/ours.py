@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Cutout, Flip, PadCrop, RandomResizedCrop
-from loaders.sources import PictureArrays, PictureFiles, picture_folder
+from loaders.pixels.augmentation import Chain, Cutout, Flip, PadCrop, RandomResizedCrop
+from loaders.sources.datasets import PictureArrays, PictureFiles, picture_folder
 from peers.contract import Batches, Job
 from peers.folders import cifar10, listing
 

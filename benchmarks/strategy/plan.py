@@ -22,9 +22,9 @@ from offloading.process import in_a_fresh_process
 from offloading.report import Asked, Report, table
 from torch.utils.data import DataLoader
 
-from offload.memory import Arenas
-from offload.shim import available, load
-from offload.taskgraph import HOST
+from offload.graph.taskgraph import HOST
+from offload.memory.arenas import Arenas
+from offload.memory.cpu_shim import available, load
 from strategy.baton import quiet_trainer
 from strategy.gpt2 import LENGTH, ROWS, WORDS, make
 from strategy.nets import Again, Task, tokens
@@ -36,11 +36,11 @@ PATTERN, LINE = 0xA5, 64
 STEPS = 2
 """After the first."""
 STAGES = {
-    "trace": ("offload.capture", "guarded_trace"),
-    "lower": ("offload.capture", "lower"),
-    "profile": ("offload.capture", "measured"),
-    "place": ("offload.plan", "best_plan"),
-    "verify": ("offload.plan", "verify"),
+    "trace": ("offload.tracing.capture", "guarded_trace"),
+    "lower": ("offload.tracing.capture", "lower"),
+    "profile": ("offload.tracing.capture", "measured"),
+    "place": ("offload.plans.plan", "best_plan"),
+    "verify": ("offload.plans.plan", "verify"),
 }
 MIB = 1 << 20
 
@@ -139,10 +139,12 @@ class Seen(L.Callback):
         with ExitStack() as stack:
             for stage, (module, name) in STAGES.items():
                 stack.enter_context(_wrapped(sys.modules[module], name, self._timed(stage)))
-            from offload import executor
-            from trainers import steps
+            from offload.running import runner as executor
+            from trainers.offloading.steps import step_graphs as steps
 
-            stack.enter_context(_wrapped(steps.Steps, "step_for", self._timed("all", once=True)))
+            stack.enter_context(
+                _wrapped(steps.StepGraphs, "step_for", self._timed("all", once=True))
+            )
             stack.enter_context(_wrapped(executor, "Arenas", self._filled))
             stack.enter_context(_wrapped(executor.Runner, "_run", self._counted))
             yield

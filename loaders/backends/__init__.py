@@ -1,30 +1,33 @@
-"""Where decoded samples come from, chosen by name; the loader around them stays the same.
+"""Sources of decoded samples, which are chosen by name; the loader around them stays the same.
 
     native   our own decoding, in the loader's threads         any map-style data set, folder, .tar
     dali     NVIDIA DALI decodes, on the GPU if there is one   folder of pictures, .tar
     ffcv     FFCV's file format and decoder                    .beton (`python -m loaders.convert`)
 
-A backend is a map-style source: `len()`, `[i] -> (picture, label)`, a picture being uint8 [3, H,
-W], and `__getitems__(ids)` where several at once are cheaper. It is called from several threads.
-Order, reuse, resume and augmentation are the loader's: they are the same for all. A backend's
-package is imported when it is asked for.
+A backend is a map-style source: `len()`, `[i] -> (picture, label)` where a picture is uint8 [3, H,
+W], and `__getitems__(ids)` where several at once are cheaper. Several threads call it. Order,
+reuse, resume and augmentation belong to the loader and are the same for all backends. A backend's
+package is imported only when the backend is asked for.
+
+May import: errors, order, pixels, sources, workers.
 """
 
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from loaders.errors import SourceError
-from loaders.sources import picture_folder
+from loaders.sources.datasets import picture_folder
 
 Backend = Literal["native", "dali", "ffcv"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 
 def open_source(dataset: Any, backend: Backend = "native", size: int | None = None) -> Any:
-    """The map-style source that `backend` makes of `dataset`: a path or a map-style data set (whose
-    samples are the user's, so nothing here has their type).
+    """The map-style source that `backend` makes of `dataset`, a path or a map-style data set. (Its
+    samples are the user's, so they have no type here.)
 
-    `size`: pictures of a path become squares of so many pixels; None keeps them as they are.
+    If `size` is given, pictures of a path become squares with that side; else they stay as they
+    are.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -35,7 +38,9 @@ def open_source(dataset: Any, backend: Backend = "native", size: int | None = No
     if isinstance(dataset, Path):
         dataset = _open_path(dataset, size)
     elif size is not None:
-        raise ValueError(f"size={size} has no effect on a data set that is open already")
+        raise ValueError(
+            f"size={size} has no effect on a data set that is open already: leave it out"
+        )
     return dataset if backend == "native" else _open_dali(dataset)
 
 
@@ -43,7 +48,7 @@ def _open_path(path: Path, size: int | None) -> Any:
     if path.suffix == ".beton":
         raise SourceError(f'{path} is a file of FFCV: open it with backend="ffcv"')
     if path.suffix == ".tar":
-        from loaders.archives import picture_tar
+        from loaders.sources.archives import picture_tar
 
         return picture_tar(path, size)
     return picture_folder(path, size)
@@ -70,7 +75,8 @@ def _open_beton(dataset: Any, size: int | None) -> Any:
         )
     if size is not None:
         raise ValueError(
-            f"size={size} has no effect on {dataset}: pictures have the size they were written with"
+            f"size={size} has no effect on {dataset}, whose pictures have the size they were"
+            " written with: leave it out"
         )
     from loaders.backends.ffcv import BetonPictures
 

@@ -1,12 +1,12 @@
-"""Writes the samples of any data set as a .beton file, in order.
+"""Writing the samples of any data set as a .beton file, in order.
 
     source -> encode, several at a time -> one writer -> header | fields | metadata | pages | table
               (FFCV's RGBImageField)
 
-A JPEG that needs no resize is kept to the byte, after a trial decode: nothing is lost and little is
-to do. The file does not depend on how many workers there are. It is written under another name and
-renamed when whole, so `out` never is half a file. FFCV's own writer is not used: it waits for ever
-for a worker that met a bad picture.
+A JPEG that needs no resize keeps its bytes, after it was decoded once as a trial: so nothing is
+lost, and it is quick. The file does not depend on the number of workers. It is written under
+another name and renamed when it is whole, so `out` is never half a file. FFCV's own writer is not
+used, because it waits for ever for a worker that met a bad picture.
 """
 
 import os
@@ -23,25 +23,26 @@ from PIL import Image
 
 from loaders.backends.encoded import Encoded, read, unreadable
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
-from loaders.decoding import decode_pixels
 from loaders.errors import LoaderError, SourceError
-from loaders.prefetch import Done, Prefetcher, Work
-from loaders.reuse import Serve
+from loaders.order.reuse import Serve
+from loaders.pixels.decoding import decode_pixels
+from loaders.workers.decode_work import DecodeWork, Done
+from loaders.workers.prefetcher import Prefetcher
 
 PAGE_BYTES = 1 << 23
-"""FFCV reads whole pages, and no picture may lie across two."""
+"""FFCV reads whole pages, and no picture may lie in two of them."""
 LARGEST_PAGE = 1 << 31
 QUALITY = 95
 LONGEST_SIDE = (1 << 16) - 1
 
 Mode = Literal["jpg", "raw"]
 Metadata = NDArray[Any]  # one row of FFCV's structured metadata
-Samples = Any  # map-style: len() and [i] -> (picture, label)
+Samples = Any  # a map-style data set: len() and [i] -> (picture, label)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How pictures are stored. `quality` None: JPEGs stay as they are."""
+    """How pictures are stored. If `quality` is None, JPEGs stay as they are."""
 
     mode: Mode
     max_side: int | None = None
@@ -55,9 +56,11 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """What was written to a file."""
+
     pictures: int
     kept: int
-    """JPEGs whose bytes are those of the source."""
+    """The number of JPEGs that have the bytes of the source."""
     file_bytes: int
 
 
@@ -86,7 +89,7 @@ def convert(
 
 
 class Encoder:
-    """Sample i -> its row of metadata and its bytes. Called from several threads."""
+    """Encodes samples. Several threads may call it."""
 
     def __init__(self, source: Samples, encoding: Encoding) -> None:
         ffcv = import_ffcv()
@@ -102,7 +105,8 @@ class Encoder:
         self.row_type = ffcv.types.get_metadata_type(list(self.fields.values()))
 
     def __call__(self, index: int) -> tuple[Metadata, NDArray[np.uint8], bool]:
-        """And whether the bytes are those of the source."""
+        """The row of metadata and the bytes of a sample, and whether the bytes are those of the
+        source."""
         row: Metadata = np.zeros(1, dtype=self.row_type)
         image, label = (row[name] for name in self.row_type.names)
         files = self._source
@@ -119,8 +123,8 @@ class Encoder:
             pixels, label[0] = _sample(self._source, index)
         if max(pixels.shape) > LONGEST_SIDE and not self.encoding.max_side:
             raise SourceError(
-                f"sample {index} is {pixels.shape[1]}x{pixels.shape[0]} pixels, FFCV stores up to"
-                f" {LONGEST_SIDE} a side: give --max-side"
+                f"sample {index} is {pixels.shape[1]}x{pixels.shape[0]} pixels, but FFCV stores at"
+                f" most {LONGEST_SIDE} a side: give --max-side"
             )
         blobs: list[NDArray[np.uint8]] = []
 
@@ -136,13 +140,13 @@ class Encoder:
         if how.mode != "jpg" or how.quality is not None or not simplejpeg.is_jpeg(data):
             return False
         longest = max(pixels.shape[:2])
-        # A printers' JPEG has four channels, and FFCV's decoder wants three.
+        # A printers' JPEG has four channels, and FFCV's decoder needs three.
         printed = simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK")
         return not printed and longest <= min(how.max_side or LONGEST_SIDE, LONGEST_SIDE)
 
 
 def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
-    """RGB pixels [H, W, 3] and the label, of anybody's data set."""
+    """The RGB pixels [H, W, 3] and the label of a sample of any data set."""
     try:
         picture, label = source[index]
         label = int(label)
@@ -150,7 +154,8 @@ def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
         raise
     except Exception as error:  # whatever somebody's data set raises
         raise SourceError(
-            f"sample {index} cannot be read as (picture, label): {type(error).__name__}: {error}"
+            f"sample {index} cannot be read as (picture, label): {type(error).__name__}: {error};"
+            " let the data set return a picture and the number of its class"
         ) from error
     if isinstance(picture, Image.Image):
         picture = np.array(picture.convert("RGB"))
@@ -159,11 +164,13 @@ def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
         kind = getattr(picture, "dtype", type(picture).__name__)
         raise SourceError(
-            f"sample {index} has no picture of uint8 but {kind}: give a PIL picture, a tensor [3,"
-            " H, W] or an array [H, W, 3], without augmentation or normalisation"
+            f"the picture of sample {index} is not uint8 but {kind}: give a PIL picture, a tensor"
+            " [3, H, W] or an array [H, W, 3], without augmentation or normalisation"
         )
     if picture.shape[2] != 3:
-        raise SourceError(f"sample {index} has {picture.shape[2]} channels: FFCV stores RGB")
+        raise SourceError(
+            f"sample {index} has {picture.shape[2]} channels, FFCV stores 3: convert it to RGB"
+        )
     return np.ascontiguousarray(picture), label
 
 
@@ -213,7 +220,7 @@ def _write(
 def _encoded(
     encoder: Encoder, samples: int, workers: int
 ) -> Iterator[tuple[Metadata, NDArray[np.uint8], bool]]:
-    """Every sample in order, encoded by `workers` threads a few samples ahead."""
+    """Every sample in order. `workers` threads encode a few samples ahead."""
     slots = 4 * workers
     done: list[Any] = [None] * slots
 
@@ -227,7 +234,7 @@ def _encoded(
 
     pool = Prefetcher(slots=slots, workers=workers)
     try:
-        pool.begin(Work(np.arange(samples), encode, give, 1))
+        pool.begin(DecodeWork(np.arange(samples), encode, give, 1))
         for position in range(samples):
             pool.plan(position, Serve(np.array([position]), np.zeros(1, dtype=np.int64)))
             yield pool.take()

@@ -1,15 +1,16 @@
-"""Pictures in a folder or a tar, decoded by NVIDIA DALI: on the GPU, else on the CPU.
+"""Pictures in a folder or a tar, which NVIDIA DALI decodes: on the GPU if there is one, or the CPU.
 
     ids -> read their bytes -> a pipeline of one thread -> copied out: uint8 [3, H, W]
-                               ^ taken from `_idle`, put back when it did well
+                               ^ taken from `_idle`, put back when it succeeded
 
-A DALI pipeline runs for one thread at a time, so every decode thread of the loader takes its own
-(or makes it: milliseconds): the loader's `workers` is how many pictures are decoded at once, as it
-is natively. Taking from and adding to a deque is atomic: no lock. A pipeline that failed is dead
-and never put back; its pictures are then decoded one by one, to name the one that is to blame.
+A DALI pipeline runs for one thread at a time, so every decode thread of the loader takes one of its
+own, or makes one, which takes milliseconds. So the loader's `workers` is the number of pictures
+that are decoded at the same time, as with the native backend. Taking from a deque and adding to it
+are atomic, so no lock is needed. A pipeline that failed is dead and never put back. Its pictures
+are then decoded one by one, to find the one that failed.
 
-Labels, order and ids are those of the folder or tar, and on a CPU the pixels are too, but for
-the rounding of a resize and for 16-bit PNGs, which DALI scales and Pillow clips.
+Labels, order and ids are those of the folder or tar. So are the pixels on a CPU, except for the
+rounding of a resize, and for 16-bit PNGs, which DALI scales and Pillow clips.
 """
 
 import os
@@ -24,12 +25,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.backends.encoded import Encoded, containers, read, unreadable
-from loaders.decoding import decode_pixels
 from loaders.errors import BackendMissing
+from loaders.pixels.decoding import decode_pixels
 
 ENCODED = "encoded"
 MOST_AT_ONCE = 32
-"""Pictures in one run of a pipeline: it keeps room for as many."""
+"""This many pictures are decoded in one run of a pipeline, which keeps room for as many."""
 
 # DALI ships no types that a checker could use.
 Dali = Any
@@ -37,10 +38,10 @@ Pipeline = Any
 
 
 class DaliPictures:
-    """The samples of `files`, decoded by DALI. Any sample at any time, from several threads."""
+    """The samples of `files`, decoded by DALI. Several threads may ask for any samples."""
 
     def __init__(self, files: Encoded, device_id: int | None = None) -> None:
-        """`device_id`: the GPU that decodes; None decodes on the CPU."""
+        """`device_id` is the GPU that decodes. None: the CPU decodes."""
         self.files = files
         self.device_id = device_id
         self._dali = import_dali()
@@ -56,7 +57,8 @@ class DaliPictures:
 
     @property
     def samples(self) -> list[tuple[Path, int]]:
-        """(file, label), as torchvision's folders tell them: a cache knows by them what changed."""
+        """(file, label) of each sample, as torchvision's folders have them. A cache uses them to
+        notice changes."""
         return list(zip(containers(self.files), self.files.labels, strict=True))
 
     def __len__(self) -> int:
@@ -66,7 +68,8 @@ class DaliPictures:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, ids: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        """Several samples at once, as torch's loaders ask for them. On worker threads."""
+        """Read several samples at once, as torch's loaders ask for them. Worker threads call
+        this."""
         samples: list[tuple[torch.Tensor, int]] = []
         for first in range(0, len(ids), MOST_AT_ONCE):
             chunk = ids[first : first + MOST_AT_ONCE]
@@ -76,12 +79,15 @@ class DaliPictures:
         return samples
 
     def close(self) -> None:
-        """Free the pipelines; safe to call again. Whoever asks for a sample later makes new
-        ones."""
+        """Free the pipelines. It is safe to call this again. Asking for a sample later makes a new
+        pipeline."""
         self._idle.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "device_id": self.device_id}  # pipelines stay where they are
+        return {
+            "files": self.files,
+            "device_id": self.device_id,
+        }  # pipelines cannot leave their process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -97,7 +103,9 @@ class DaliPictures:
                     self._decode([data])
                 except RuntimeError as its_own:
                     raise unreadable(self.files, index, _reason(data, its_own)) from its_own
-            error.add_note(f"DALI failed on samples {list(ids)}, and on none of them alone")
+            error.add_note(
+                f"DALI failed on the samples {list(ids)} together, and on none of them alone"
+            )
             raise
 
     def _decode(self, encoded: Sequence[NDArray[np.uint8]]) -> list[torch.Tensor]:
@@ -109,7 +117,7 @@ class DaliPictures:
         (pictures,) = pipeline.run()
         if self.device_id is not None:
             pictures = pictures.as_cpu()
-        # DALI's memory is its own again at the next run.
+        # DALI overwrites its memory at the next run.
         copies = [np.array(pictures.at(n)) for n in range(len(encoded))]
         self._idle.append(pipeline)
         return [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in copies]
@@ -120,7 +128,7 @@ class DaliPictures:
             batch_size=MOST_AT_ONCE,
             num_threads=1,
             device_id=self.device_id,
-            prefetch_queue_depth=1,  # a run answers what was fed to it, nothing is read ahead
+            prefetch_queue_depth=1,  # a run returns what was fed to it; nothing is read ahead
         )
         with pipeline:
             encoded = dali.fn.external_source(name=ENCODED, batch=True, no_copy=True)
@@ -136,8 +144,8 @@ class DaliPictures:
         return pipeline
 
     def _square(self, encoded: Any, pixels: Any, size: int) -> Any:
-        """The middle square, resized: what `PictureDecoder` does (DALI's graph nodes have no
-        types)."""
+        """Resize the middle square, as `PictureDecoder` does. (DALI's graph nodes have no
+        types.)"""
         dali = self._dali
         shape = dali.fn.peek_image_shape(encoded, adjust_orientation=False)
         shape = dali.fn.cast(shape, dtype=dali.types.FLOAT)
@@ -154,7 +162,7 @@ class DaliPictures:
 
 
 def this_device() -> int | None:
-    """The GPU of this process: that of its local rank."""
+    """The GPU of this process, which is that of its local rank. None: there is no GPU."""
     if not torch.cuda.is_available():
         return None
     return int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
@@ -171,7 +179,8 @@ def import_dali() -> Dali:
 
 
 def _reason(data: NDArray[np.uint8], error: RuntimeError) -> str:
-    """DALI gives a number for most faults; the native decoder knows what they are called."""
+    """The reason why a picture is unreadable. DALI gives a number for most errors, so the native
+    decoder is asked for its words first."""
     try:
         decode_pixels(data.tobytes())
     except (OSError, ValueError, Image.DecompressionBombError) as known:

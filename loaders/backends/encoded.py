@@ -1,10 +1,10 @@
-"""Pictures as they are stored: their bytes and their names, in a folder or in a tar."""
+"""Pictures as they are stored in a folder or in a tar: their encoded bytes and their names."""
 
 from pathlib import Path
 
-from loaders.archives import PictureTar
 from loaders.errors import DecodeError
-from loaders.sources import PictureFiles
+from loaders.sources.archives import PictureTar
+from loaders.sources.datasets import PictureFiles
 
 Encoded = PictureFiles | PictureTar
 
@@ -20,14 +20,14 @@ def read(source: Encoded, index: int) -> bytes:
 
 
 def unreadable(source: Encoded, index: int, reason: str) -> DecodeError:
-    """What `PictureDecoder` says, too."""
+    """The error for an unreadable picture, with the same text as that of `PictureDecoder`."""
     return DecodeError(
         f"cannot decode picture {_name(source, index)}: {reason}; repair the file or remove it"
     )
 
 
 def containers(source: Encoded) -> list[Path]:
-    """The file on disk that each sample is in."""
+    """For each sample, the file on disk that it is in."""
     if isinstance(source, PictureTar):
         return [source.path] * len(source)
     return list(source.paths)

@@ -1,13 +1,13 @@
-"""The samples of a .beton file, FFCV's format: any of them at any time, from several threads.
+"""The samples of a .beton file, which is FFCV's format. Several threads may ask for any of them.
 
     header | fields | metadata: (mode, width, height, ptr), label | pages of pixels | table of sizes
                        '---- FFCV's Reader keeps it ----'           '---- pread by ptr
 
-A "jpg" picture is decoded by FFCV's own libjpeg-turbo call, which lets other threads run; a "raw"
-one is read from the file straight into the sample. The file is read, not mapped: a disk that fails
-is an error with a name, where a mapping would kill the process.
+A "jpg" picture is decoded by FFCV's own call of libjpeg-turbo, which releases the GIL. A "raw" one
+is read from the file straight into the sample. The file is read and not mapped, so that a failing
+disk raises an error; with a mapping it would kill the process.
 
-FFCV's loader is not used: it owns threads, order and batches, which are the reuse loader's here.
+FFCV's loader is not used, because it owns threads, order and batches. Here the reuse loader does.
 """
 
 import os
@@ -24,7 +24,7 @@ from loaders.errors import BackendMissing, DecodeError, SourceError
 
 IMAGE, LABEL = "image", "label"
 JPG, RAW = 0, 1
-"""How a picture is stored (`IMAGE_MODES` of FFCV)."""
+"""The ways to store a picture (`IMAGE_MODES` of FFCV)."""
 
 # FFCV ships no types that a checker could use.
 Ffcv = Any
@@ -32,7 +32,7 @@ Ffcv = Any
 
 @dataclass(frozen=True, slots=True)
 class BetonIndex:
-    """Where everything is in a .beton file: one row a sample."""
+    """Where the pictures of a .beton file lie, and their labels: one row for each sample."""
 
     modes: NDArray[np.uint8]
     heights: NDArray[np.uint16]
@@ -43,7 +43,8 @@ class BetonIndex:
 
 
 class BetonPictures:
-    """A map-style data set over `path`; its pictures keep the size that they were stored with."""
+    """A map-style data set of the file `path`. Its pictures have the size that they were stored
+    with."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -57,7 +58,8 @@ class BetonPictures:
 
     @property
     def samples(self) -> list[tuple[Path, int]]:
-        """(file, label), as torchvision's folders tell them: a cache knows by them what changed."""
+        """(file, label) of each sample, as torchvision's folders have them. A cache uses them to
+        notice changes."""
         return [(self.path, label) for label in self.labels]
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class BetonPictures:
         return torch.from_numpy(pixels).permute(2, 0, 1), int(at.labels[index])
 
     def close(self) -> None:
-        """Close the file; safe to call again."""
+        """Close the file. It is safe to call this again."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -89,7 +91,7 @@ class BetonPictures:
     def _jpg(self, index: int, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         data, pixels = self._bytes(index, int(self._index.sizes[index])), np.empty(shape, np.uint8)
         height, width = shape[:2]
-        # Arguments: the whole picture, unscaled, not cropped, not flipped.
+        # These arguments ask for the whole picture: unscaled, not cropped, not flipped.
         failed = self._ffcv.libffcv.imdecode(
             data, pixels, height, width, height, width, 0, 0, 1, 1, False, False
         )
@@ -122,9 +124,9 @@ class BetonPictures:
 
 
 def read_index(path: Path, ffcv: Ffcv) -> BetonIndex:
-    """The index of the file, if it is whole and has the two fields."""
+    """The index of a file. Raises SourceError unless the file is whole and has the two fields."""
     if not path.is_file():
-        raise SourceError(f"no file {path}: python -m loaders.convert writes one")
+        raise SourceError(f"there is no file {path}: python -m loaders.convert writes one")
     types, in_file = ffcv.types, path.stat().st_size
     header = np.fromfile(path, dtype=types.HeaderType, count=1)
     if len(header) == 0 or header[0]["version"] != types.CURRENT_VERSION:
@@ -133,13 +135,16 @@ def read_index(path: Path, ffcv: Ffcv) -> BetonIndex:
             " loaders.convert writes one"
         )
     promised = int(header[0]["num_fields"]) * types.FieldDescType.itemsize
-    promised += int(header[0]["num_samples"])  # a byte a sample at the least
+    promised += int(header[0]["num_samples"])  # at least one byte for each sample
     if not promised < int(header[0]["alloc_table_ptr"]) < in_file:
         raise _cut_off(path, in_file)
     try:
         reader = ffcv.reader.Reader(str(path))
     except (AssertionError, ValueError, LookupError, OSError) as error:
-        raise SourceError(f"FFCV cannot read {path}: {error or type(error).__name__}") from error
+        raise SourceError(
+            f"FFCV cannot read {path}: {error or type(error).__name__}; write it again (python -m"
+            " loaders.convert)"
+        ) from error
     image = _column(reader, path, IMAGE, "RGBImageField")
     label = _column(reader, path, LABEL, "IntField")
     starts, sizes = image["data_ptr"], _sizes(reader, image["data_ptr"])
@@ -148,12 +153,15 @@ def read_index(path: Path, ffcv: Ffcv) -> BetonIndex:
     pixels = image["height"].astype(np.uint64) * image["width"] * 3
     wrong = np.flatnonzero((image["mode"] > RAW) | ((image["mode"] == RAW) & (sizes != pixels)))
     if len(wrong):
-        raise SourceError(f"{path} contradicts itself about sample {wrong[0]}: write it again")
+        raise SourceError(
+            f"{path} contradicts itself about the size or mode of sample {wrong[0]}: write it again"
+            " (python -m loaders.convert)"
+        )
     return BetonIndex(image["mode"], image["height"], image["width"], starts, sizes, label)
 
 
 def _column(reader: Any, path: Path, name: str, kind: str) -> NDArray[Any]:
-    """What the metadata says of field `name` (a record or a number a sample)."""
+    """The metadata of field `name`: a record or a number for each sample."""
     fields = {n: type(handler).__name__ for n, handler in reader.handlers.items()}
     if fields.get(name) != kind:
         has = ", ".join(f"{n}: {k}" for n, k in fields.items())
@@ -165,7 +173,8 @@ def _column(reader: Any, path: Path, name: str, kind: str) -> NDArray[Any]:
 
 
 def _sizes(reader: Any, starts: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """How many bytes lie at `starts`: the file has a table (sample, start, size), in any order."""
+    """The number of bytes at each of `starts`. The file has a table (sample, start, size) of them,
+    in any order. None: the table does not have them all."""
     order = np.argsort(reader.alloc_table["ptr"])
     known = reader.alloc_table["ptr"][order]
     places = np.searchsorted(known, starts)
@@ -186,14 +195,15 @@ def import_ffcv() -> Ffcv:
         import ffcv  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendMissing(
-            f"the ffcv backend needs FFCV ({error}): scripts/install_ffcv_packages.sh, then pip"
+            f"the ffcv backend needs FFCV ({error}): run scripts/install_ffcv_packages.sh, then pip"
             " install 'perfect-training[ffcv]'"
         ) from error
     return ffcv
 
 
 def _reason(data: NDArray[np.uint8]) -> str:
-    """FFCV's decoder says no more than that it failed; another one knows why."""
+    """The reason why a JPEG cannot be decoded. FFCV's decoder says only that it failed, so another
+    decoder is asked."""
     try:
         simplejpeg.decode_jpeg(data)
     except ValueError as known:

@@ -1,46 +1,48 @@
-"""Small updates as a few tasks.
+"""Merges small updates into a few tasks, called buckets.
 
     b9 u9 b8 u8 b7 u7 b6 ...      ->      b9 b8 b7 u9+2 b6 ...
 
-A bucket runs where its last update stood, so the gradients of the others wait. It closes before
-    - its bytes would be more than `nbytes`, or than the largest task's: it would set the budget,
-    - the waiting gradients would lift the live bytes above the peak that the graph has anyway,
+A bucket runs at the place of its last update, so the gradients of the others wait until then. It
+closes before
+    - its bytes exceed `nbytes` or those of the largest task (it would set the smallest budget),
+    - the waiting gradients lift the live bytes above the peak of the graph,
     - a task comes that must run after one of its updates.
 
-Really small ones (biases, norms) have buckets of their own, which stay open while weights pass:
-their gradients are cheap to keep, and a call that comes alone, between two large kernels, takes
-twice the time that it takes right after its like.
+Very small updates (biases, norms) have buckets of their own, which stay open while weights pass.
+Their gradients cost little memory, and a small kernel between two large ones takes twice as long as
+one right after another small kernel.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from offload.graph.taskgraph import Role, Task, TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
-from offload.lowering.split import update_bytes
-from offload.taskgraph import Role, Task, TaskGraph
+from offload.lowering.update_splits import update_bytes
 
 SMALL = 16
-"""A small update touches at most this part of a bucket's bytes."""
+"""A small update touches at most 1 / SMALL of a bucket's bytes."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Updates that will be one."""
+    """Updates that will become one task."""
 
     members: list[int] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     waiting: int = 0
-    """Bytes that would be free by now, had the members run where they stood."""
+    """Bytes that would be free by now if the members had run at their own places."""
     workspace: int = 0
 
     def before(self, task: Task) -> bool:
-        """The task must run after a member. (No member is in an `after`: those are held.)"""
+        """Whether the task must run after a member. (Tasks named in an `after` are never
+        members.)"""
         return not (self.writes.isdisjoint(task.touches) and self.reads.isdisjoint(task.writes))
 
 
 def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
-    """The graph with neighbouring updates of up to `nbytes` together as one task."""
+    """Merge neighbouring updates that together touch at most `nbytes`."""
     nbytes = nbytes or update_bytes(graph)
     held = held_in_order(graph)
     limit = min(nbytes, max((_room(graph, task) for task in graph.tasks), default=0))
@@ -81,17 +83,18 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     groups.sort(key=lambda members: members[-1])
     together = sum(len(members) for members in groups if len(members) > 1)
     buckets = sum(len(members) > 1 for members in groups)
-    note = f"{together} updates are {buckets} buckets" if buckets else ""
+    note = f"{together} updates are merged into {buckets} buckets" if buckets else ""
     return regrouped(graph, groups, note)
 
 
 def _kind(task: Task) -> tuple[object, ...]:
-    """What measures gradients stays apart from what changes them: that may go to the host."""
+    """A key that keeps measuring gradients apart from changing them: the latter may go to the
+    host."""
     return (*kin(task), {*task.writes} <= {*task.reads})
 
 
 def _trains(graph: TaskGraph, task: Task) -> bool:
-    """An update, or what clips a gradient for it: no norm of a gradient, and no sum of some."""
+    """Whether it is an update or clips a gradient; norms and sums of gradients do not count."""
     clips = {*task.writes} <= {*task.reads} and not any(
         graph.buffers[b].persistent for b in task.touches
     )

@@ -1,22 +1,22 @@
-"""All step counters are one task.
+"""Merges all step counters into one task.
 
     n1.add_(1)  ..  n2.add_(1)  ..  n3.add_(1)        ->        one task: n1 n2 n3
 
-BatchNorm counts its batches in a number of its own each; nothing in the step reads it. So they may
-be counted at any time, and all at once.
+Each BatchNorm counts its batches in a number of its own, and nothing in the step reads it. So they
+can be counted at any time, and all at once.
 """
 
 from collections import Counter
 
+from offload.graph.taskgraph import TaskGraph
 from offload.lowering.merging import held_in_order, kin, regrouped
-from offload.taskgraph import TaskGraph
 
 LARGEST = 64
-"""Bytes of a counter, at most."""
+"""The most bytes of a counter."""
 
 
 def fold_counters(graph: TaskGraph) -> TaskGraph:
-    """The graph with one task for the small persistent numbers that one task each counts up."""
+    """Merge the tasks that each count up one small persistent number."""
     users = Counter(b for task in graph.tasks for b in task.touches)
     held = held_in_order(graph)
     counting: dict[tuple[object, ...], list[int]] = {}
@@ -31,5 +31,5 @@ def fold_counters(graph: TaskGraph) -> TaskGraph:
     folded = {number for group in folds for number in group}
     groups = [[number] for number in range(len(graph.tasks)) if number not in folded]
     groups = sorted([*groups, *folds], key=lambda group: group[-1])
-    note = f"{len(folded)} counters are counted by {len(folds)} tasks" if folded else ""
+    note = f"{len(folded)} counters are counted up by {len(folds)} tasks" if folded else ""
     return regrouped(graph, groups, note)

@@ -1,16 +1,16 @@
-"""Updates on the host: the optimizer's state stays at home, and only gradients go out.
+"""Runs updates on the host: the optimizer's state stays there, and only gradients are copied.
 
     device   ... b3 ......... b2 ......... b1          state in, update, state and parameter out
     d2h            g3 ->        g2 ->        g1 ->     becomes      gradient out
     host               u3           u2           u1    (the parameter comes in when next needed)
 
-The update is the same function over the host copies of its buffers, so it gives the same bits. One
-of half precision stays: which of a CPU's loops takes an element depends on the number of threads,
-and there the loops round differently.
+The update is the same function over the host copies of its buffers, so it gives the same bits. An
+update in half precision stays on the device: the number of threads decides which of a CPU's loops
+takes an element, and the loops round differently there.
 
-A gradient that was cast to the parameter's type goes out as it was before, where that is smaller:
-the cast is a host task as well (bfloat16 to float32 is exact anywhere). So is the clipping of a
-gradient that only updates on the host read: it goes out once, right after its norm.
+A gradient that was cast to the parameter's type leaves the device before the cast if it is smaller
+then, and the cast becomes a host task (bfloat16 to float32 is exact anywhere). The same holds for
+clipping a gradient that only host updates read: it leaves once, right after its norm.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,26 +19,27 @@ from typing import Any
 
 import torch
 
-from offload.costs import Costs
 from offload.errors import GraphError
-from offload.taskgraph import HOST, Task, TaskGraph
-from offload.training import clamp, scale
-from offload.updates import EXACT, Update
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import HOST, Task, TaskGraph
+from offload.optimizer.gradients import clamp, scale
+from offload.optimizer.updates import EXACT, Update
+from offload.torch_seams import to_copy
 
 CHOICES = ("auto", "host", "device")
-CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+CASTS = (to_copy, torch.ops.aten.copy_.default)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What an update on the host comes to."""
+    """What it costs and saves to run an update on the host."""
 
     saved: float
-    """Seconds of the busier direction of the link that it is spared."""
+    """Seconds saved on the busier direction of the link."""
     seconds: float
-    """Of the host workers together."""
+    """Seconds that all host workers together take for it."""
     casts: frozenset[int] = frozenset()
-    """Tasks that go with it."""
+    """Casts that move to the host with it."""
 
     @property
     def pays(self) -> bool:
@@ -47,7 +48,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """Which tasks write and read every buffer."""
+    """The tasks that write and read each buffer."""
 
     writers: dict[int, list[int]]
     readers: dict[int, list[int]]
@@ -66,10 +67,10 @@ class _Users:
 def host_updates(
     graph: TaskGraph, costs: Costs, choose: str = "auto", fixed: Collection[int] = ()
 ) -> TaskGraph:
-    """The graph with updates on the host: those for which the link is the slower way ("auto"),
-    all that can be ("host"), or none ("device"). `fixed`: buffers that are at home on a device."""
+    """Move updates to the host. `choose`: "auto" moves those for which the link is slower, "host"
+    all that can move, "device" none. `fixed`: buffers that live on a device."""
     if choose not in CHOICES:
-        raise GraphError(f"choose={choose!r} is none of {', '.join(CHOICES)}")
+        raise GraphError(f"choose={choose!r} is unknown; choose one of {', '.join(CHOICES)}")
     if choose == "device":
         return graph
     found = moves(graph, costs, fixed)
@@ -92,8 +93,7 @@ def host_updates(
 def variants(
     graph: TaskGraph, costs: Costs, choose: str, fixed: Collection[int] = ()
 ) -> Iterator[tuple[str, TaskGraph]]:
-    """What to plan and simulate: "auto" is the device's way, then with more and more on the host;
-    none twice."""
+    """Different graphs to plan and simulate. "auto": no update on the host, then more and more."""
     if choose == "host":
         yield "updates on the host", host_updates(graph, costs, "host", fixed)
         return
@@ -108,7 +108,7 @@ def variants(
 
 
 def moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[int, Move]:
-    """Every update that could run on the host."""
+    """What each update that can run on the host would cost and save."""
     users = _Users.of(graph)
     fixed = frozenset(fixed)
     able = {n for n, task in enumerate(graph.tasks) if _able(graph, task, fixed)}
@@ -116,16 +116,16 @@ def moves(graph: TaskGraph, costs: Costs, fixed: Collection[int] = ()) -> dict[i
 
 
 def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
-    if task.phase != "update" or task.engine != "compute" or not fixed.isdisjoint(task.touches):
+    if task.phase != "update" or task.lane != "compute" or not fixed.isdisjoint(task.touches):
         return False
     if any(graph.buffers[b].device == HOST for b in task.touches):
         return False
-    # A kernel without calls was made by hand, for bytes wherever they are.
+    # A handmade kernel, without calls, works on bytes wherever they are.
     return is_update(task) and _exact(task)
 
 
 def is_update(task: Task) -> bool:
-    """The optimizer's, with or without the clipping of its gradients; or made by hand."""
+    """Whether it is an update, perhaps with clipping, of the optimizer or handmade."""
     calls = [call for call in _calls(task) if not _clip(call)]
     return all(isinstance(call.op, Update) for call in calls) and (bool(calls) or not _calls(task))
 
@@ -145,7 +145,7 @@ def _clips(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
     for number, task in reversed(list(enumerate(graph.tasks))):
         calls = _calls(task)
         if (
-            task.engine == "compute"
+            task.lane == "compute"
             and calls
             and all(map(_clip, calls))
             and _exact(task)
@@ -158,7 +158,7 @@ def _clips(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
 
 
 def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
-    """Of their casts those of which no other task reads what they make."""
+    """Casts for these updates whose results no other task reads."""
     casts = {cast for move in found.values() for cast in move.casts}
     made = {graph.tasks[cast].writes[0]: cast for cast in casts}
     others = {b for n, task in enumerate(graph.tasks) if n not in found for b in task.reads}
@@ -166,7 +166,7 @@ def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
 
 
 def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
-    """What several pieces of an update have in common counts in parts."""
+    """Pieces of one update share the cost of what they have in common."""
     task, buffers = graph.tasks[number], graph.buffers
     foreign = _foreign(task)
     into = out = 0.0
@@ -176,7 +176,7 @@ def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _U
         nbytes, readers = buffers[b].nbytes, users.readers.get(b, ())
         pieces = sum(n in able for n in readers) or 1
         if buffers[b].persistent:
-            # The parameter is on the device anyway; the state comes for the update alone.
+            # The parameter is on the device anyway; the state is copied for the update alone.
             into += nbytes if able.issuperset(readers) else 0
             out += nbytes / pieces if b in task.writes else 0
             continue
@@ -186,20 +186,20 @@ def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _U
             nbytes = buffers[graph.tasks[cast].reads[0]].nbytes
             seconds += costs.of_task(_at_home(graph.tasks[cast], foreign)) / pieces
         out -= nbytes / pieces
-    # The two directions work side by side: what is spared of the busier one counts.
+    # The two directions run at the same time: only the busier one counts.
     saved = max(into / costs.h2d, out / costs.d2h)
     return Move(saved, seconds / costs.host_workers, frozenset(casts))
 
 
 def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None:
-    """The task that only makes a gradient out of a smaller one, for updates alone."""
+    """The task that only casts a smaller gradient for updates, if there is one."""
     writers = users.writers.get(b, ())
     if len(writers) != 1 or b in graph.outputs or not able.issuperset(users.readers.get(b, ())):
         return None
     [number] = writers
     task = graph.tasks[number]
     calls = _calls(task)
-    if len(calls) != 1 or calls[0].op not in CASTS or task.engine != "compute" or task.after:
+    if len(calls) != 1 or calls[0].op not in CASTS or task.lane != "compute" or task.after:
         return None
     if task.writes != (b,) or len(task.reads) != 1:
         return None
@@ -208,12 +208,12 @@ def _cast(graph: TaskGraph, b: int, able: set[int], users: _Users) -> int | None
 
 
 def _at_home(task: Task, foreign: bool) -> Task:
-    """The same on the host. What was measured on another device says nothing about it."""
-    return replace(task, engine="host", seconds=None if foreign else task.seconds)
+    """The task on the host. Measurements from another device are dropped."""
+    return replace(task, lane="host", seconds=None if foreign else task.seconds)
 
 
 def _foreign(task: Task) -> bool:
-    """A GPU would run it otherwise."""
+    """Whether a GPU computes it by other kernels."""
     found = [call.op for call in _calls(task) if isinstance(call.op, Update)]
     return any(update.device.type != "cpu" for update in found)
 

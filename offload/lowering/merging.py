@@ -1,9 +1,9 @@
-"""Several tasks as one, in the order in which they stood.
+"""Merges several tasks into one that does what they did, in the same order.
 
     add: x -> y   gelu: y -> z   mul: z w -> z        one task: x w -> y z
 
-What a member reads and an earlier member made anew comes from within: it is no read of the whole.
-What members write stays planned, all of it: only the tasks are fewer.
+If a member reads what an earlier member made anew, the merged task does not count it as a read. All
+buffers that members write stay in the plan; only the number of tasks falls.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from offload.errors import GraphError
-from offload.kernels import Calls
-from offload.taskgraph import Task, TaskGraph
+from offload.graph.taskgraph import Task, TaskGraph
+from offload.program.kernels import Calls
 
 Function = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """`fn(reads, writes)` kernels in a row, under the numbers that the buffers had when they were
-    put together. Views come by position, so a buffer may be renamed later."""
+    """Runs `fn(reads, writes)` kernels in a row. They keep the buffer numbers of the time when they
+    were put together. Views are given by position, so buffers may be renamed later."""
 
     parts: tuple[tuple[Function, tuple[int, ...], tuple[int, ...]], ...]
     reads: tuple[int, ...]
@@ -37,12 +37,12 @@ class Functions:
 
 
 def kin(task: Task) -> tuple[object, ...]:
-    """Only tasks of one kin can be merged."""
-    return (task.engine, task.device, task.phase, _kind(task.kernel))
+    """A key of the task: only tasks with equal keys can be merged."""
+    return (task.lane, task.device, task.phase, _kind(task.kernel))
 
 
 def held_in_order(graph: TaskGraph) -> frozenset[int]:
-    """Tasks whose place no buffer tells: they draw random numbers, or `after` names them."""
+    """Tasks that buffers alone do not order: they draw random numbers, or are in an `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)
@@ -51,10 +51,11 @@ def held_in_order(graph: TaskGraph) -> frozenset[int]:
 
 
 def merged(members: Sequence[Task], name: str = "") -> Task:
-    """One task that does what `members` do. Its `after` is still theirs, see `regrouped`."""
+    """One task that does what `members` do. Its `after` still names tasks of the old graph;
+    `regrouped` puts that right."""
     first = members[0]
     if len({kin(task) for task in members}) > 1:
-        raise GraphError(f"{[task.name for task in members]} are too different to be one task")
+        raise GraphError(f"{[task.name for task in members]} differ in kind and cannot be merged")
     reads, writes = _from_outside(members)
     seconds = [task.seconds for task in members]
     return replace(
@@ -76,7 +77,7 @@ def merged(members: Sequence[Task], name: str = "") -> Task:
 
 
 def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "") -> TaskGraph:
-    """The graph by groups of its tasks, in the order in which they are to run."""
+    """The graph with each group of tasks merged, in the order of the groups."""
     place = {old: new for new, group in enumerate(groups) for old in group}
     tasks = []
     for new, group in enumerate(groups):

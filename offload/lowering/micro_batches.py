@@ -1,16 +1,15 @@
-"""Several micro-batches of one optimizer step in one graph: a weight comes in once for all. Pure.
+"""Joins the micro-batches of a step in one graph: a weight comes in once for several. Pure.
 
     one by one       F1 F2 B2 B1 | f1 f2 b2 b1 U       every weight twice a micro-batch
     layer by layer   F1 f1 F2 B2 f2 b2 B1 b1 U         twice a step: w1 serves F1 and f1, ...
 
 `in_turn` puts the graphs of the micro-batches one after the other, over the same persistent
-tensors. What they add gradients up in is no state any more: born at the first one, it dies with
-the update.
+tensors. The sums of gradients are no longer persistent: the first micro-batch makes them, and they
+die with the update.
 
-`layer_by_layer` only reorders. A segment is a run of tasks that begins where other weights are
-needed; the segments of several micro-batches take turns, and whatever a task depends on goes before
-it. So sums are added up, statistics advance and random numbers are drawn in the order that they
-had, and every bit stays.
+`layer_by_layer` only reorders. A piece is a run of tasks that begins where other weights are
+needed. The pieces of several micro-batches take turns, and what a task depends on always goes
+first. So sums, statistics and random draws keep their order, and every bit stays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,17 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from offload.errors import GraphError
-from offload.residency import SMALL
-from offload.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+from offload.planning.cuts import begun_at
+from offload.planning.residency import SMALL
 
 ONCE = "a weight moves once for"
-"""Begins the note of a graph in which it does."""
+"""How the note of a graph begins in which weights move once for several micro-batches."""
 
 
 def in_turn(graphs: Sequence[TaskGraph]) -> TaskGraph:
-    """One graph for all of them: inputs, outputs and what comes after the step in their order."""
+    """One graph for all of them, with the inputs, outputs and calls after the step in their
+    order."""
     joined = _Joined()
     for turn, graph in enumerate(graphs):
         joined.add(graph, turn)
@@ -35,23 +36,23 @@ def in_turn(graphs: Sequence[TaskGraph]) -> TaskGraph:
 
 
 class _Joined:
-    """Grows by a graph at a time."""
+    """The joint graph, which grows by one graph at a time."""
 
     def __init__(self) -> None:
         self._sums: set[str] = set()
-        """Tensors that these micro-batches alone need."""
+        """Tensors that only these micro-batches need."""
         self._buffers: list[Buffer] = []
         self._tasks: list[Task] = []
         self._outputs: list[int] = []
         self._tensors: dict[str, Any] = {}
-        """The user's, by their names here."""
+        """The user's tensors, by their names in the joint graph."""
         self._names: dict[Any, str] = {}
-        """What a tensor of the user's is called here."""
+        """The name of each of the user's tensors in the joint graph."""
         self._known: dict[tuple[str, int, int], int] = {}
-        """The buffer of a piece of a tensor."""
+        """The buffer of each piece of a tensor."""
         self._programs: list[Any] = []
         self._drawn: list[int] = []
-        """Tasks of the graphs so far that the next random numbers must wait for."""
+        """Tasks that the next random draws must wait for."""
 
     def add(self, graph: TaskGraph, turn: int) -> None:
         names = {b: self._buffer(graph, buffer, turn) for b, buffer in enumerate(graph.buffers)}
@@ -87,7 +88,8 @@ class _Joined:
         return len(self._buffers) - 1
 
     def _tensor(self, program: Any, tensor: str, turn: int) -> str:
-        """A literal of one trace may be called as one of another is, and not be the same."""
+        """The tensor's name here. Literals of two traces may have the same name and be
+        different."""
         if program is None:
             return tensor
         source = program.tensors[tensor]
@@ -124,62 +126,63 @@ class _Joined:
         return graph
 
     def _check_outputs(self) -> None:
-        """An output is what it was when its micro-batch was over."""
+        """Check that no output is changed after its micro-batch."""
         changed = {b for task in self._tasks for b in task.writes}
         for b in self._outputs:
             if self._buffers[b].persistent and b in changed:
                 raise GraphError(
-                    f"a micro-batch returns {self._buffers[b].name}, which later ones change: it"
-                    " must return a copy of it"
+                    f"a micro-batch returns {self._buffers[b].name}, and later ones change it."
+                    " Return a copy of it (.clone())"
                 )
 
     def _check_pieces(self) -> None:
-        """Tensors are cut alike in all graphs."""
+        """Check that all graphs cut their tensors alike."""
         ends: dict[str, int] = {}
         for name, start, nbytes in sorted(self._known):
             if ends.get(name, 0) != start:
                 raise GraphError(
-                    f"tensor {name} is cut in one micro-batch otherwise than in another"
+                    f"the micro-batches cut tensor {name} into different pieces. Capture them alike"
                 )
             ends[name] = start + nbytes
 
 
 def _held(graph: TaskGraph) -> set[int]:
-    """Tasks whose place no buffer tells."""
+    """Tasks that buffers alone do not order."""
     held = {a for task in graph.tasks for a in task.after}
     return held.union(n for n, task in enumerate(graph.tasks) if task.after or task.random)
 
 
 def orders(graph: TaskGraph) -> Iterator[tuple[str, TaskGraph]]:
-    """The graph as it is, and with fewer and fewer micro-batches a weight. None twice."""
+    """The graph as it is, then with weights that move once for fewer and fewer micro-batches."""
     yield "", graph
     turns = 1 + max((task.turn for task in graph.tasks), default=0)
     if turns > 1:
         for together in dict.fromkeys((turns, (turns + 1) // 2)):
             if together > 1:
-                name = f"weights once for {together} micro-batches"
+                name = f"weights move once for {together} micro-batches"
                 yield name, layer_by_layer(graph, together)
 
 
 def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> TaskGraph:
-    """Segments of `together` micro-batches take turns. `nbytes`: of weights that count."""
+    """Let pieces of `together` micro-batches take turns. A piece begins where other weights are
+    needed. Weights below `nbytes` do not count."""
     turns: dict[int, list[int]] = {}
     for number, task in enumerate(graph.tasks):
         turns.setdefault(task.turn, []).append(number)
-    cut = [_segments(graph, turns[turn], nbytes) for turn in sorted(turns)]
+    cut = [begun_at(turns[turn], _borders(graph, turns[turn], nbytes)) for turn in sorted(turns)]
     wanted: list[int] = []
     for first in range(0, len(cut), together):
-        for segments in zip_longest(*cut[first : first + together], fillvalue=()):
-            wanted += chain.from_iterable(segments)
+        for pieces in zip_longest(*cut[first : first + together], fillvalue=()):
+            wanted += chain.from_iterable(pieces)
     order = _completed(graph.dependencies(), wanted)
     made = graph.reordered(order)
     made.notes.append(f"{ONCE} {together} micro-batches")
     return made
 
 
-def _segments(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[int]]:
-    """Runs of tasks that begin where other weights are needed. An update follows its gradient."""
-    segments: list[list[int]] = [[]]
+def _borders(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> set[int]:
+    """The tasks at which other weights are needed. An update stays with its gradient."""
+    found: set[int] = set()
     now: set[int] = set()
     for number in tasks:
         task = graph.tasks[number]
@@ -189,14 +192,13 @@ def _segments(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> list[list[
             if graph.buffers[b].role is Role.PARAMETER and graph.buffers[b].nbytes >= nbytes
         }
         if task.phase != "update" and not weights <= now:
-            segments.append([])
+            found.add(number)
             now = weights
-        segments[-1].append(number)
-    return segments
+    return found
 
 
 def _completed(needed: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
-    """All tasks in the wanted order, each after those that it needs."""
+    """All tasks in the wanted order, except that each comes after those that it needs."""
     done = [False] * len(needed)
     order: list[int] = []
     for task in wanted:

@@ -1,9 +1,9 @@
-"""A sum goes where one of its summands dies: two buffers at a time, where there were three.
+"""Adds into a summand that is not read again: two buffers live at a time instead of three.
 
-    c = add(a, b), a is not read again      ->      a.add_(b), and a is called c by all who follow
+    c = add(a, b), a is not read again      ->      a.add_(b), and later tasks read a instead of c
 
-The second gradient of a tied weight is added to the first by such a task; so is every residual
-branch. a + b is b + a to the last bit, so either summand may be the one.
+Such a task adds the second gradient of a tied weight to the first, and every residual branch. a + b
+equals b + a to the last bit, so either summand may be overwritten.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from offload.kernels import Call, Value
-from offload.lowering.dense import whole
-from offload.taskgraph import Role, Task, TaskGraph
+from offload.graph.taskgraph import Role, Task, TaskGraph
+from offload.lowering.whole_values import whole
+from offload.program.kernels import Call, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Sum:
 
 
 def add_in_place(graph: TaskGraph, nbytes: int = 1 << 20) -> TaskGraph:
-    """The graph with sums of at least `nbytes` in the place of a summand that dies with them."""
+    """Make sums of at least `nbytes` in the buffer of a summand that dies with them."""
     first, last = graph.spans()
     stays = {*graph.outputs}
     stays.update(b for b, of in enumerate(graph.buffers) if of.persistent or of.role is Role.INPUT)
@@ -57,7 +57,7 @@ def add_in_place(graph: TaskGraph, nbytes: int = 1 << 20) -> TaskGraph:
                 task, writes=(into,), unplaced=0, repeatable=False, kernel=_in_place(way)
             )
         tasks.append(task)
-    note = f"{len(names)} sums are made in the place of a summand" if names else ""
+    note = f"{len(names)} sums are made in the buffer of a summand" if names else ""
     return graph.with_tasks(tasks, buffers, note)
 
 
@@ -66,7 +66,7 @@ def _in_place(way: _Sum) -> Call:
 
 
 def _ways(task: Task) -> Sequence[_Sum]:
-    """Of adding in place: into the first summand, into the second."""
+    """The ways to add in place: into the first summand or into the second."""
     call = task.kernel
     if not isinstance(call, Call) or call.op is not torch.ops.aten.add.Tensor:
         return ()

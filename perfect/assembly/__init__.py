@@ -1,15 +1,20 @@
-"""Configuration -> objects. The only place that branches on what a configuration says.
+"""Builds the objects of a run from its configuration. No other folder branches on a configuration.
 
     RunConfig -> data: Data (train, hold-out, test) -> phases: PhaseSwitch -> run: module, Trainer
 
-Problems that only the data can show (a batch larger than the set, say) are BuildErrors naming the
-key they come from, so that train.py reports them with the file's line.
+A problem that only the data can show (a batch larger than the data set) is a BuildError with the
+key that it comes from, so that train.py reports it with the line of the file.
+
+May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backends,
+    loaders.errors, loaders.order, loaders.pipeline, loaders.pixels, loaders.sources, method,
+    models, offload, offload.running.drivers, offload.sizes, runs, text, trainers,
+    trainers.offloading.
 """
 
 from perfect.assembly.data import Data, build_augmentation, build_data, split_holdout
-from perfect.assembly.offload import to_blame, watched
-from perfect.assembly.phases import build_phase_switch, build_phases
+from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
+from perfect.assembly.strategy import to_blame, watched
 
 __all__ = [
     "Data",

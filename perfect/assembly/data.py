@@ -1,4 +1,4 @@
-"""config.data, config.augment, config.loader -> what a run learns from and is judged by.
+"""config.data, config.augment, config.loader -> the loaders of training, hold-out and test samples.
 
 pictures -> train part -> ReuseLoader(augment)          hold-out, test -> ReuseLoader(reuse=1)
 """
@@ -15,8 +15,11 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from loaders import LoaderError, ReuseLoader
-from loaders.adopt import resident
-from loaders.augment import (
+from loaders.adopting.adoption import resident
+from loaders.backends import open_source
+from loaders.errors import BackendMissing
+from loaders.pipeline import AHEAD, HELD
+from loaders.pixels.augmentation import (
     Augmentation,
     CentreCrop,
     Chain,
@@ -25,13 +28,10 @@ from loaders.augment import (
     PadCrop,
     RandomResizedCrop,
 )
-from loaders.backends import open_source
-from loaders.engine import AHEAD, HELD
-from loaders.errors import BackendMissing
-from loaders.sources import cifar10, picture_folder, samples_per_rank
+from loaders.sources.datasets import cifar10, picture_folder, samples_per_rank
 from offload.sizes import say_size
 from perfect.assembly.own_class import construct, load_class
-from perfect.config import (
+from perfect.config.schema import (
     AugmentConfig,
     CutoutConfig,
     FlipConfig,
@@ -46,22 +46,22 @@ from perfect.text import read_wikitext
 log = logging.getLogger(__name__)
 
 EVALUATION_IN_MEMORY = 512 << 20
-"""Hold-out and test pictures up to so many bytes are decoded once and kept."""
+"""The decoded hold-out and test pictures are each kept in memory up to so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a run learns from and is judged by."""
+    """The loaders of a run's training, hold-out and test samples."""
 
     train: ReuseLoader
     holdout: ReuseLoader | None
     test: ReuseLoader | None
     num_classes: int | None
-    """What a prediction chooses from: classes of pictures, or the vocabulary of a text."""
+    """The number of picture classes, or the size of a text's vocabulary."""
     datamodule: L.LightningDataModule | None = None
 
     def close(self) -> None:
-        """What a run that could not be torn down has left open."""
+        """Close the loaders, also after a run that could not be torn down."""
         for loader in filter(None, (self.train, self.holdout, self.test)):
             loader.close()
 
@@ -93,7 +93,7 @@ def build_data(config: RunConfig) -> Data:
         if config.data.train_samples > len(learned):
             raise BuildError(
                 "data.train_samples",
-                f"{config.data.train_samples} asked for, {len(learned)} are there",
+                f"is {config.data.train_samples}, but there are {len(learned)} samples: lower it",
             )
         if config.data.train_samples < len(learned):
             labels = np.asarray(train.labels)[learned]
@@ -108,17 +108,19 @@ def build_data(config: RunConfig) -> Data:
 
 
 def _text(config: RunConfig) -> Data:
-    """Tokens lie in memory: the loader only gathers rows of them."""
+    """Build loaders of text. The tokens are in memory, and the loader only gathers rows of them."""
     given, model = config.data, config.model.name
     sequence = given.sequence or 0
     longest = longest_sequence(model) if model in LANGUAGE_MODEL_NAMES else None
     if longest is not None and sequence > longest:
-        raise BuildError("data.sequence", f"{sequence}, but {model} has {longest} positions")
+        raise BuildError(
+            "data.sequence", f"is {sequence}, but {model} has {longest} positions: lower it"
+        )
     try:
         text = read_wikitext(Path(given.root), sequence, given.vocabulary, given.test_text)
     except LoaderError as error:
         raise BuildError("data.root", str(error)) from error
-    # Two numbers of eight bytes a token.
+    # A token takes two numbers of eight bytes, one as input and one as target.
     _check_buffer(config, (AHEAD + HELD) * sequence * 16)
     learned = _first(len(text.train), given.train_samples, "data.train_samples")
     held, tested = (
@@ -135,7 +137,7 @@ def _text(config: RunConfig) -> Data:
 
 def _first(there: int, asked: int | None, key: str) -> range:
     if asked is not None and asked > there:
-        raise BuildError(key, f"{asked} asked for, {there} are there")
+        raise BuildError(key, f"is {asked}, but there are {there} samples: lower it")
     return range(asked or there)
 
 
@@ -147,11 +149,12 @@ def _folder(config: RunConfig, path: Path) -> Any:
 def split_holdout(
     labels: Sequence[int] | np.ndarray, holdout: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids to train on and ids held out, the latter from every class alike."""
+    """Return ids to train on and ids to hold out. Equally many of every class are held out."""
     labels = np.asarray(labels)
     if holdout >= len(labels):
         raise BuildError(
-            "data.holdout", f"{holdout} of {len(labels)} training samples would leave none to learn"
+            "data.holdout",
+            f"{holdout} of {len(labels)} training samples would leave none to learn from: lower it",
         )
     order = np.random.default_rng(np.random.SeedSequence((seed, 7))).permutation(len(labels))
     # Rank of each sample within its class, in the shuffled order: take the lowest ranks.
@@ -213,13 +216,13 @@ def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> R
 
 
 def _check_sizes(config: RunConfig) -> None:
-    """Crops that fit the pictures, one augmentation after the other; a buffer that fits."""
+    """Check that each augmentation fits the pictures it gets, and that the buffer holds a batch."""
     stored = pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     for number, step in enumerate(config.augment):
         if isinstance(step, PadCropConfig) and step.padding >= pixels:
             raise BuildError(
                 f"augment.{number}.padding",
-                f"{step.padding} is no less than the picture ({pixels})",
+                f"{step.padding} must be less than the picture's side ({pixels} pixels): lower it",
             )
         if isinstance(step, RandomResizedCropConfig):
             if step.size > pixels:
@@ -229,12 +232,12 @@ def _check_sizes(config: RunConfig) -> None:
                     " raise data.picture_size",
                 )
             pixels = step.size
-    # Three bytes a pixel and a label of eight.
+    # A pixel takes three bytes, and a label eight.
     _check_buffer(config, (AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8)
 
 
 def _check_buffer(config: RunConfig, each: int) -> None:
-    """`each`: bytes that a sample of a batch takes, in the buffer and in the batches under way."""
+    """`each` is the bytes of a sample of a batch, in the buffer and in the batches under way."""
     batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
     least = batch * each
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
@@ -260,7 +263,7 @@ def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:
 
 
 def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
-    """Evaluation sees the middle, at the size that training crops to."""
+    """Return the augmentation of evaluation: the middle, at the size that training crops to."""
     sizes = [c.size for c in configs if c.name == "random_resized_crop"]
     if not sizes:
         return None
@@ -272,7 +275,8 @@ def _own_data(config: RunConfig) -> Data:
     datamodule = construct(made, config.data.init_args, "data.init_args")
     if not isinstance(datamodule, L.LightningDataModule):
         raise BuildError(
-            "data.class_path", f"{config.data.class_path} is no lightning.LightningDataModule"
+            "data.class_path",
+            f"{config.data.class_path} is not a lightning.LightningDataModule: derive it from one",
         )
     datamodule.prepare_data()
     datamodule.setup("fit")
@@ -292,7 +296,8 @@ def _own_data(config: RunConfig) -> Data:
             )
         if loader.batch_size != config.loader.batch_size:
             log.warning(
-                "batches of %s, as loader.batch_size says; the data module's DataLoader had %s",
+                "batches have %s samples (loader.batch_size), not the %s of the data module's"
+                " DataLoader",
                 config.loader.batch_size,
                 loader.batch_size,
             )
@@ -309,6 +314,6 @@ def _own_data(config: RunConfig) -> Data:
         )
     else:
         for section in {"loader", "augment"} & config.model_fields_set:
-            raise BuildError(section, "no effect: the data module brings its own ReuseLoader")
-    datamodule.train_dataloader = lambda: loader  # the hook is answered once, here
+            raise BuildError(section, "has no effect: the data module brings its own ReuseLoader")
+    datamodule.train_dataloader = lambda: loader  # Lightning gets the loader that was checked here
     return Data(loader, None, None, None, datamodule)

@@ -1,4 +1,4 @@
-"""A class of the user's, named in the YAML by `class_path`."""
+"""Loads and constructs a user's class that the YAML names by `class_path`."""
 
 import importlib
 import os
@@ -13,14 +13,14 @@ def construct(made: Callable[..., Any], arguments: dict[str, Any], key: str) -> 
     try:
         return made(**arguments)
     except TypeError as error:
-        raise BuildError(key, f"do not fit: {error}") from error
+        raise BuildError(key, f"the class does not take these arguments: {error}") from error
 
 
 def load_class(path: str, key: str) -> Callable[..., Any]:
-    """`mypkg.module.Class`, importable from the folder the command runs in."""
+    """Import `mypkg.module.Class`, also from the folder in which the command runs."""
     module, _, name = path.rpartition(".")
     if os.getcwd() not in sys.path:
-        # perfect-train, unlike python -m, does not look here by itself. Last: nothing is shadowed.
+        # python -m searches this folder, perfect-train does not. At the end it shadows nothing.
         sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)

@@ -9,18 +9,16 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
-from loaders.reuse import batches_per_pass
-from loaders.sources import samples_per_rank
+from loaders.order.reuse import batches_per_pass
+from loaders.sources.datasets import samples_per_rank
 from offload import OffloadError
-from offload.drivers.cuda import check_cuda
+from offload.running.drivers.cuda import check_cuda
 from perfect.assembly.data import Data
-from perfect.assembly.offload import build_strategy, check_device
 from perfect.assembly.own_class import construct, load_class
-from perfect.callback import PhaseSwitch
-from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
-from perfect.config import RunConfig
+from perfect.assembly.strategy import build_strategy, check_device
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.config.schema import RunConfig
 from perfect.errors import BuildError
-from perfect.language import LanguageTask
 from perfect.models import (
     LANGUAGE_MODEL_NAMES,
     WeightsError,
@@ -29,11 +27,13 @@ from perfect.models import (
     build_model,
     load_pretrained,
 )
-from perfect.progress import RunProgress
-from perfect.record import RunLog
-from perfect.stalls import StallLog
-from perfect.stop import StopSignal
-from perfect.tasks import ClassificationTask, OptimizerSpec
+from perfect.models.classification import ClassificationTask, OptimizerSpec
+from perfect.models.language import LanguageTask
+from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
+from perfect.runs.progress import RunProgress
+from perfect.runs.record import RunLog
+from perfect.runs.stall_log import StallLog
+from perfect.runs.stop import StopSignal
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
 CIFAR10_STD = (63.0, 62.1, 66.7)
@@ -47,14 +47,21 @@ def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModul
         module = construct(made, config.model.init_args, "model.init_args")
         if not isinstance(module, L.LightningModule):
             raise BuildError(
-                "model.class_path", f"{config.model.class_path} is no lightning.LightningModule"
+                "model.class_path",
+                f"{config.model.class_path} is not a lightning.LightningModule: derive it from one",
             )
         return module
     classes = config.model.num_classes or num_classes
     if classes is None:
-        raise BuildError("model.num_classes", "is needed: a data module does not tell")
+        raise BuildError(
+            "model.num_classes", "is missing: your own data module does not say it, so give it here"
+        )
     if num_classes is not None and classes < num_classes:
-        raise BuildError("model.num_classes", f"{classes}, but the data has {num_classes} classes")
+        raise BuildError(
+            "model.num_classes",
+            f"is {classes}, but the data has {num_classes} classes: give {num_classes} or more, or"
+            " leave it out",
+        )
     spec = OptimizerSpec(**config.optimizer.model_dump())
     if config.model.name in LANGUAGE_MODEL_NAMES:
         return _language_module(config, spec, classes)
@@ -121,7 +128,7 @@ def build_trainer(
 
 
 def _check_gpu(config: RunConfig) -> None:
-    """Lightning says that there is none; this says why."""
+    """Say why no GPU can be used. Lightning would only say that there is none."""
     if config.trainer.accelerator != "gpu" or MPSAccelerator.is_available():
         return
     try:

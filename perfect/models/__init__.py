@@ -12,6 +12,8 @@ Every net of pictures takes N x 3 x H x W and gives N x num_classes logits; all 
 one linear head, so H and W are free as long as they survive the strides. Weights start at PyTorch's
 defaults.
 A net of your own needs none of this: name its class in the config (`model: {class_path: ...}`).
+
+May import: callbacks.
 """
 
 import difflib
@@ -24,7 +26,7 @@ from perfect.models.gpt2 import GPT2_SHAPES, Gpt2
 from perfect.models.llama import LLAMA_SHAPES, Llama
 from perfect.models.lora import add_lora
 from perfect.models.mobilenet import mobilenetv2
-from perfect.models.pilot import pilot
+from perfect.models.pilot_net import pilot
 from perfect.models.pretrained import WeightsError, load_pretrained
 from perfect.models.resnet import resnet8, resnet8_stride2, resnet18
 from perfect.models.vgg import vgg16

@@ -42,7 +42,7 @@ GPT2_SHAPES: Mapping[str, Gpt2Shape] = MappingProxyType(
 )
 
 
-class Attention(nn.Module):
+class Gpt2Attention(nn.Module):
     def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
         self.heads, self.dropout = shape.heads, dropout
@@ -59,11 +59,11 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class Gpt2Block(nn.Module):
     def __init__(self, shape: Gpt2Shape, dropout: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width)
-        self.attention = Attention(shape, dropout)
+        self.attention = Gpt2Attention(shape, dropout)
         self.norm2 = nn.LayerNorm(shape.width)
         self.up = nn.Linear(shape.width, 4 * shape.width)
         self.down = nn.Linear(4 * shape.width, shape.width)
@@ -86,7 +86,7 @@ class Gpt2(nn.Module):
         self.words = nn.Embedding(vocabulary, shape.width)
         self.positions = nn.Embedding(shape.positions, shape.width)
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Gpt2Block(shape, dropout) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, vocabulary, bias=False)
         self.head.weight = self.words.weight

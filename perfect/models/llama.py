@@ -56,7 +56,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return (x * cosine + turned * sine).to(x.dtype)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.heads = shape.heads
@@ -74,11 +74,11 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(shape.width, eps=shape.epsilon)
-        self.attention = Attention(shape)
+        self.attention = LlamaAttention(shape)
         self.norm2 = nn.RMSNorm(shape.width, eps=shape.epsilon)
         self.gate = nn.Linear(shape.width, shape.inside, bias=False)
         self.up = nn.Linear(shape.width, shape.inside, bias=False)
@@ -100,7 +100,7 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.words = nn.Embedding(vocabulary, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(LlamaBlock(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=shape.epsilon)
         self.head = nn.Linear(shape.width, vocabulary, bias=False)
         for parameter in self.parameters():

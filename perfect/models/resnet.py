@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a way around them: a 1x1 convolution where the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
         for stage, width in enumerate(widths):
             for block in range(blocks):
                 halve = stage > 0 and block == 0
-                stages.append(Block(before, width, stride=2 if halve else 1))
+                stages.append(ResidualBlock(before, width, stride=2 if halve else 1))
                 before = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(before, num_classes)

@@ -1,9 +1,11 @@
-"""What a run or a comparison of runs looks like: one HTML file, no script, nothing fetched.
+"""The page of a run, and the parts of a comparison: one HTML file without scripts or downloads.
 
     metrics.csv -> metrics  |  run.json -> results  -> words, page, panels, story, plots -> report
                                                     -> measures, curves        -> perfect.compare
 
-Nothing here imports torch or Lightning: a report can be made where a run could not.
+Nothing here imports torch or Lightning, so a report can be made on a machine without them.
+
+May import: errors.
 """
 
 from perfect.report.report import write_report

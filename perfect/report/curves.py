@@ -1,4 +1,4 @@
-"""Accuracy of every run over steps, samples decoded and seconds, in one figure.
+"""Draws the accuracy of every run over steps, decoded samples and seconds, in one figure.
 
     Accuracy, %
     |    __--o |     __-o |  __--o        a curve a run: hold-out; o: its final weights
@@ -6,7 +6,7 @@
     +--------- +--------- +--------       one axis of accuracy, three of cost
       steps      decoded    seconds
 
-A run has one colour and one kind of dashes, wherever it is drawn.
+A run has the same colour and the same dashes everywhere.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2))
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Hold-out accuracy of a run (0 to 1) over something, and where the final weights stand."""
+    """The hold-out accuracy of a run (0 to 1) over a cost, and the point of its final weights."""
 
     x: Column
     y: Column
@@ -40,8 +40,8 @@ AXES = (
 
 
 def curve(run: Run, column: str, total: str) -> Curve:
-    """Accuracy over a column. A row of validation need not have the column: it is read off between
-    the rows around it."""
+    """Return accuracy over a column. If a row of validation lacks the column, its value is
+    interpolated between the rows around it."""
     steps, accuracy = run.metrics.pairs("step", "val_accuracy")
     known, values = run.metrics.pairs("step", column)
     if not len(known):

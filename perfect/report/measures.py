@@ -1,11 +1,11 @@
-"""What runs are compared by: their figures, what differs in them, what a reader must know.
+"""Compares runs: their figures, the differences of their configurations, remarks for the reader.
 
                       fresh     reuse       labels(runs)
     Accuracy         98.80 %   97.40 %      measures(first): Run -> number -> text
     Speed-up          1.00x     2.02x       cells(runs): the texts, and which is the best
 
-The first run is what the others are measured against. A run that is not finished is taken along and
-marked, and neither is its speed-up told nor can it be the best.
+The other runs are measured against the first. An unfinished run is shown and marked; it has no
+speed-up and cannot be the best.
 """
 
 import json
@@ -21,7 +21,7 @@ from perfect.report.results import Run
 from perfect.report.words import DASH, count, duration, passes, percent, size, times
 
 OFFLOADED = ("Transfer stall", "Step memory", "Memory budget")
-"""Told where a run has them."""
+"""These measures are shown if a run has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Measure:
 
 
 def measures(first: Run) -> tuple[Measure, ...]:
-    """Everything that is compared; speed-up is against `first`."""
+    """Return all measures that are compared. The speed-up is against `first`."""
     return (
         Measure("Accuracy", lambda run: run.number("accuracy"), lambda x: percent(x, 2), "max"),
         Measure("Wall time", lambda run: run.number("wall_seconds"), duration, "min"),
@@ -55,7 +55,7 @@ def measures(first: Run) -> tuple[Measure, ...]:
 
 
 def speed_up(run: Run, first: Run) -> float | None:
-    """How many times faster than the first run; None unless both are finished."""
+    """Return how many times faster than the first run; None unless both are finished."""
     seconds, reference = run.number("wall_seconds"), first.number("wall_seconds")
     done = run.completed and first.completed
     return reference / seconds if done and seconds and reference else None
@@ -82,7 +82,7 @@ def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:
         for value, run in zip(values, runs, strict=True)
         if value is not None and run.completed
     ]
-    # No best where all look the same.
+    # If all look the same, none is the best.
     if measure.best is None or len(finished) < 2 or len(set(texts)) == 1:
         return [(text, False) for text in texts]
     best = measure.text({"max": max, "min": min}[measure.best](finished))

@@ -70,7 +70,7 @@ def _cell(text: str, line: int, name: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RowRates:
     """What the loader did between rows: element i holds from seconds[i] to seconds[i + 1]."""
 
     seconds: Column
@@ -81,7 +81,7 @@ class Rates:
     """Fraction of the time."""
 
 
-def rates(metrics: Metrics, intervals: int = 60) -> Rates | None:
+def rates(metrics: Metrics, intervals: int = 60) -> RowRates | None:
     """Rates between rows, in at most `intervals` intervals. NaN where a clock or a counter went
     back, as it may where a run was resumed."""
     names = ("wall_seconds", "decoded", "served", "stall_seconds")
@@ -99,4 +99,4 @@ def rates(metrics: Metrics, intervals: int = 60) -> Rates | None:
     seconds, decoded, served, stalled = change
     if not np.isfinite(seconds).any():
         return None
-    return Rates(table[0], decoded / seconds, served / seconds, stalled / seconds)
+    return RowRates(table[0], decoded / seconds, served / seconds, stalled / seconds)

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from perfect.report import plots
-from perfect.report.offload import memory_section, stalls_section, steps_section
+from perfect.report.offloading import memory_section, stalls_section, steps_section
 from perfect.report.page import note, page, plot, section, table
 from perfect.report.plots import Slopes
 from perfect.report.results import Run, read_run

@@ -1,4 +1,4 @@
-"""What is drawn behind every curve of a run: its phases, shaded, and its switches.
+"""Draws the phases of a run, shaded, and its switches behind every curve.
 
     pretrain, reuse 3     | finetune, fresh          labels, above the first panel
     #######################                          the more reuse, the darker
@@ -22,7 +22,7 @@ from perfect.report.words import TIMES
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PhaseSpan:
     """A phase, from step `start` to step `end`."""
 
     name: str
@@ -41,9 +41,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What is drawn behind every curve of a run."""
+    """The phases and switches of a run, which are drawn behind every curve."""
 
-    spans: Sequence[Span] = ()
+    spans: Sequence[PhaseSpan] = ()
     marks: Sequence[Mark] = ()
 
     @classmethod
@@ -55,7 +55,7 @@ class Story:
         starts = [p["first_step"] for p in phases]
         ends = [*starts[1:], *(p["last_step"] + 1 for p in phases[-1:])]
         spans = [
-            Span(str(phase["name"]), phase["reuse"], start, end)
+            PhaseSpan(str(phase["name"]), phase["reuse"], start, end)
             for phase, start, end in zip(phases, starts, ends, strict=True)
         ]
         # The last phase's end enters no other: it is the run's end, and no switch.
@@ -69,7 +69,7 @@ class Story:
         def when(step: float) -> float:
             return float(np.interp(step, steps, seconds))
 
-        spans = [Span(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
+        spans = [PhaseSpan(s.name, s.reuse, when(s.start), when(s.end)) for s in self.spans]
         return Story(spans, [Mark(when(m.step), m.text) for m in self.marks])
 
     def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:

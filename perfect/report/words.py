@@ -1,11 +1,11 @@
-"""Numbers as a reader wants them: short, with a unit, a dash for what is not known.
+"""Formats numbers for readers: short, with a unit, and a dash for an unknown one.
 
     percent 0.4051 -> 40.5 %        count    24000 -> 24,000      passes 14.4 -> 14.4
     fewer   0.4    -> 40 % fewer    duration   150 -> 2.5 min     times  2.02 -> 2.02x
     brief   0.0123 -> 12.3 ms       size     2**20 -> 1.0 MiB
 
-The report, the comparison and the terminal say a number with the same words, so the same number
-looks the same wherever it stands.
+The report, the comparison and the terminal use these functions, so the same number looks the same
+everywhere.
 """
 
 DASH = "\N{EN DASH}"
@@ -13,7 +13,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    # + 0.0: no minus before a zero.
+    # + 0.0 removes the minus before a zero.
     return DASH if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
@@ -40,7 +40,7 @@ def duration(seconds: float | None) -> str:
 
 
 def brief(seconds: float | None) -> str:
-    """Of a step: `12.3 ms`."""
+    """Format the time of a step: `12.3 ms`."""
     if seconds is None or seconds >= 99.95:
         return duration(seconds)
     for unit, scale in (("s", 1.0), ("ms", 1e3)):
@@ -50,7 +50,7 @@ def brief(seconds: float | None) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """Of memory: `147.0 MiB`."""
+    """Format bytes of memory: `147.0 MiB`."""
     if nbytes is None:
         return DASH
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -64,7 +64,7 @@ def times(ratio: float | None) -> str:
 
 
 def fewer(saved: float | None) -> str:
-    """Decodes saved, in words."""
+    """Say in words how many decodes were saved."""
     if saved is None:
         return "nothing served yet"
     if abs(saved) < 0.0005:
@@ -73,5 +73,5 @@ def fewer(saved: float | None) -> str:
 
 
 def _round(number: float) -> str:
-    """To one digit after the point, none if it is a zero."""
+    """Format with one digit after the point, or none if that digit is zero."""
     return f"{number:.1f}".removesuffix(".0")

@@ -2,6 +2,8 @@
 
 bpe       text <-> token ids, in pure Python
 wikitext  a folder with WikiText-2 and the vocabulary -> train, valid and test blocks
+
+May import: loaders.errors.
 """
 
 from perfect.text.bpe import Bpe, read_bpe

@@ -98,3 +98,30 @@ def outcome() -> Callable[[Path], dict[str, Any]]:
         return {key: run[key] for key in keys}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def shares() -> dict[str, str]:
+    """What `share` found already, by recipe."""
+    return {}
+
+
+@pytest.fixture
+def share(
+    train: Callable[..., tuple[int, Path]], shares: dict[str, str]
+) -> Callable[[int, dict[str, Any]], str]:
+    """`share(60, recipe)` is "60%" of what its step takes, or the first share above it in which
+    the step fits: the CPU decides how much scratch a convolution needs."""
+
+    def find(percent: int, recipe: dict[str, Any]) -> str:
+        key = yaml.safe_dump([percent, recipe])
+        tries = (f"{tried}%" for tried in range(percent, 101, 5))
+        if key not in shares:
+            shares[key] = next(
+                budget
+                for budget in tries
+                if train(recipe | {"offload": {"budget": budget}}, "--check", out="check")[0] == 0
+            )
+        return shares[key]
+
+    return find

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from products import only_first
 
 ROOT = Path(__file__).resolve().parents[2]
 CIFAR10 = ROOT.parent / "shared" / "data"
@@ -19,15 +20,15 @@ def run_script(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("preset", ["smoke", "S1-tiny", "S2-tiny", "S3-tiny"])
-@pytest.mark.slow
+@pytest.mark.parametrize("preset", only_first("smoke", "S1-tiny", "S2-tiny", "S3-tiny"))
+@pytest.mark.timeout(300)
 def test_every_path_of_the_accuracy_driver_runs(tmp_path: Path, preset: str) -> None:
     run_script("benchmarks/perfect_accuracy.py", "--preset", preset, "--out", str(tmp_path))
     assert (tmp_path / f"perfect_accuracy_{preset}.jsonl").stat().st_size > 0
     assert list(tmp_path.glob(f"*_perfect_accuracy_{preset}.png"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1500)
 def test_the_slice_of_the_study_keeps_its_margins(tmp_path: Path) -> None:
     if not (CIFAR10 / "unpack_cifar10.py").exists():
@@ -47,7 +48,7 @@ def test_the_slice_of_the_study_keeps_its_margins(tmp_path: Path) -> None:
     assert over_plain_reuse >= 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
     said = run_script(
         "benchmarks/loader_reuse.py", str(pictures), "--out", str(tmp_path), "--repeats", "1"
@@ -55,7 +56,7 @@ def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
     assert "| reuse=3, shift+flip |" in said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
     tmp_path: Path, pictures: Path
@@ -82,7 +83,7 @@ def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
         assert report.with_suffix(".png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", ["planner", "overhead", "orders"])
 def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> None:
@@ -92,7 +93,7 @@ def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> 
     assert report.with_suffix(".md").read_text().strip() in said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -> None:
     run_script(
@@ -111,7 +112,7 @@ def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -
         assert all(plan["wrong_losses"] + plan["wrong_tensors"] == 0 for plan in plans)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", ["overhead", "gpt2", "plan", "matrix"])
 def test_every_part_of_the_strategys_benchmark_runs_and_finds_no_difference(
@@ -127,7 +128,7 @@ def test_every_part_of_the_strategys_benchmark_runs_and_finds_no_difference(
     assert differing or part == "plan"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
     run_script("benchmarks/strategy_cpu.py", "plan", "--smoke", "--out", str(tmp_path))

@@ -11,11 +11,14 @@ import torch
 from lightning.pytorch.accelerators import MPSAccelerator
 from lightning.pytorch.strategies import Strategy
 
-from offload import Runner, device_memory, executor, profiling
-from offload.device_memory import Held, Readers
-from offload.machine import Left
-from perfect.stop import SIGNALS
-from trainers.planned import Planned
+from offload import Runner
+from offload.measuring import profiling
+from offload.memory import device_memory
+from offload.memory.device_memory import MemoryReaders, ProcessShare
+from offload.memory.host_memory import HostMemoryLeft
+from offload.running import runner as executor
+from perfect.runs.stop import SIGNALS
+from trainers.offloading.planned_fit import PlannedFit
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -60,13 +63,25 @@ class Fault:
 @pytest.mark.parametrize(
     ("offloaded", "owner", "name", "at", "step"),
     [
-        pytest.param(True, Strategy, "batch_to_device", 12, 5, id="offloaded-batch"),
-        pytest.param(True, Planned, "optimizer_step", 12, 10, id="offloaded-update"),
+        pytest.param(
+            True, Strategy, "batch_to_device", 12, 5, id="offloaded-batch", marks=pytest.mark.full
+        ),
+        pytest.param(
+            True,
+            PlannedFit,
+            "optimizer_step",
+            12,
+            10,
+            id="offloaded-update",
+            marks=pytest.mark.full,
+        ),
         pytest.param(True, torch, "save", 3, 10, id="offloaded-checkpoint"),
         pytest.param(True, Runner, "_run", 12, 5, id="offloaded-kernel"),
-        pytest.param(False, Strategy, "batch_to_device", 12, 5, id="plain-batch"),
+        pytest.param(
+            False, Strategy, "batch_to_device", 12, 5, id="plain-batch", marks=pytest.mark.full
+        ),
         pytest.param(False, torch.optim.SGD, "step", 12, 10, id="plain-update"),
-        pytest.param(False, torch, "save", 3, 10, id="plain-checkpoint"),
+        pytest.param(False, torch, "save", 3, 10, id="plain-checkpoint", marks=pytest.mark.full),
     ],
 )
 def test_a_device_that_is_lost_anywhere_ends_the_run_and_the_last_checkpoint_goes_on(
@@ -153,16 +168,16 @@ def test_a_plan_that_the_machine_has_no_memory_for_now_ends_the_run_and_a_check_
 ) -> None:
     recipe["offload"] = {"budget": "70%"}
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "memory_left", lambda: Left(1 << 10, "[others] have it"))
+        patch.setattr(executor, "memory_left", lambda: HostMemoryLeft(1 << 10, "[others] have it"))
         code, folder = train(recipe, *options)
     said = capfd.readouterr().err
     assert code == 1
-    assert "of memory are needed, and 1.0 KiB can be had: [others] have it" in said
+    assert "of memory are needed, but only 1.0 KiB are left: [others] have it" in said
     assert "\nplan  " in said and "Traceback" not in said
     assert folder.exists() == (not options)
     if not options:
         run = read_run(folder)
-        assert run["status"] == "failed" and "1.0 KiB can be had" in run["error"]
+        assert run["status"] == "failed" and "only 1.0 KiB are left" in run["error"]
     assert train(recipe, *options)[0] == 0
 
 
@@ -178,14 +193,16 @@ def test_a_device_without_the_memory_to_measure_kernels_says_who_has_it(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     gib = 1 << 30
-    readers = Readers(lambda _: (gib, 80 * gib), lambda _: 0, lambda _: [Held(77, 70 * gib)])
+    readers = MemoryReaders(
+        lambda _: (gib, 80 * gib), lambda _: 0, lambda _: [ProcessShare(77, 70 * gib)]
+    )
     monkeypatch.setattr(profiling, "warm", warm)
     monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
     recipe["offload"] = {"budget": "70%"}
     assert train(recipe, *options)[0] == 1
     said = capfd.readouterr().err
     assert "there is too little memory on cpu to measure every kernel once: 1.0 GiB of" in said
-    assert "process 77 has 70.0 GiB. End what else uses the device, or make the batch" in said
+    assert "process 77 has 70.0 GiB. End other programs on the device, or make the batch" in said
     assert "Traceback" not in said
 
 

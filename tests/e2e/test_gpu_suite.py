@@ -35,7 +35,7 @@ def table(out: Path, name: str) -> str:
     return report.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_measured_is_written_down_and_not_measured_again(tmp_path: Path) -> None:
     said = run_part("a", tmp_path)
     found = rows(tmp_path, "ceilings")
@@ -56,7 +56,7 @@ def test_what_is_measured_is_written_down_and_not_measured_again(tmp_path: Path)
     assert "gpu.ceilings" not in run_part("a", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_planned_step_of_the_suite_is_eagers_to_the_bit(tmp_path: Path) -> None:
     run_part("b", tmp_path)
     found = rows(tmp_path, "equality")
@@ -71,7 +71,7 @@ def test_a_planned_step_of_the_suite_is_eagers_to_the_bit(tmp_path: Path) -> Non
     assert all(one["met"] and one["most"] == 0 for one in asked)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_peak_of_a_planned_step_is_watched(tmp_path: Path) -> None:
     run_part("c", tmp_path)
     found = rows(tmp_path, "peaks")
@@ -84,7 +84,7 @@ def test_the_peak_of_a_planned_step_is_watched(tmp_path: Path) -> None:
         assert f"{cell}: real peak, of the budget" in table(tmp_path, "peaks")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_planned_steps_are_timed_beside_eager_and_their_bounds(tmp_path: Path) -> None:
     run_part("d", tmp_path)
     found = rows(tmp_path, "speed")
@@ -108,7 +108,7 @@ def test_planned_steps_are_timed_beside_eager_and_their_bounds(tmp_path: Path) -
     assert asked["llama prefill; minimum; cuda: off the prediction"] == 0.10
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_idea_is_taken_away_in_turn(tmp_path: Path) -> None:
     run_part("f", tmp_path)
     found = rows(tmp_path, "ablations")
@@ -157,7 +157,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_cell_that_fails_or_is_killed_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
 
@@ -185,7 +185,7 @@ def test_a_cell_that_fails_or_is_killed_is_reported_and_the_others_go_on(tmp_pat
     assert "broken:measure: raises, killed\n" in again
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_kernels_of_a_step_are_told_by_name() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gpu.kernels"],
@@ -198,7 +198,7 @@ def test_the_kernels_of_a_step_are_told_by_name() -> None:
     assert "| aten::mm | " in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_plans_by_the_rates_of_a_gpu_are_told_on_paper(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "gpu.simulated", "--smoke", "--out", str(tmp_path)],

@@ -16,8 +16,8 @@ import yaml
 from torch.nn import functional
 
 from perfect.assembly import build_data, build_module
-from perfect.checkpoint import FiniteLoss
-from perfect.reader import read_config
+from perfect.config.yaml_reader import read_config
+from perfect.runs.checkpoint import FiniteLoss
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -64,7 +64,9 @@ def column(folder: Path, name: str) -> list[float]:
 
 
 # Frozen random weights leave LoRA little room.
-@pytest.mark.parametrize(("name", "fall"), [("gpt2", 0.5), ("llama", 0.1)])
+@pytest.mark.parametrize(
+    ("name", "fall"), [("gpt2", 0.5), pytest.param("llama", 0.1, marks=pytest.mark.full)]
+)
 def test_a_tiny_configuration_of_ours_learns(
     name: str, fall: float, text: Path, train: Train, read_run: Callable[[Path], Recipe],
     capfd: pytest.CaptureFixture[str],
@@ -103,6 +105,7 @@ def test_perplexity_is_exp_of_the_mean_loss_of_all_predicted_tokens(
     assert read_run(folder)["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     text: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,11 +135,20 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"data": {"sequence": 256}}, "data.sequence: 256, but gpt2_tiny has 128 positions"),
+        (
+            {"data": {"sequence": 256}},
+            "data.sequence: is 256, but gpt2_tiny has 128 positions: lower it",
+        ),
         ({"data": {"root": "nowhere"}}, "data.root: nowhere/gpt2_bpe does not hold GPT-2's"),
         ({"data": {"vocabulary": 999}}, "a vocabulary of 999 cannot be cut"),
-        ({"data": {"train_samples": 10**6}}, "data.train_samples: 1000000 asked for"),
-        ({"data": {"evaluation_samples": 10**6}}, "data.evaluation_samples: 1000000 asked for"),
+        (
+            {"data": {"train_samples": 10**6}},
+            "data.train_samples: is 1000000, but there are 687 samples: lower it",
+        ),
+        (
+            {"data": {"evaluation_samples": 10**6}},
+            "data.evaluation_samples: is 1000000, but there are 86 samples: lower it",
+        ),
         ({"model": {"num_classes": 100}}, "100, but the data has 258 classes"),
         ({"model": {"weights": "nowhere"}}, "model.weights: "),
         ({"loader": {"buffer_bytes": 1000}}, "is too small"),
@@ -196,7 +208,7 @@ class Wrapped(L.LightningModule):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_model_of_transformers_wrapped_by_peft_goes_through(
     text: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,7 +229,7 @@ def test_a_model_of_transformers_wrapped_by_peft_goes_through(
     assert any(v.any() for k, v in saved.items() if "lora_B" in k)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "bound"), [("gpt2", 120), ("llama", 900)])
 def test_a_tiny_configuration_learns_wikitext(

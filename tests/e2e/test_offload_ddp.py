@@ -23,7 +23,7 @@ def trained(config: Path, folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in CLOCKS} for row in csv.DictReader(file)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(620)
 def test_two_ranks_within_a_budget_learn_what_they_learn_without_to_the_bit(
     recipe: dict[str, Any], write_yaml: Callable[..., Path], tmp_path: Path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from products import only_first
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -49,8 +50,7 @@ def long_recipe(recipe: Recipe) -> Recipe:
     return recipe
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpoints", [[1], [12], [2, 3, 4]])
+@pytest.mark.parametrize("checkpoints", only_first([2, 3, 4], [1], [12]))
 def test_a_killed_run_resumes_to_the_same_end(
     train: Train,
     start: Callable[..., subprocess.Popen[str]],
@@ -75,8 +75,7 @@ def test_a_killed_run_resumes_to_the_same_end(
     assert steps_logged(folder) == steps_logged(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", only_first(signal.SIGINT, signal.SIGTERM))
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     train: Train,
     start: Callable[..., subprocess.Popen[str]],

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 
-from perfect.checkpoint import RunCheckpoint
+from perfect.runs.checkpoint import RunCheckpoint
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -16,12 +16,12 @@ PARTS = ("compute_seconds", "transfer_seconds", "input_seconds", "planning_secon
 
 
 @pytest.fixture
-def phased(recipe: Recipe) -> Recipe:
+def phased(recipe: Recipe, share: Callable[[int, Recipe], str]) -> Recipe:
     """18 steps of 10 pictures, 5 of 12."""
     recipe["loader"]["batch_size"] = 10
     recipe["phases"][0]["passes"] = 1
     recipe["phases"][1] |= {"passes": 1, "batch_size": 12}
-    recipe["offload"] = {"budget": "60%", "check_first_steps": 1}
+    recipe["offload"] = {"budget": share(60, recipe), "check_first_steps": 1}
     return recipe
 
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from perfect.assembly import build_data, build_module
-from perfect.reader import read_config
+from perfect.config.yaml_reader import read_config
 
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -218,7 +218,7 @@ def test_the_budget_rule_works_out_the_passes(
         ({"data": {"root": "/nowhere/at/all"}}, "data.root: no folder"),
         ({"loader": {"batch_size": 4000}}, "loader.batch_size: 4000 is larger than the training"),
         ({"data": {"holdout": 500}}, "data.holdout: 500 of 72 training samples"),
-        ({"data": {"train_samples": 100}}, "data.train_samples: 100 asked for, 60 are there"),
+        ({"data": {"train_samples": 100}}, "data.train_samples: is 100, but there are 60 samples"),
         (
             {"augment": [{"name": "random_resized_crop", "size": 20}]},
             "augment.0.size: 20 is larger",
@@ -228,9 +228,9 @@ def test_the_budget_rule_works_out_the_passes(
             "loader.buffer_bytes: 20.0 KiB is too small: a batch of 8 in the buffer and 4 under"
             " way take 31040 bytes",
         ),
-        ({"augment": [{"name": "pad_crop", "padding": 16}]}, "augment.0.padding: 16 is no less"),
+        ({"augment": [{"name": "pad_crop", "padding": 16}]}, "augment.0.padding: 16 must be less"),
         ({"optimizer": {"momentum": 0.0, "nesterov": True}}, "nesterov needs momentum"),
-        ({"model": {"num_classes": 2}}, "model.num_classes: 2, but the data has 3 classes"),
+        ({"model": {"num_classes": 2}}, "model.num_classes: is 2, but the data has 3 classes"),
     ],
 )
 def test_what_the_data_cannot_bear_is_refused_with_its_line(
@@ -452,7 +452,7 @@ def test_an_own_module_without_a_test_step_is_judged_by_its_validation_step(
     ("model", "said"),
     [
         ({"class_path": "nowhere.MyModule"}, "model.class_path: cannot import 'nowhere.MyModule'"),
-        ({"class_path": "collections.OrderedDict"}, "is no lightning.LightningModule"),
+        ({"class_path": "collections.OrderedDict"}, "is not a lightning.LightningModule"),
     ],
 )
 def test_an_own_class_that_cannot_be_used_is_refused(

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from offload import stand_ins
-from offload.capture import traced_training_step
-from offload.placement import name
-from offload.taskgraph import TaskGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.memory.placement import name
+from offload.tracing import stand_ins
+from offload.tracing.capture import traced_training_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 

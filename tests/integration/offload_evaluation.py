@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainers import OffloadStrategy
-from trainers.evaluation import Evaluation
+from trainers.offloading.steps.evaluation import Evaluation
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -23,13 +23,13 @@ HOST = "on the host, without offloading"
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kinds of steps that were captured, in order."""
     kinds: list[str] = []
-    real = Evaluation._traced
+    real = Evaluation._trace
 
     def traced(self: Evaluation, given: Any) -> Any:
         kinds.append(given.kind)
         return real(self, given)
 
-    monkeypatch.setattr(Evaluation, "_traced", traced)
+    monkeypatch.setattr(Evaluation, "_trace", traced)
     yield kinds
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from offload.costs import Costs
-from offload.kernels import Program, Value
-from offload.memgraph import MemGraph
-from offload.plan import plan
-from offload.taskgraph import TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.memgraph import MemGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.plans.plan import plan
+from offload.program.kernels import Program, Value
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
@@ -128,6 +128,6 @@ def without_edge(memgraph: MemGraph, node: int, dep: int) -> MemGraph:
 
 
 def changed(graph: TaskGraph, name: str, **changes: Any) -> None:
-    """Another kernel, engine, ... for the task of this name."""
+    """Another kernel, lane, ... for the task of this name."""
     [number] = [n for n, task in enumerate(graph.tasks) if task.name == name]
     graph.tasks[number] = replace(graph.tasks[number], **changes)

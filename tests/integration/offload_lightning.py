@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offload.engines.cudagraph import CudaGraph
+from offload.running.engines.cudagraph import CudaGraph
 from trainers import OffloadStrategy
 
 QUIET = (

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from offload.kernels import Value
-from offload.taskgraph import TaskGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Value
 
 POISON = 0xFF  # a float of such bytes is NaN
 SMALL = 1 << 18

@@ -61,7 +61,7 @@ class Training:
         assert not wrong, wrong
 
     def planned(self, share: float, placement: str) -> Plan:
-        """At a share of the peak, or (0) at the smallest budget that there is."""
+        """At a share of the peak, or at the smallest budget where that is more."""
         made = planned(self.graph, share, placement)
         made.verify()
         return made
@@ -86,9 +86,7 @@ def planned(graph: TaskGraph, share: float, placement: str) -> Plan:
     peak = offload.plan(graph, placement=placement).peak_bytes
     try:
         return offload.plan(graph, int(peak * share) or 1, placement=placement)
-    except BudgetTooSmall as refused:
-        if share:
-            raise
+    except BudgetTooSmall as refused:  # how much a convolution's scratch takes, the CPU decides
         return offload.plan(graph, refused.needed, placement=placement)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.drivers.twin_graph import GraphTwin
+from benchmarks.twins.twin_graph import GraphTwin
 
 STEPS = 4
 

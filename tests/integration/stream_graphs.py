@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from offload.costs import Costs
-from offload.kernels import Program, Value
-from offload.memgraph import MemGraph
-from offload.taskgraph import TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.memgraph import MemGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Program, Value
 
 Bytes = Sequence[torch.Tensor]
 Kernel = Callable[[Bytes, Bytes], None]
@@ -66,7 +66,7 @@ def chain(
             kernel=mixed(70 + n),
             phase="update",
             where=f"model.py:{n}",
-            engine="host" if host_updates else "compute",
+            lane="host" if host_updates else "compute",
         )
     return graph
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from loaders import ReuseLoader, passes
-from loaders.prefetch import Prefetcher
+from loaders.workers.prefetcher import Prefetcher
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders import ReuseLoader
-from loaders.augment import Flip
 from loaders.backends import BACKENDS, open_source
 from loaders.errors import BackendMissing, DecodeError
-from loaders.reuse import MODES
-from loaders.sources import PictureFiles, picture_folder
+from loaders.order.reuse import MODES
+from loaders.pixels.augmentation import Flip
+from loaders.sources.datasets import PictureFiles, picture_folder
 
 SIDE = 32
 SAMPLES = {"ant": 9, "bee": 8, "cat": 5}

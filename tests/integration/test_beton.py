@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from loaders.backends import open_source
 from loaders.backends.beton import Encoding, Mode, convert
 from loaders.errors import BackendMissing, DecodeError, SourceError
-from loaders.sources import PictureArrays
+from loaders.sources.datasets import PictureArrays
 
 COUNT, SIDE = 22, 32
 
@@ -105,7 +105,6 @@ def test_a_beton_that_ffcv_wrote_itself_is_read(
         assert difference(source[i][0], native[i][0]) < 2
 
 
-@pytest.mark.slow
 def test_ffcvs_own_loader_reads_a_beton_of_ours(jpg: Path) -> None:
     script = """
 import sys

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.cache import DecodedCache, DiskCache, open_cache
-from loaders.cache_index import encoded_line
+from loaders.cache.cache import DecodedCache
+from loaders.cache.cache_index import encoded_line
+from loaders.cache.cache_setup import open_cache
+from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
 
 pytestmark = pytest.mark.timeout(60)
@@ -228,7 +230,7 @@ WRITER = """
 import sys, threading
 from pathlib import Path
 import numpy as np, torch
-from loaders.cache import DiskCache
+from loaders.cache.disk_cache import DiskCache
 
 def picture(i, size=40):
     pixels = np.random.default_rng(i).integers(0, 256, (size, size, 3), np.uint8)
@@ -294,7 +296,7 @@ def test_a_disk_that_is_full_stops_the_keeping_and_not_the_serving(
         assert cache.entries == 1
     [warning] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "No space left" in warning.message
-    assert "1 samples that are there still serve" in warning.message
+    assert "the 1 samples that are there are still served" in warning.message
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
         assert cache.entries == 1
         assert offer(cache, 1)
@@ -451,7 +453,7 @@ def test_writing_to_a_tensor_of_the_cache_kills_rather_than_spoils(tmp_path: Pat
     fill(tmp_path)
     script = f"""
 from pathlib import Path
-from loaders.cache import DiskCache
+from loaders.cache.disk_cache import DiskCache
 DiskCache(Path({str(tmp_path)!r}), 2**26, "data-of-today", 0).read(0)[0].zero_()
 """
     done = subprocess.run(

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_pair
 from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.drivers.cuda_graph import GraphCuda
-from offload.drivers.twin_graph import GraphTwin
-from offload.engines.cudagraph import CudaGraph
+from benchmarks.twins.twin_graph import GraphTwin
 from offload.errors import DeviceLost
-from offload.executor import Runner
-from offload.memory import Arenas
+from offload.memory.arenas import HostArena
+from offload.running.drivers.cuda_graph import GraphCuda
+from offload.running.engines.cudagraph import CudaGraph
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 HELD = ("", "compute", "h2d", "d2h")
@@ -88,9 +89,9 @@ def works(runner: Runner, graph: Any, tensors: Any, graphs: Any, seed: int = 7) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("order", ["priority", "random"])
-@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize(
+    "held, order, poison", every_pair(HELD, ["priority", "random"], [False, True])
+)
 def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
     device: str, held: str, order: str, poison: bool, graphs: Any, launches: list[Any]
 ) -> None:
@@ -123,11 +124,11 @@ def test_every_edge_of_a_graph_is_needed_a_late_stream_shows_it(
     made = planned(graph, smallest(graph))
     nodes = made.memgraph.nodes
     edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
-    crossing = [(n, d) for n, d in edges if nodes[n].engine != nodes[d].engine]
+    crossing = [(n, d) for n, d in edges if nodes[n].lane != nodes[d].lane]
     wrong = 0
     for node, dep in crossing:
         broken = graphs.HandPlan(without_edge(made.memgraph, node, dep))
-        late = driver(device, nodes[dep].engine)
+        late = driver(device, nodes[dep].lane)
         launches.clear()
         with Runner(broken, "cudagraph", poison=True, driver=late) as runner:
             runner(graphs.batch(512).to(device))
@@ -311,7 +312,7 @@ def test_bad_input_of_a_captured_step_arrives_as_it_is_and_the_next_batch_trains
 def test_where_nothing_was_page_locked_the_loop_runs_the_step_and_it_is_said_why(
     graphs: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Arenas, "note", "12 MiB of host memory could not be page-locked")
+    monkeypatch.setattr(HostArena, "note", "12 MiB of host memory could not be page-locked")
     graph = graphs.chain()
     tensors = graphs.bound(graph)
     made = planned(graph, smallest(graph))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from loaders.convert import main
 from loaders.errors import BackendMissing
-from loaders.sources import PictureArrays, picture_folder
+from loaders.sources.datasets import PictureArrays, picture_folder
 
 COLOURS = [(200, 30, 40), (40, 180, 60), (20, 60, 220), (230, 220, 40), (128, 128, 128)]
 
@@ -186,7 +186,7 @@ def test_force_replaces_a_file_and_without_it_nothing_is_touched(
         (["no_such_module:f", "out.beton"], "no_such_module:f gives no data set: ModuleNotFound"),
         (["os:no_such_function", "out.beton"], "gives no data set: AttributeError"),
         (["os:getpid", "out.beton"], "gives int, not a data set"),
-        (["pictures", "out.tar"], "out.tar should end in .beton"),
+        (["pictures", "out.tar"], "out.tar does not end in .beton"),
         (["pictures", "missing/out.beton"], "no folder missing to write to"),
         (["pictures", "out.beton", "--mode", "raw", "--quality", "9"], "--quality has no effect"),
         (["pictures", "out.beton", "--test"], "--test chooses the test part of CIFAR-10"),
@@ -248,7 +248,7 @@ def test_a_picture_larger_than_a_page_says_what_to_do(
 @pytest.mark.parametrize(
     ("sample", "complaint"),
     [
-        ((torch.zeros(3, 2, 2), 1), "sample 0 has no picture of uint8 but float32"),
+        ((torch.zeros(3, 2, 2), 1), "the picture of sample 0 is not uint8 but float32"),
         ((torch.zeros(2, 2, dtype=torch.uint8), 1), "sample 0 has no picture"),
         ((torch.zeros(1, 2, 2, dtype=torch.uint8), 1), "sample 0 has 1 channels"),
         ((Image.new("RGB", (2, 2)), "cat"), "sample 0 cannot be read as (picture, label)"),

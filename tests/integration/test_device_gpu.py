@@ -11,10 +11,17 @@ import pytest
 import torch
 
 from loaders import ReuseLoader
-from loaders.augment import Augmentation, Chain, Cutout, Flip, PadCrop, RandomResizedCrop
 from loaders.device import DeviceFeed
-from loaders.reuse import MODES
-from loaders.sources import PictureArrays
+from loaders.order.reuse import MODES
+from loaders.pixels.augmentation import (
+    Augmentation,
+    Chain,
+    Cutout,
+    Flip,
+    PadCrop,
+    RandomResizedCrop,
+)
+from loaders.sources.datasets import PictureArrays
 
 pytestmark = [
     pytest.mark.gpu,

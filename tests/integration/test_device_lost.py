@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import offload
-from offload.drivers.twin import Twin
+from benchmarks.twins.twin_streams import Twin
 from offload.errors import DeviceLost, StepError
-from offload.executor import Runner
-from offload.homes import Homes
+from offload.memory.homes import Homes
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 Bytes = Sequence[torch.Tensor]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from loaders.cache import fingerprint
+from loaders.cache.fingerprint import fingerprint
 from loaders.errors import CacheError
-from loaders.sources import PictureFiles, picture_folder
+from loaders.sources.datasets import PictureFiles, picture_folder
 
 
 @pytest.fixture

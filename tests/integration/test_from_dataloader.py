@@ -137,7 +137,7 @@ class OwnBatches(BatchSampler):
 @pytest.mark.parametrize(
     ("dataloader", "error", "said"),
     [
-        (lambda: DataLoader(Stream(), 2), TypeError, "IterableDataset: samples are served again"),
+        (lambda: DataLoader(Stream(), 2), TypeError, "an IterableDataset, but samples are served"),
         (lambda: DataLoader(TENSORS, batch_size=None), LoaderError, "batch_size=None"),
         (
             lambda: DataLoader(

@@ -13,12 +13,13 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
+from products import every_value
 from torch import nn
 from torch.utils.data import DataLoader
 
 from loaders import LoaderError, ReuseLoader
-from loaders.augment import Chain, Flip, PadCrop
 from loaders.errors import StateError
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
 from loaders.stats import LoaderStats
 from perfect import LoaderCallback, Phase, PhaseSwitch
 
@@ -250,8 +251,7 @@ def assert_tail(mine: Module, whole: Module, path: Path) -> None:
     assert torch.equal(torch.cat([*mine.pixels, END]), torch.cat([*whole.pixels[step:], END]))
 
 
-@pytest.mark.parametrize("estimates", [False, True])
-@pytest.mark.parametrize("limit", [1.0, 5, 0.5])
+@pytest.mark.parametrize("estimates, limit", every_value([False, True], [1.0, 5, 0.5]))
 def test_a_resume_from_any_checkpoint_serves_the_same_tail(
     tmp_path: Path, estimates: bool, limit: float
 ) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Flip, PadCrop
-from loaders.cache import RAM_ENTRY_BYTES
+from loaders.cache.cache import RAM_ENTRY_BYTES
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from loaders import ReuseLoader
-from loaders.augment import Augmentation, Chain, Flip, PadCrop
 from loaders.errors import DecodeError, LoaderError
-from loaders.sources import pass_order, picture_folder
+from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
+from loaders.sources.datasets import pass_order, picture_folder
 
 pytestmark = pytest.mark.timeout(30)
 

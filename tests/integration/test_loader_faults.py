@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaders import ReuseLoader
-from loaders.augment import Flip
 from loaders.errors import DecodeError, LoaderError, SampleShapeError, SourceError
-from loaders.sources import PictureArrays, cifar10, picture_folder
+from loaders.pixels.augmentation import Flip
+from loaders.sources.datasets import PictureArrays, cifar10, picture_folder
 
 pytestmark = pytest.mark.timeout(30)
 

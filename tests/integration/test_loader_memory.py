@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from products import every_value
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, RandomResizedCrop
-from loaders.engine import AHEAD, HELD
 from loaders.errors import BufferTooSmall
+from loaders.pipeline import AHEAD, HELD
+from loaders.pixels.augmentation import Chain, RandomResizedCrop
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -106,8 +107,7 @@ def sized(sets: Any, spread: float, seed: int, limit: int, **changes: Any) -> Re
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("spread", [0.1, 0.5])
+@pytest.mark.parametrize("seed, spread", every_value(range(6), [0.1, 0.5]))
 def test_pictures_of_many_sizes_never_take_more_than_the_limit(
     spread: float, seed: int, sets: Any
 ) -> None:
@@ -133,7 +133,7 @@ CHILD = """
 import sys
 import numpy as np, torch
 from loaders import ReuseLoader
-from loaders.augment import Chain, RandomResizedCrop
+from loaders.pixels.augmentation import Chain, RandomResizedCrop
 
 BATCH, LIMIT, varied = 8, {limit}, {varied}
 

@@ -13,13 +13,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from products import examples
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
-from loaders import ReuseLoader, prefetch
-from loaders.augment import Chain, Flip, PadCrop
+from loaders import ReuseLoader
 from loaders.errors import StateError
-from loaders.reuse import MODES
-from loaders.sources import PictureArrays
+from loaders.order.reuse import MODES
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
+from loaders.sources.datasets import PictureArrays
+from loaders.workers import prefetcher as prefetch
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -250,11 +252,11 @@ def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any, s
 def test_close_lets_go_of_the_slots(sets: Any) -> None:
     loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
     list(loader)
-    engine = loader._engine  # pyright: ignore[reportPrivateUsage]
-    assert engine is not None
-    assert engine.slab is not None
-    slab = weakref.ref(engine.slab)
-    del engine
+    pipeline = loader._pipeline  # pyright: ignore[reportPrivateUsage]
+    assert pipeline is not None
+    assert pipeline.slab is not None
+    slab = weakref.ref(pipeline.slab)
+    del pipeline
     loader.close()
     gc.collect()
     assert slab() is None
@@ -300,7 +302,9 @@ def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_nex
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_the_counters_add_up_whatever_was_done(data: st.DataObject, sets: Any) -> None:

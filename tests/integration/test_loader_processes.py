@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from products import every_value
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Flip, PadCrop
 from loaders.errors import PassEnded, WorkerDied
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -185,8 +186,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("again, kind", every_value([False, True], ["thread", "process"]))
 def test_a_ctrl_c_ends_the_pass_and_leaves_nothing(
     kind: str, again: bool, watch: Any, tmp_path: Path
 ) -> None:
@@ -223,8 +223,9 @@ def serve_in_a_child(loader: ReuseLoader, told: Any) -> None:
     told.send((len(served), set(served.values())))
 
 
-@pytest.mark.parametrize("moment", ["before", "within", "after"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "moment, method", every_value(["before", "within", "after"], ["fork", "spawn"])
+)
 def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed(
     method: str, moment: str, sets: Any
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import offload
-from offload.calibration import MIB, Sizes, calibrate, rates
+from offload.measuring.calibration import MIB, Sizes, calibrate, rates
 
 TINY = Sizes(link=MIB, memory=MIB, gemm={"float32": 64, "bfloat16": 64}, update=MIB)
 
@@ -29,7 +29,7 @@ def test_a_plan_takes_what_was_calibrated() -> None:
 
 
 def test_a_device_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="device='meta': cuda or cpu is needed"):
+    with pytest.raises(ValueError, match="device='meta' cannot be measured: give cuda or cpu"):
         calibrate("meta")
 
 
@@ -42,7 +42,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 PRECISION = """
 import warnings
 import torch
-from offload.calibration import _tf32
+from offload.measuring.calibration import _tf32
 
 def read(call):
     try:

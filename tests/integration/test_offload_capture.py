@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from offload.capture import traced as capture
-from offload.capture import traced_training_step as capture_training_step
-from offload.kernels import Value
-from offload.taskgraph import Role, Task, TaskGraph
+from offload.graph.taskgraph import Role, Task, TaskGraph
+from offload.program.kernels import Value
+from offload.tracing.capture import traced as capture
+from offload.tracing.capture import traced_training_step as capture_training_step
 
 MODULE_SCALE = torch.full((3,), 2.0)
 

@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn import functional
 
 import offload
-from offload.capture import traced, traced_step
 from offload.errors import CaptureError
-from offload.kernels import Value
-from offload.ranks import Ranks
-from offload.stand_ins import claim, device_of, standing_in
-from offload.taskgraph import TaskGraph
-from offload.training import TrainingStep
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Value
+from offload.tracing.capture import traced, traced_step
+from offload.tracing.ranks import Ranks
+from offload.tracing.stand_ins import claim, device_of, standing_in
+from offload.tracing.training import TrainingStep
 
 GPU = torch.device("cuda", 0)
 
@@ -236,7 +236,7 @@ def test_a_seed_within_a_step_is_seen_there_too() -> None:
         return functional.dropout(y, 0.5)
 
     state = torch.get_rng_state()
-    with pytest.raises(CaptureError, match="the state of the random numbers is set"):
+    with pytest.raises(CaptureError, match="the step sets the state of the random numbers"):
         traced(step, torch.ones(4), device=GPU)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -286,7 +286,7 @@ def test_without_a_device_it_is_the_one_where_everything_lies() -> None:
     assert device_of(None, [there], [there]) == GPU
     assert device_of(None, [there], [there, torch.tensor(1.0)]) == GPU
     assert device_of("cuda:1", [here], [there]) == torch.device("cuda", 1)
-    with pytest.raises(CaptureError, match=r"cpu and cuda:0: say where .* device='cuda:0'"):
+    with pytest.raises(CaptureError, match=r"cpu and cuda:0. Name the device .* device='cuda:0'"):
         device_of(None, [here], [there])
     with pytest.raises(CaptureError, match="device mps"):
         device_of("mps", [], [])
@@ -298,7 +298,7 @@ def test_several_processes_are_refused_on_a_gpu() -> None:
     step = TrainingStep(
         lambda x: (net(x).sum(), ()), optimizer, {"": net}, ranks=Ranks(2, list(net.parameters()))
     )
-    with pytest.raises(CaptureError, match=r"on cuda:0 cannot be averaged .* train on one GPU"):
+    with pytest.raises(CaptureError, match=r"on cuda:0 cannot be averaged .* Train on one GPU"):
         traced_step(step, torch.ones(1, 2), device=GPU)
 
 
@@ -317,7 +317,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     "names",
     [
         ("gpt",),
-        pytest.param(("resnet18", "vit", "llama", "mobilenet_v2"), marks=pytest.mark.slow),
+        pytest.param(("resnet18", "vit", "llama", "mobilenet_v2"), marks=pytest.mark.full),
     ],
     ids=("one", "several"),
 )
@@ -338,5 +338,5 @@ def test_reading_one_of_them_would_have_ended_the_process() -> None:
 
 def test_the_number_in_a_tensor_of_the_users_is_not_baked_in() -> None:
     count = torch.tensor(3)
-    with pytest.raises(CaptureError, match="the value of a tensor is asked for"):
+    with pytest.raises(CaptureError, match="the step asks for the value of a tensor"):
         traced(lambda x: x + 1 if count.item() > 2 else x, torch.ones(3))

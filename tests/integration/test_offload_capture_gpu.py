@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from offload.capture import traced_training_step
 from offload.errors import CaptureError
-from offload.updates import update_of
+from offload.optimizer.updates import update_of
+from offload.tracing.capture import traced_training_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -195,7 +195,7 @@ def test_a_seed_within_a_step_is_seen() -> None:
         return _square(nn.functional.dropout(y, 0.5), target)
 
     state = torch.cuda.get_rng_state()
-    with pytest.raises(CaptureError, match="the state of the random numbers is set"):
+    with pytest.raises(CaptureError, match="the step sets the state of the random numbers"):
         traced_training_step(
             net, loss, optimizer, torch.ones(2, 3), torch.ones(2, 3), device="cuda"
         )

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from offload.capture import traced as capture
-from offload.capture import traced_training_step as capture_training_step
 from offload.errors import CaptureError
+from offload.tracing.capture import traced as capture
+from offload.tracing.capture import traced_training_step as capture_training_step
 
 HERE = Path(__file__)
 WEIGHT = nn.Parameter(torch.ones(3, 3))
@@ -288,7 +288,7 @@ def test_dice_of_python_are_named_and_put_back(draw: Any) -> None:
         return x * float(draw())
 
     states = random.getstate(), repr(np.random.get_state())
-    with pytest.raises(CaptureError, match="random, and the number drawn now"):
+    with pytest.raises(CaptureError, match="random, and every step would use the number drawn now"):
         capture(step, torch.ones(3))
     assert states == (random.getstate(), repr(np.random.get_state()))
 
@@ -346,7 +346,7 @@ def recomputes_a_dropout(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("step", [seeds, seeds_a_generator, recomputes_a_dropout])
 def test_random_numbers_that_are_drawn_again_are_refused(step: Any) -> None:
     state = torch.get_rng_state()
-    with pytest.raises(CaptureError, match="state of the random numbers is set"):
+    with pytest.raises(CaptureError, match="the step sets the state of the random numbers"):
         capture(step, torch.ones(4, 3))
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -395,7 +395,7 @@ def test_a_training_step_that_trains_nothing_is_refused(make: Any, loss: Any, sa
 def test_a_parameter_that_is_a_piece_of_a_larger_tensor_is_refused() -> None:
     module = nn.Linear(3, 2, bias=False)
     module.weight = nn.Parameter(torch.randn(4, 3)[:2])
-    with pytest.raises(CaptureError, match="weight is a piece of a larger tensor"):
+    with pytest.raises(CaptureError, match="weight shares its storage with other tensors"):
         train(module)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.capture import traced_training_step as capture_training_step
+from offload.tracing.capture import traced_training_step as capture_training_step
 
 NAMES = (
     "resnet18",

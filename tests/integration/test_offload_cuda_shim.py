@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from offload import cuda_shim
-from offload.compiled import COMPILERS, built, compile_to
-from offload.cuda_shim import headers
-from offload.shim import Shim, opened
+from offload.memory import cuda_shim
+from offload.memory.compilation import COMPILERS, built, compile_to
+from offload.memory.cpu_shim import Shim, opened
+from offload.memory.cuda_shim import headers
 
 CUDA = torch.device("cuda", 0)
 HEADERS = headers(cuda_shim._places())
@@ -78,7 +78,7 @@ def placed(ops: Ops, libraries: tuple[Path, Path]) -> Iterator[Shim]:
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_compiles_against_this_pytorch_and_goes_in_and_out_without_a_driver(
     tmp_path: Path,
 ) -> None:
@@ -93,7 +93,7 @@ def test_it_compiles_against_this_pytorch_and_goes_in_and_out_without_a_driver(
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_allocations_of_a_bound_call_get_the_planned_addresses(placed: Shim, ops: Ops) -> None:
     arena = ctypes.create_string_buffer(256)
     base = ctypes.addressof(arena)
@@ -113,7 +113,7 @@ def test_allocations_of_a_bound_call_get_the_planned_addresses(placed: Shim, ops
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_raw_allocations_are_served_and_their_frees_ignored(placed: Shim, ops: Ops) -> None:
     arena = ctypes.create_string_buffer(128)
     base = ctypes.addressof(arena)
@@ -133,7 +133,7 @@ def test_raw_allocations_are_served_and_their_frees_ignored(placed: Shim, ops: O
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_size_that_does_not_fit_goes_to_the_native_allocator_and_is_told(
     placed: Shim, ops: Ops
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_size_that_does_not_fit_goes_to_the_native_allocator_and_is_told(
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_call_is_recorded_with_sizes_addresses_and_frees(placed: Shim, ops: Ops) -> None:
     def call() -> list[int]:
         hidden = ops.op_raw(48)
@@ -189,7 +189,7 @@ def test_a_call_is_recorded_with_sizes_addresses_and_frees(placed: Shim, ops: Op
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_bytes_outside_of_the_arenas_are_counted_and_freed_ones_are_not_live(
     placed: Shim, ops: Ops
 ) -> None:
@@ -206,7 +206,7 @@ def test_bytes_outside_of_the_arenas_are_counted_and_freed_ones_are_not_live(
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_streams_are_noted_for_watched_memory_too(placed: Shim, ops: Ops) -> None:
     before = ops.fake_streams()
     plain = ops.op_tensor(64)
@@ -220,7 +220,7 @@ def test_streams_are_noted_for_watched_memory_too(placed: Shim, ops: Ops) -> Non
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_it_does_not_do_itself_is_asked_of_the_native_allocator(
     placed: Shim, ops: Ops
 ) -> None:
@@ -228,7 +228,7 @@ def test_what_it_does_not_do_itself_is_asked_of_the_native_allocator(
 
 
 @BUILDS
-@pytest.mark.slow
+@pytest.mark.full
 def test_another_allocator_over_it_is_seen(placed: Shim, ops: Ops) -> None:
     ops.fake_begin()  # takes its place in one of the two registers
     assert placed.ask("placed_installed") == 1
@@ -276,7 +276,7 @@ def test_missing_headers_are_named_with_the_places_that_were_sought(tmp_path: Pa
     assert isinstance(why, str)
     assert "crt/host_config.h" in why
     assert str(tmp_path / "b") in why
-    assert "install the CUDA toolkit 13.0" in why
+    assert "Install the CUDA toolkit 13.0" in why
     assert cuda_shim.built(COMPILERS, tmp_path, why) == why
 
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import offload
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
 from offload import Runner
-from offload.drivers.cuda_graph import GraphCuda
-from offload.drivers.twin import Twin
-from offload.drivers.twin_graph import GraphTwin
+from offload.running.drivers.cuda_graph import GraphCuda
 
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
@@ -227,7 +227,7 @@ def test_updates_on_the_host_split_the_graph_and_keep_every_bit(device: str) -> 
     theirs, ours = Trained("mlp", "adamw", device), Trained("mlp", "adamw", device)
     expected = theirs.eager()
     made = planned(ours.graph(), None, optimizer="host")
-    assert "host" in {node.engine for node in made.memgraph.nodes}
+    assert "host" in {node.lane for node in made.memgraph.nodes}
     driver = counting(device)
     # The host's kernels round otherwise than a device's.
     equal = torch.equal if device == "cpu" else close
@@ -454,7 +454,7 @@ def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
             raise ArithmeticError("the host's")
         writes[0].copy_(reads[0] * 2)
 
-    graph.task("host", reads=[x], writes=[y], engine="host", kernel=host)
+    graph.task("host", reads=[x], writes=[y], lane="host", kernel=host)
     graph.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
     graph.output(z)
     ones = torch.ones(64, dtype=torch.uint8)

@@ -10,8 +10,6 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("offload_ranks.py")
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

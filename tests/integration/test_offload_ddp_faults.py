@@ -14,8 +14,6 @@ SCRIPT = Path(__file__).with_name("offload_ranks_faults.py")
 LIMIT = 90.0
 """Seconds; gloo itself gives up after 300."""
 
-pytestmark = pytest.mark.slow
-
 
 def start(fault: str) -> list[subprocess.Popen[str]]:
     """By hand, so that nobody kills one rank because the other has ended."""

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from offload.cuda_shim import available_on, load_on, why_not_on
-from offload.device_memory import device_left
-from offload.kernels import Call, Program, Value
-from offload.memgraph import TASK, Access, Node, Place
-from offload.memory import Arenas
-from offload.placement import COPY, SHIM, Bindings, bind_task, flat
-from offload.plan import reserve_bytes
-from offload.profiling import measured
-from offload.taskgraph import HOST, TaskGraph
-from offload.workspaces import kept_bytes, warm
+from offload.graph.memgraph import TASK, Access, Node, Place
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.measuring.profiling import measured
+from offload.memory.arenas import Arenas
+from offload.memory.cuda_shim import available_on, load_on, why_not_on
+from offload.memory.device_memory import device_left
+from offload.memory.placement import COPY, SHIM, Bindings, bind_task, flat
+from offload.memory.workspaces import kept_bytes, warm
+from offload.plans.plan import reserve_bytes
+from offload.program.kernels import Call, Program, Value
 
 pytestmark = [
     pytest.mark.gpu,
@@ -141,7 +141,7 @@ class Bound:
         for nbytes in (*(buffer.nbytes for buffer in graph.buffers), task.workspace):
             places.append(Place(0, end, nbytes))
             end += graph.aligned(nbytes)
-        self.arenas = Arenas({0: end}, DEVICE)
+        self.arenas = Arenas.of({0: end}, DEVICE)
         self.places = places[:-1]
         accesses = tuple(Access(p, b, True, True) for b, p in enumerate(places[:-1]))
         if task.workspace:
@@ -245,7 +245,7 @@ def test_the_shim_is_in_both_registers_and_answers_for_the_native_allocator() ->
 
 def test_the_host_arena_is_page_locked_and_copies_come_whole() -> None:
     odd = (48 << 20) + 12345
-    arenas = Arenas({0: 1 << 20, HOST: odd}, DEVICE)
+    arenas = Arenas.of({0: 1 << 20, HOST: odd}, DEVICE)
     assert not arenas.note, arenas.note
     host = arenas.bytes(Place(HOST, 64, 1 << 20))
     assert arenas.tensors[HOST].numel() == odd
@@ -261,7 +261,7 @@ def test_the_host_arena_is_page_locked_and_copies_come_whole() -> None:
 
 
 def test_a_storage_is_its_own_bytes_and_keeps_the_arena() -> None:
-    arenas = Arenas({0: 1 << 20}, DEVICE)
+    arenas = Arenas.of({0: 1 << 20}, DEVICE)
     assert arenas.tensors[0].data_ptr() % 256 == 0
     arenas.tensors[0].zero_()
     place = Place(0, 512, 1000)

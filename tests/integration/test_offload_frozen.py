@@ -8,7 +8,7 @@ from torch import nn
 
 import offload
 from offload import BudgetTooSmall, Plan, TaskGraph
-from offload.memgraph import OFFLOAD, RELOAD
+from offload.graph.memgraph import OFFLOAD, RELOAD
 
 WIDTH, RANK, LAYERS = 256, 16, 8
 """The frozen weights alone are more than 40 % of the step: whatever the plan, some must come in."""

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_pair
 from torch import nn
 from torch.nn import functional
 
 import offload
+from benchmarks.twins.twin_graph import GraphTwin
 from offload import Costs, Runner, StepError, TaskGraph
-from offload.capture import capture_step
-from offload.drivers.twin_graph import GraphTwin
-from offload.late import Late
-from offload.lowering import host_updates
-from offload.lowering.late_updates import Rotation, rotated, updates_of
-from offload.plan import Plan
-from offload.training import Clip, TrainingStep
+from offload.lowering.passes import host_updates
+from offload.lowering.rotation import Rotation, rotated, updates_of
+from offload.plans.plan import Plan
+from offload.running.rotated_step import RotatedStep
+from offload.tracing.capture import capture_step
+from offload.tracing.training import Clip, TrainingStep
 
 WIDTH, DEPTH, STEPS = 32, 4, 6
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -123,9 +124,9 @@ def planned(graph: TaskGraph) -> Plan:
     return offload.plan(graph, refused.value.needed * 2, recompute=False)
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "where, clip, optimizer", every_pair(["host", "device"], CLIPS, OPTIMIZERS)
+)
 def test_late_updates_give_eagers_bits_with_the_numbers_of_their_own_step(
     optimizer: str, clip: str, where: str
 ) -> None:
@@ -133,7 +134,7 @@ def test_late_updates_give_eagers_bits_with_the_numbers_of_their_own_step(
     rotation = twins.rotation(every=1 + (where == "device"))
     plan = planned(rotation.steady)
     with Runner(plan, "threads", "random", poison=True, key="step") as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         for number, batch in enumerate(twins.batches):
             (loss,) = late.run(*batch)
             assert torch.equal(loss, twins.eagerly(*batch)), f"the loss of step {number}"
@@ -152,7 +153,7 @@ def test_late_updates_in_a_captured_graph_have_the_numbers_of_their_own_step(whe
     driver = GraphTwin(order="random", seed=5)
     made = planned(rotation.steady)
     with Runner(made, "cudagraph", poison=True, key="step", driver=driver) as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         for number, batch in enumerate(twins.batches):
             (loss,) = late.run(*batch)
             assert torch.equal(loss, twins.eagerly(*batch)), f"the loss of step {number}"
@@ -167,7 +168,7 @@ def test_the_step_itself_may_be_run_in_between_once_it_is_flushed() -> None:
     twins = Twins(OPTIMIZERS["adamw"], CLIPS["norm"], "host")
     rotation = twins.rotation()
     with Runner(planned(rotation.steady), key="step") as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         runner.add("whole", twins.graph)
         for number, batch in enumerate(twins.batches):
             if number % 3 == 2:
@@ -190,7 +191,7 @@ def test_a_step_that_fails_before_any_update_leaves_the_late_ones_to_the_flush(e
     rotation = rotated(twins.graph, wanted)
     assert rotation is not None
     with Runner(planned(rotation.steady), engine, key="step") as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         late.run(*twins.batches[0])
         twins.eagerly(*twins.batches[0])
         with pytest.raises(StepError):
@@ -216,7 +217,7 @@ def test_a_step_that_fails_amid_its_updates_has_none_pending() -> None:
         task, kernel=type(task.kernel)(tuple(calls)) if len(calls) > 1 else calls[0]
     )
     with Runner(planned(rotation.steady), key="step") as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         late.run(*twins.batches[0])
         with pytest.raises(RuntimeError, match="the last task fails") as failed:
             late.run(*twins.batches[1])

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_value
 from torch import nn
 
 import offload
 from offload import BudgetTooSmall, Plan, Runner, TaskGraph
-from offload.capture import capture_step
+from offload.graph.memgraph import RELOAD
 from offload.lowering.micro_batches import in_turn, orders
-from offload.memgraph import RELOAD
-from offload.training import Clip, TrainingStep
+from offload.tracing.capture import capture_step
+from offload.tracing.training import Clip, TrainingStep
 
 WIDTH, LAYERS = 128, 6
 
@@ -91,8 +92,7 @@ def planned(graph: TaskGraph, share: float) -> Plan:
         return offload.plan(graph, refused.needed)
 
 
-@pytest.mark.parametrize("share", [2.0, 0.4, 0.0])
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("share, order", every_value([2.0, 0.4, 0.0], [0, 1, 2]))
 def test_a_window_is_eagers_in_every_order(share: float, order: int) -> None:
     clip = Clip(0.01) if order else None
     data = batches([16, 16, 16, 5])

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_value
 from torch import nn
 
 import offload
-from offload import BudgetTooSmall, GraphError, Plan, Role, Runner, shim
-from offload.memgraph import OFFLOAD, RELOAD, TASK
-from offload.taskgraph import HOST
+from offload import BudgetTooSmall, GraphError, Plan, Role, Runner
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.taskgraph import HOST
+from offload.memory import cpu_shim as shim
 
 NAMES = ("resnet18", "mobilenet_v2", "vit", "gpt", "llama", "huggingface gpt2")
 FEW = (
@@ -28,7 +30,7 @@ FEW = (
     (0.6, "auto", "serial"),
     (1.0, "copy", "threads"),
 )
-"""Share of the peak (0: the smallest budget), placement, engine."""
+"""Share of the peak (the smallest budget where that is more), placement, engine."""
 MANY = tuple(
     (share, placement, engine)
     for share in (1.0, 0.6, 0.4, 0.0, 0.0)
@@ -102,7 +104,7 @@ def test_five_steps_in_random_order_leave_the_bits_of_eager(
     run_all(small(name), FEW[:2] if name in ("resnet18", "mobilenet_v2") else FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_twenty_random_orders_leave_the_bits_of_eager(small: Trained, name: str) -> None:
     assert len(MANY) == 20
@@ -123,7 +125,7 @@ def large(models: Any, training: Any) -> Trained:
     return trained
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("way", [(0.0, "auto", "threads"), (0.6, "copy", "serial")], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2 of 4 layers", "vit_b_16"])
 def test_models_of_real_size_leave_the_bits_of_eager(
@@ -133,7 +135,7 @@ def test_models_of_real_size_leave_the_bits_of_eager(
     run_all(large(name), [way])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "share"), [("vit_b_16", 0.05), ("gpt2_small", 0.2)])
 def test_the_smallest_budget_is_a_small_part_of_the_peak(
     models: Any, training: Any, name: str, share: float
@@ -171,8 +173,7 @@ def test_every_step_draws_masks_of_its_own(small: Trained, one_thread: None) -> 
             assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.4, 0.0])
-@pytest.mark.parametrize("name", ["gpt", "vit"])
+@pytest.mark.parametrize("share, name", every_value([0.0, 0.4, 1.0], ["gpt", "vit"]))
 def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
     models: Any, training: Any, small: Trained, one_thread: None, name: str, share: float
 ) -> None:
@@ -283,8 +284,8 @@ class Outside:
 
 
 def counted(runner: Runner) -> Outside:
-    outside = Outside(runner._engine.run)
-    runner._engine.run = outside  # type: ignore[method-assign]
+    outside = Outside(runner._stage.engine.run)
+    runner._stage.engine.run = outside  # type: ignore[method-assign]
     return outside
 
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from offload.capture import traced_training_step as capture_training_step
-from offload.costs import Costs
 from offload.errors import GraphError
-from offload.lowering import lower
-from offload.lowering.loss import chunked_loss
-from offload.memgraph import Access, Block, MemGraph, Node, Place
-from offload.picture import AGAIN, COLOURS, draw
-from offload.plan import Plan, plan
-from offload.planner import Policy
-from offload.recompute import recomputed
-from offload.search import Found
-from offload.simulator import simulate
-from offload.taskgraph import HOST, Role, TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.memgraph import Access, Block, MemGraph, Node, Place
+from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.lowering.passes import lower
+from offload.lowering.vocabulary_loss import chunked_loss
+from offload.planning.planner import Policy
+from offload.planning.recompute import recomputed
+from offload.planning.search import FoundPlan
+from offload.planning.simulator import simulate
+from offload.plans.picture import AGAIN, COLOURS, draw
+from offload.plans.plan import Plan, plan
+from offload.tracing.capture import traced_training_step as capture_training_step
 
 SIZE = 1 << 18
 
@@ -38,7 +38,7 @@ def step(count: int = 6, devices: int = 1, train: bool = True) -> TaskGraph:
         d = n * devices // count
         if graph.buffers[before].device != d:
             there = graph.buffer(f"sent{n}", SIZE, Role.TEMPORARY, d)
-            graph.task(f"send{n}", [before], [there], engine="d2d", device=d, traffic=SIZE)
+            graph.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=SIZE)
             before = there
         weights.append(graph.buffer(f"w$_{n}$", SIZE, Role.PARAMETER, d))
         made.append(graph.buffer(f"a{n}", SIZE, Role.ACTIVATION, d))
@@ -74,19 +74,19 @@ def test_a_picture_is_written_by_the_suffix(
 
 @pytest.mark.parametrize("name", ["plan.pdf", "plan", "plan.png.txt"])
 def test_another_suffix_is_refused_with_the_two_that_there_are(tmp_path: Path, name: str) -> None:
-    with pytest.raises(GraphError, match=r"\.png or an \.svg.*" + name):
+    with pytest.raises(GraphError, match=r"\.png or \.svg, not '.*" + name):
         plan(step(), placement="copy").draw(str(tmp_path / name))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lines_are_named_and_the_engines_are_there(tmp_path: Path) -> None:
+def test_the_lines_are_named_and_the_lanes_are_there(tmp_path: Path) -> None:
     made = plan(step(), 6 * SIZE, placement="copy", host_budget="4MiB")
     draw(made, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
     for word in ("budget", "without offload", "offloaded", "free", "forward", "backward"):
         assert f">{word}" in text
-    for engine in made.simulation.busy:
-        assert f">{engine}<" in text
+    for lane in made.simulation.busy:
+        assert f">{lane}<" in text
     assert "1.5 MiB" in text
 
 
@@ -155,7 +155,7 @@ def long_plan(count: int) -> Plan:
         nodes.append(Node("task", "compute", accesses, (n - 1,) if n else (), n))
         blocks.append(Block(place, n, (n, n + 1) if n + 1 < count else (n,)))
     memgraph = MemGraph(graph, tuple(nodes), {0: 6400, HOST: 0}, {}, {}, tuple(blocks), {})
-    found = Found(memgraph, Policy(), simulate(memgraph, Costs()))
+    found = FoundPlan(memgraph, Policy(), simulate(memgraph, Costs()))
     return Plan(graph, found, {0: 6400}, None, Costs(), "copy", False)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from offload import shim
 from offload.errors import GraphError
-from offload.kernels import Call, Calls, Value
-from offload.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
-from offload.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, chosen, fast
-from offload.profiling import measured
-from offload.taskgraph import TaskGraph
+from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
+from offload.graph.taskgraph import TaskGraph
+from offload.measuring.profiling import measured
+from offload.memory import cpu_shim as shim
+from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, chosen, fast
+from offload.program.kernels import Call, Calls, Value
 
 aten = torch.ops.aten
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
@@ -452,7 +452,7 @@ def test_a_plain_function_gets_the_bytes_of_what_it_reads_and_writes(mode: str) 
 def test_a_task_from_device_to_device_copies_the_buffer() -> None:
     graph = TaskGraph()
     a, b = graph.buffer("a", 10, device=0), graph.buffer("b", 10, device=1)
-    graph.task("move", [a], [b], engine="d2d")
+    graph.task("move", [a], [b], lane="d2d")
     arenas = {n: torch.full((128,), n, dtype=torch.uint8) for n in (0, 1)}
     accesses = (Access(Place(0, 0, 10), a, True, False), Access(Place(1, 64, 10), b, False, True))
     bind_task(graph, Node("task", "d2d0-1", accesses, (), task=0), arenas, COPY)()

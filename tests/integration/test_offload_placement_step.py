@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from offload import shim
-from offload.capture import traced_training_step as capture_training_step
-from offload.kernels import Value
-from offload.memgraph import ALIGNMENT, Access, Node, Place
-from offload.placement import COPY, SHIM, Bindings, Run, bind_task
-from offload.profiling import measured
-from offload.taskgraph import TaskGraph
+from offload.graph.memgraph import ALIGNMENT, Access, Node, Place
+from offload.graph.taskgraph import TaskGraph
+from offload.measuring.profiling import measured
+from offload.memory import cpu_shim as shim
+from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task
+from offload.program.kernels import Value
+from offload.tracing.capture import traced_training_step as capture_training_step
 
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
 MODES = [COPY, pytest.param(SHIM, marks=PLACED)]

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 import offload
 from offload.errors import BudgetTooSmall, CaptureError
-from offload.memgraph import OFFLOAD, RELOAD
-from offload.prefill import planned_prefill
-from offload.taskgraph import Role
+from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.graph.taskgraph import Role
+from offload.plans.prefill import planned_prefill
 
 WORDS = 50
 

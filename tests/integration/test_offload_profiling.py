@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from offload import shim
-from offload.kernels import Call, Calls, Value
-from offload.memgraph import ALIGNMENT
-from offload.profiling import measured
-from offload.taskgraph import TaskGraph
+from offload.graph.memgraph import ALIGNMENT
+from offload.graph.taskgraph import TaskGraph
+from offload.measuring.profiling import measured
+from offload.memory import cpu_shim as shim
+from offload.program.kernels import Call, Calls, Value
 
 aten = torch.ops.aten
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")

@@ -10,11 +10,11 @@ from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
 
 import offload
-from offload.capture import capture_step
 from offload.errors import StepError
-from offload.ranks import Ranks, contents_of, difference
-from offload.taskgraph import RANKS, TaskGraph
-from offload.training import Clip, TrainingStep
+from offload.graph.taskgraph import RANKS, TaskGraph
+from offload.tracing.capture import capture_step
+from offload.tracing.ranks import Ranks, contents_of, difference
+from offload.tracing.training import Clip, TrainingStep
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def ranks_of(module: nn.Module, bucket_bytes: int = 10_000) -> Ranks:
 
 
 def chain(graph: TaskGraph) -> list[int]:
-    return [number for number, task in enumerate(graph.tasks) if task.engine == RANKS]
+    return [number for number, task in enumerate(graph.tasks) if task.lane == RANKS]
 
 
 def test_a_bucket_holds_neighbours_of_one_type_from_the_last_to_the_first() -> None:
@@ -105,7 +105,7 @@ def test_an_all_reduce_begins_while_backward_goes_on(group: None) -> None:
     after = graph.dependencies()
     assert first not in after[last]
     nodes = offload.plan(graph).memgraph.nodes
-    assert {node.engine for node in nodes} >= {"compute", RANKS}
+    assert {node.lane for node in nodes} >= {"compute", RANKS}
 
 
 def test_nothing_is_sent_while_a_step_is_captured_and_planned(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from offload import executor
-from offload.capture import capture
 from offload.errors import GraphError, OffloadError, StepError
-from offload.executor import Runner
-from offload.machine import Left
-from offload.plan import plan
-from offload.taskgraph import HOST, TaskGraph
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.memory.host_memory import HostMemoryLeft
+from offload.plans.plan import plan
+from offload.running import runner as executor
+from offload.running.runner import Runner
+from offload.tracing.capture import capture
 
 HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
@@ -83,7 +83,7 @@ def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: A
         writes[0].copy_(reads[0])
         read.set()
 
-    graph.task("write", [], [a], engine="host", device=HOST, kernel=write)
+    graph.task("write", [], [a], lane="host", device=HOST, kernel=write)
     graph.task("unrelated", [], [b], kernel=lambda reads, writes: writes[0].fill_(1))
     graph.task("read", [b], [c], kernel=copy)
     graph.output(c)
@@ -159,10 +159,10 @@ def two_devices(hand: Any) -> TaskGraph:
         other = graph.buffer(f"b{n}", 320, "activation", device=1)
         back = graph.buffer(f"back{n}", 320, "activation")
         graph.task(f"first{n}", [last, here], [made], kernel=hand.mix(n))
-        graph.task(f"send{n}", [made], [moved], engine="d2d", device=0)
+        graph.task(f"send{n}", [made], [moved], lane="d2d", device=0)
         graph.task(f"second{n}", [moved, there], [other, there], device=1, kernel=hand.mix(n))
-        graph.task(f"return{n}", [other], [back], engine="d2d", device=1)
-        graph.task(f"host{n}", [state], [state], engine="host", device=HOST, kernel=hand.mix(n))
+        graph.task(f"return{n}", [other], [back], lane="d2d", device=1)
+        graph.task(f"host{n}", [state], [state], lane="host", device=HOST, kernel=hand.mix(n))
         last = back
     graph.output(last)
     graph.output(state)
@@ -176,7 +176,7 @@ def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str,
     tensors = hand.bind(graph, [0])
     held = {key: tensor.clone() for key, tensor in tensors.items()}
     x = some(320)
-    moves = {n for n, task in enumerate(graph.tasks) if task.engine == "d2d"}
+    moves = {n for n, task in enumerate(graph.tasks) if task.lane == "d2d"}
 
     def move(reads: Bytes, writes: Bytes) -> None:
         writes[0].copy_(reads[0])
@@ -186,7 +186,7 @@ def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str,
     budget = {0: 1024, 1: 1024}
     made = hand.planned(graph, budget)
     assert {"compute", "compute1", "d2d0-1", "d2d1-0", "host"} <= {
-        node.engine for node in made.memgraph.nodes
+        node.lane for node in made.memgraph.nodes
     }
     with Runner(made, engine, order, poison=True) as runner:
         for expected in plain:
@@ -194,11 +194,11 @@ def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str,
     assert all(torch.equal(tensors[key], held[key]) for key in held)
 
 
-def test_the_caller_computes_and_every_other_engine_has_a_thread(hand: Any) -> None:
+def test_the_caller_computes_and_every_other_lane_has_a_thread(hand: Any) -> None:
     names: dict[str, str] = {}
     graph = two_devices(hand)
     for number, task in enumerate(graph.tasks):
-        if task.engine != "d2d":
+        if task.lane != "d2d":
 
             def kernel(reads: Bytes, writes: Bytes, name: str = task.name) -> None:
                 names[name] = threading.current_thread().name
@@ -221,9 +221,9 @@ def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None
     def meet(reads: Bytes, writes: Bytes) -> None:
         together.wait(WAIT)
 
-    for name, engine, device in (("h0", "host", HOST), ("h1", "host", HOST), ("c", "compute", 0)):
+    for name, lane, device in (("h0", "host", HOST), ("h1", "host", HOST), ("c", "compute", 0)):
         made = graph.buffer(name, 64, device=device)
-        graph.task(name, [], [made], engine=engine, device=device, kernel=meet)
+        graph.task(name, [], [made], lane=lane, device=device, kernel=meet)
         graph.output(made)
     hand.bind(graph)
     with Runner(hand.planned(graph), "threads", host_workers=2) as runner:
@@ -232,7 +232,7 @@ def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
+def test_a_lane_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
     inside = 0
     graph = TaskGraph()
 
@@ -245,7 +245,7 @@ def test_an_engine_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
 
     for n in range(40):
         made = graph.buffer(f"h{n}", 1 << 16, device=HOST)
-        graph.task(f"h{n}", [], [made], engine="host", device=HOST, kernel=alone)
+        graph.task(f"h{n}", [], [made], lane="host", device=HOST, kernel=alone)
     hand.bind(graph)
     with Runner(hand.planned(graph), engine, "random") as runner:
         runner()
@@ -380,7 +380,7 @@ def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: 
     at = tensors["w0"].data_ptr()
     for arena in (0, HOST):
         huge = replace(made, arenas={**made.arenas, arena: 1 << 50})
-        with pytest.raises(OffloadError, match=r"1024\.0 TiB of memory are needed, and "):
+        with pytest.raises(OffloadError, match=r"1024\.0 TiB of memory are needed, but only "):
             Runner(hand.HandPlan(huge))
     assert tensors["w0"].data_ptr() == at
 
@@ -389,7 +389,7 @@ def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what
     hand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine with as much memory, of which this process may not have so much.
-    monkeypatch.setattr(executor, "memory_left", lambda: Left(1 << 62, "a dream"))
+    monkeypatch.setattr(executor, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
     graph = hand.layers(1)
     tensors = hand.bind(graph, [0])
     made = hand.planned(graph).memgraph
@@ -447,7 +447,7 @@ def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
     graph = TaskGraph()
     graph.task("forgotten", writes=[made := graph.buffer("made", 64)])
     graph.output(made)
-    with pytest.raises(GraphError, match="forgotten writes and has no kernel"):
+    with pytest.raises(GraphError, match="forgotten writes buffers but has no kernel"):
         Runner(plan(graph, placement="copy"))
 
 

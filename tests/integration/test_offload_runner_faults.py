@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import offload
-from offload import binding
-from offload.engines import crew
 from offload.errors import OffloadError, StepError
-from offload.executor import Runner
-from offload.taskgraph import HOST, TaskGraph
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.running import binding, torch_modes
+from offload.running.engines import crew
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
@@ -83,20 +83,20 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
                 runner(some(640))
             assert raised.value is fault.error
             first, second = raised.value.__notes__
-            assert first == f"in task {task} (model.py:31 in forward), on engine compute"
+            assert first == f"in task {task} (model.py:31 in forward), on lane compute"
             assert second.split(":")[0].endswith("of 4 updates of this step had run")
             fault.error = None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["host", "compute1"])
-def test_an_exception_of_another_engine_is_the_same(engine: str, where: str, hand: Any) -> None:
+def test_an_exception_of_another_lane_is_the_same(engine: str, where: str, hand: Any) -> None:
     graph = hand.layers(2)
     device = HOST if where == "host" else 1
     state = graph.buffer("elsewhere", 64, "state", device=device)
     fault = Fault(hand.mix(9))
     kind = "host" if where == "host" else "compute"
-    graph.task("far", [state], [state], engine=kind, device=device, kernel=fault)
+    graph.task("far", [state], [state], lane=kind, device=device, kernel=fault)
     tensors = hand.bind(graph, [0])
     with Runner(hand.planned(graph), engine) as runner:
         for _ in range(3):
@@ -105,7 +105,7 @@ def test_an_exception_of_another_engine_is_the_same(engine: str, where: str, han
             with pytest.raises(KeyError) as raised:
                 runner(some(640))
             assert raised.value is fault.error
-            assert raised.value.__notes__[0] == f"in task far, on engine {where}"
+            assert raised.value.__notes__[0] == f"in task far, on lane {where}"
             fault.error = None
 
 
@@ -136,7 +136,7 @@ def test_a_fault_in_a_copy_names_what_was_copied(
             runner(some(640))
         on = "h2d" if kind == "reload" else "d2h"
         assert raised.value.__notes__[0].startswith(f"in {kind} {name} for task ")
-        assert raised.value.__notes__[0].endswith(f", on engine {on}")
+        assert raised.value.__notes__[0].endswith(f", on lane {on}")
         broken.clear()
         assert works(runner, graph, tensors, hand)
 
@@ -149,7 +149,7 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
 
     def slow(reads: Bytes, writes: Bytes) -> None:
         assert failed.wait(WAIT)
-        while runner._engine._crew.step.error is None:  # type: ignore[union-attr]
+        while runner._stage.engine._crew.step.error is None:  # type: ignore[union-attr]
             pass
         seen.append("slow")
 
@@ -159,7 +159,7 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
 
     graph.task("slow", [], [a], kernel=slow)
     graph.task("next", [a], [b], kernel=lambda reads, writes: seen.append("next"))
-    graph.task("fail", [], [h], engine="host", device=HOST, kernel=fail)
+    graph.task("fail", [], [h], lane="host", device=HOST, kernel=fail)
     graph.output(b)
     hand.bind(graph)
     with Runner(hand.planned(graph), "threads") as runner:
@@ -179,7 +179,7 @@ def test_of_two_failures_the_callers_own_is_told(hand: Any) -> None:
 
     graph.task("here", [], [graph.buffer("a", 64)], kernel=fail)
     there = graph.buffer("h", 64, device=HOST)
-    graph.task("there", [], [there], engine="host", device=HOST, kernel=fail)
+    graph.task("there", [], [there], lane="host", device=HOST, kernel=fail)
     hand.bind(graph)
     with Runner(hand.planned(graph), "threads") as runner:
         for _ in range(3):
@@ -212,7 +212,7 @@ def test_a_ctrl_c_while_the_caller_waits_for_a_thread_ends_the_step(hand: Any) -
     assert main is not None
     state = graph.buffer("far", 64, "state", device=HOST)
     fault = Fault(hand.mix(9))
-    graph.task("far", [state], [state], engine="host", device=HOST, kernel=fault)
+    graph.task("far", [state], [state], lane="host", device=HOST, kernel=fault)
     tensors = hand.bind(graph, [0])
     with Runner(hand.planned(graph), "threads") as runner:
         for _ in range(5):
@@ -302,7 +302,7 @@ def test_parked_threads_keep_no_arena_alive(hand: Any) -> None:
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         runner(some(640))
         arenas = weakref.ref(runner._arenas)
-        engine = runner._engine
+        engine = runner._stage.engine
     del runner
     gc.collect()
     assert arenas() is None
@@ -327,18 +327,18 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
         free.wait(WAIT)
 
     signal_seen = threading.Event()
-    graph.task("far", [far], [far], engine="host", device=HOST, kernel=hang)
+    graph.task("far", [far], [far], lane="host", device=HOST, kernel=hang)
     tensors = hand.bind(graph, [0])
     runner = Runner(hand.planned(graph), "threads")
     arena = tensors["w0"].data_ptr()
-    rest = runner._engine._rest  # type: ignore[union-attr]
+    rest = runner._stage.engine._rest  # type: ignore[union-attr]
 
     def told() -> None:
-        if runner._engine._crew.step is not None:  # type: ignore[union-attr]
+        if runner._stage.engine._crew.step is not None:  # type: ignore[union-attr]
             signal_seen.set()
         rest()
 
-    monkeypatch.setattr(runner._engine, "_rest", told)
+    monkeypatch.setattr(runner._stage.engine, "_rest", told)
     with pytest.raises(KeyboardInterrupt):
         runner(some(640))
     with pytest.raises(OffloadError, match="perfect-offload-host did not end within"):
@@ -368,7 +368,7 @@ def test_a_ctrl_c_as_a_step_ends_leaves_autograd_and_cudnn_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It strikes between the two that are put back."""
-    put_back = torch._C._set_grad_enabled
+    put_back = torch_modes.set_grad_enabled
 
     def struck(on: bool) -> None:
         put_back(on)
@@ -379,7 +379,7 @@ def test_a_ctrl_c_as_a_step_ends_leaves_autograd_and_cudnn_as_they_were(
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with Runner(offload.plan(offload.capture(lambda x: (x * 2,), x)), "serial") as runner:
         with monkeypatch.context() as patched:
-            patched.setattr(torch._C, "_set_grad_enabled", struck)
+            patched.setattr(torch_modes, "set_grad_enabled", struck)
             with pytest.raises(KeyboardInterrupt):
                 runner(x)
         assert torch.is_grad_enabled()

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import offload
-from offload.drivers.twin_graph import GraphTwin
-from offload.engines.cudagraph import CudaGraph
+from benchmarks.twins.twin_graph import GraphTwin
 from offload.errors import StepError
-from offload.executor import Runner
+from offload.running.engines.cudagraph import CudaGraph
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 WAIT = 20.0
@@ -64,7 +64,7 @@ def in_a_child(call: Callable[[], str]) -> str:
 
 def crew(runner: Runner) -> Any:
     """Of its threads."""
-    engine: Any = runner._engine
+    engine: Any = runner._stage.engine
     return (engine._streams if isinstance(engine, CudaGraph) else engine)._crew
 
 
@@ -83,11 +83,11 @@ def test_a_forked_process_is_told_to_make_a_runner_of_its_own(
         crew(runner).stop()  # as the finalizer does
         return "\n".join(said)
 
-    locks = {"": nullcontext(), "runner": runner._lock, "crew": crew(runner).lock}
+    locks = {"": nullcontext(), "runner": runner._stage._lock, "crew": crew(runner).lock}
     with locks[held]:
         said = in_a_child(told).split("\n")
     assert len(said) == 2
     for line in said:
-        assert f"belongs to process {os.getpid()}, " in line
-        assert "make one in the child" in line
+        assert f"belongs to process {os.getpid()}. " in line
+        assert "make a Runner in the child" in line
     assert len(runner(graphs.batch())) == 1

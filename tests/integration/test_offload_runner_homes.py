@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from offload.errors import StepError
-from offload.executor import Runner
-from offload.kernels import Call, Program, Value
-from offload.taskgraph import TaskGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Call, Program, Value
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
@@ -177,7 +177,7 @@ def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(
     with Runner(hand.planned(made.graph), "serial") as runner:
         values = made.w.detach().clone()
         made.w.data = wrong
-        with pytest.raises(StepError, match=r"tensor w is .* capture it again"):
+        with pytest.raises(StepError, match=r"tensor w is .* Capture it again"):
             runner(torch.ones(4, 5))
         made.w.data = values
         check_step(runner, made)

@@ -1,6 +1,7 @@
 """The allocator over PyTorch's own: what it serves, records, counts, and leaves alone."""
 
 import functools
+import itertools
 import multiprocessing
 import stat
 import subprocess
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from offload import shim
 from offload.errors import OffloadError
-from offload.placement import COPY, SHIM, chosen
-from offload.shim import Shim
+from offload.memory import cpu_shim as shim
+from offload.memory.cpu_shim import Shim
+from offload.memory.placement import COPY, SHIM, chosen
 
 Run = Callable[[], object]
 PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
@@ -258,16 +259,14 @@ def test_a_record_ends_with_an_exception(placed: Shim) -> None:
 
 
 @PLACED
-def test_a_convolution_may_free_what_it_was_served(placed: Shim, arena: torch.Tensor) -> None:
-    # oneDNN's scratch comes and goes by raw_allocate and raw_deallocate.
+def test_a_convolution_may_free_what_it_was_served(placed: Shim) -> None:
+    # oneDNN's scratch comes and goes by raw_allocate and raw_deallocate; its size is the CPU's.
     call = functools.partial(torch.conv2d, torch.ones(2, 8, 16, 16), torch.ones(16, 8, 3, 3))
     _, log = placed.record(call, never)
     sizes = [event.nbytes for event in log.events if event.nbytes]
-    slots, end = [], arena.data_ptr()
-    for nbytes in sizes:
-        slots.append((nbytes, end))
-        end += -(-nbytes // 64) * 64
-    assert end <= arena.data_ptr() + arena.numel()
+    offsets = [0, *itertools.accumulate(-(-nbytes // 64) * 64 for nbytes in sizes)]
+    arena = torch.zeros(offsets.pop(), dtype=torch.uint8)
+    slots = [(n, arena.data_ptr() + at) for n, at in zip(sizes, offsets, strict=True)]
     told: list[bool] = []
 
     def settle(result: torch.Tensor) -> bool:
@@ -284,7 +283,7 @@ def test_a_convolution_may_free_what_it_was_served(placed: Shim, arena: torch.Te
 def test_a_process_that_was_forked_is_served_too(placed: Shim, arena: torch.Tensor) -> None:
     script = """
 import os, torch, functools
-from offload import shim
+from offload.memory import cpu_shim as shim
 arena = torch.zeros(64, dtype=torch.uint8)
 call = functools.partial(torch.full, (16,), 1.0)
 run = shim.load().bind(call, [(64, arena.data_ptr())], lambda result: False)
@@ -367,7 +366,7 @@ def test_a_home_that_cannot_be_written_does_not_matter() -> None:
 def test_several_processes_may_build_at_once(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from offload import shim
+from offload.memory import cpu_shim as shim
 found = shim.built(shim.COMPILERS, Path({str(tmp_path)!r}))
 assert not isinstance(found, str), found
 """

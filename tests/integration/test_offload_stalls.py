@@ -1,4 +1,4 @@
-"""Seconds in which the compute engine could not run: on a clock that only kernels move."""
+"""Seconds in which the compute lane could not run: on a clock that only kernels move."""
 
 import sys
 import threading
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from offload.engines import Record, Work
-from offload.engines.serial import Serial
-from offload.engines.threads import Threads
-from offload.trace import Trace
+from offload.running.engines.serial import Serial
+from offload.running.engines.threads import Threads
+from offload.running.engines.work import Record, StepWork
+from offload.running.trace import Trace
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -43,13 +43,13 @@ class Clock:
             self.now += seconds
 
 
-def work(runs: list[Callable[[], object]]) -> Work:
+def work(runs: list[Callable[[], object]]) -> StepWork:
     """A copy in, a kernel, a copy out: each waits for the one before."""
-    return Work(runs, ("h2d", "compute", "d2h"), (0, 1, 1), ((1,), (2,), ()), (0,),
+    return StepWork(runs, ("h2d", "compute", "d2h"), (0, 1, 1), ((1,), (2,), ()), (0,),
                 ("h2d", "compute", "d2h"))  # fmt: skip
 
 
-def test_the_compute_engine_waits_before_its_first_kernel_and_after_its_last() -> None:
+def test_the_compute_lane_waits_before_its_first_kernel_and_after_its_last() -> None:
     clock, record = Clock(), Record()
     seen: list[int] = []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_value, only_first
 
 from trainers import OffloadStrategy
 
@@ -40,8 +41,7 @@ def plain(name: str) -> ol.Result:
     return ol.train(**RUNS[name])
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("budget", [None, "100%", "60%", "40%"])
+@pytest.mark.parametrize("name, budget", every_value(RUNS, [None, "60%", "100%", "40%"]))
 def test_a_run_is_plain_lightnings_to_the_last_bit(name: str, budget: str | None) -> None:
     # Nothing is checked on the fly: every step is the plan's.
     result = ol.train(OffloadStrategy(budget=budget, check_first_steps=0), **RUNS[name])
@@ -51,7 +51,7 @@ def test_a_run_is_plain_lightnings_to_the_last_bit(name: str, budget: str | None
         assert plan.device_bytes <= plan.peak_bytes * float(budget[:-1]) / 100
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulated and clipped"])
+@pytest.mark.parametrize("name", only_first("accumulated and clipped", "plain"))
 def test_so_it_is_with_the_smallest_budget(name: str) -> None:
     budget = ol.smallest(**RUNS[name])
     result = ol.train(OffloadStrategy(budget=budget, check_first_steps=0), **RUNS[name])
@@ -59,7 +59,7 @@ def test_so_it_is_with_the_smallest_budget(name: str) -> None:
     assert result.strategy.plan.device_bytes <= budget
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulated and clipped", "bf16-mixed"])
+@pytest.mark.parametrize("name", only_first("accumulated and clipped", "plain", "bf16-mixed"))
 def test_first_steps_that_are_checked_leave_no_mark(name: str) -> None:
     result = ol.train(OffloadStrategy(budget="60%"), **RUNS[name])
     assert ol.differences(plain(name), result) == []

@@ -13,14 +13,17 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from products import every_value
 from torch import nn
 from torch.utils.data import DataLoader
 
-from offload import BudgetTooSmall, CaptureError, training, updates
-from offload.executor import Runner
+from offload import BudgetTooSmall, CaptureError
+from offload.optimizer import updates
+from offload.running.runner import Runner
+from offload.tracing import training
 from trainers import OffloadStrategy
-from trainers.check import DifferenceFound
-from trainers.closure import Batch
+from trainers.offloading.steps.comparison import DifferenceFound
+from trainers.offloading.tracing.closure import BatchParts
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -123,7 +126,7 @@ def test_a_run_without_batches_ends_as_it_began(options: dict[str, Any]) -> None
     strategy = planned()
     ours = ol.train(strategy, **options)
     assert ol.differences(ol.train("auto", **options), ours) == []
-    with pytest.raises(Exception, match="the first batch makes it"):
+    with pytest.raises(Exception, match="it is made at the first batch"):
         strategy.explain()
 
 
@@ -204,8 +207,7 @@ def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-@pytest.mark.parametrize("at", [3, 6])
-@pytest.mark.parametrize("check", [0, 4])
+@pytest.mark.parametrize("at, check", every_value([3, 6], [0, 4]))
 def test_ctrl_c_in_mid_step_leaves_a_checkpoint_of_whole_steps(
     at: int, check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,14 +277,14 @@ def test_batches_may_be_mappings_that_are_made_of_a_dict() -> None:
     ours = ol.train(strategy, loader=encoded(""), **options)
     assert ol.differences(ol.train("auto", loader=encoded(""), **options), ours) == []
     assert strategy.plan
-    with pytest.raises(CaptureError, match="holds a Encoded with more than its items"):
-        Batch.of(Encoded({"x": torch.ones(2)}, "extra"))
+    with pytest.raises(CaptureError, match="holds a Encoded with attributes besides its items"):
+        BatchParts.of(Encoded({"x": torch.ones(2)}, "extra"))
 
 
 def test_an_encoding_of_transformers_is_one() -> None:
     transformers = pytest.importorskip("transformers", reason="an extra: .[llm]")
     batch = transformers.BatchEncoding({"ids": torch.arange(3), "mask": torch.ones(3)})
-    parts = Batch.of([batch, 1])
+    parts = BatchParts.of([batch, 1])
     again = parts.rebuilt(parts.tensors)[0]
     assert type(again) is type(batch) and again["ids"] is batch["ids"]
-    assert Batch.of([batch, 1]).key == parts.key != Batch.of([dict(batch), 1]).key
+    assert BatchParts.of([batch, 1]).key == parts.key != BatchParts.of([dict(batch), 1]).key

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
+from products import every_value
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -82,8 +83,7 @@ class Gathers(L.Callback):
         self.seen.append(outputs)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("method, precision", every_value(METHODS, ["32-true", "bf16-mixed"]))
 def test_several_loaders_each_with_graphs_of_its_own(method: str, precision: Any) -> None:
     loaders = [ol.data(20), ol.data(12)]
     both(method, Several, loaders=loaders, precision=precision)
@@ -223,7 +223,7 @@ HERE = r"test_offload_strategy_evaluated.py:\d+ in validation_step"
 REASONS: dict[str, tuple[Any, str]] = {
     "epoch": (Epochs, f"{HERE}: validation_step uses current_epoch or global_step"),
     "batch_idx": (Pictures, f"{HERE}: validation_step uses batch_idx"),
-    "values": (Values, f"{HERE}: the value of a tensor is asked for"),
+    "values": (Values, f"{HERE}: the step asks for the value of a tensor"),
     "logger": (Logger, "validation_step uses the logger itself.*on_validation_batch_end"),
     "objects": (Objects, "validation_step returns a Thing"),
 }
@@ -425,7 +425,10 @@ def test_text_that_is_handed_on_is_that_of_its_batch_with_one_graph(
 
 
 def test_text_that_is_looked_at_has_graphs_of_its_own_or_none_if_it_is_always_another() -> None:
-    for make, said in ((Chooses, ""), (Spells, "the text of the batch is another every time")):
+    for make, said in (
+        (Chooses, ""),
+        (Spells, "predict_step reads the text of the batch, which differs from batch to batch"),
+    ):
         loaders = (named(), named())
         if make is Chooses:  # nothing but the kind differs
             for loader in loaders:

@@ -8,6 +8,7 @@ import lightning as L
 import pytest
 import torch
 import torchmetrics
+from products import every_pair
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -71,18 +72,18 @@ def test_a_model_larger_than_the_budget_gives_the_bits_of_plain_lightning(
 def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offload.memory import Arenas
+    from offload.memory.arenas import DeviceArena
 
     sizes: list[int] = []
-    real = Arenas.__init__
+    real = DeviceArena.__init__
 
-    def noted(self: Arenas, wanted: Any, *more: Any) -> None:
+    def noted(self: DeviceArena, wanted: Any, *more: Any) -> None:
         sizes.append(wanted.get(0, 0))
         real(self, wanted, *more)
 
     with pytest.raises(BudgetTooSmall) as refused:
         run(method, OffloadStrategy(budget=64), Wide, loaders=wide_data())
-    monkeypatch.setattr(Arenas, "__init__", noted)
+    monkeypatch.setattr(DeviceArena, "__init__", noted)
     budget = refused.value.needed
     both(method, Wide, budget, loaders=wide_data())
     weights = sum(p.numel() * p.element_size() for p in Wide().parameters())
@@ -92,7 +93,7 @@ def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
 def test_poisoned_dead_bytes_are_read_by_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     from functools import partial
 
-    import trainers.target as target
+    import trainers.offloading.hardware.target as target
 
     monkeypatch.setattr(target, "Runner", partial(target.Runner, poison=True))
     both("validate", Wide, "45%", loaders=wide_data())
@@ -101,9 +102,10 @@ def test_poisoned_dead_bytes_are_read_by_no_evaluation(monkeypatch: pytest.Monke
 # ---- inside of a fit ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [None, "60%", "40%"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("inference_mode", [True, False])
+@pytest.mark.parametrize(
+    "budget, precision, inference_mode",
+    every_pair([None, "60%", "40%"], ["32-true", "bf16-mixed"], [True, False]),
+)
 def test_validation_within_a_fit_is_plain_lightnings(
     budget: str | None, precision: Any, inference_mode: bool, captures: list[str]
 ) -> None:
@@ -132,7 +134,7 @@ def test_so_it_is_with_the_smallest_budget_and_with_first_steps_checked() -> Non
 
 
 def test_training_and_validation_share_one_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    import offload.executor as executor
+    import offload.running.runner as executor
 
     made: list[Any] = []
     real = executor.Runner.__init__

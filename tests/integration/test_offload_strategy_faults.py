@@ -13,9 +13,9 @@ from torch import nn
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from trainers import OffloadStrategy
-from trainers.check import DifferenceFound
-from trainers.evaluation import Evaluation
-from trainers.steps import Steps
+from trainers.offloading.steps.comparison import DifferenceFound
+from trainers.offloading.steps.evaluation import Evaluation
+from trainers.offloading.steps.step_graphs import StepGraphs
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -121,12 +121,12 @@ class Other(ol.Module):
 
 
 REASONS: dict[str, tuple[Any, str]] = {
-    "manual": (Manual, "Manual optimizes by hand"),
+    "manual": (Manual, "Manual optimizes manually"),
     "backward": (Backward, r"Backward overrides backward \(.*test_offload_strategy_faults.py:\d+"),
     "optimizer_step": (Stepped, "Stepped overrides optimizer_step"),
     "values": (
         Values,
-        r"test_offload_strategy_faults.py:\d+ in training_step: the value of a tens",
+        r"test_offload_strategy_faults.py:\d+ in training_step: the step asks for the value of a",
     ),
     "batch_idx": (Indexed, r"test_offload_strategy_faults.py:\d+ in training_step.*uses batch_idx"),
     "batch_idx times": (Scaled, "uses batch_idx"),
@@ -380,17 +380,17 @@ def test_weights_come_home_though_what_evaluates_cannot_be_closed(
 ) -> None:
     """Its error is told, and a second closing finds nothing to do."""
     closed: list[str] = []
-    close = Steps.close
+    close = StepGraphs.close
 
     def refuses(self: Evaluation) -> None:
         raise OffloadError("no memory to move a tensor to")
 
-    def noted(self: Steps) -> None:
+    def noted(self: StepGraphs) -> None:
         closed.append("steps")
         close(self)
 
     monkeypatch.setattr(Evaluation, "close", refuses)
-    monkeypatch.setattr(Steps, "close", noted)
+    monkeypatch.setattr(StepGraphs, "close", noted)
     with pytest.raises(OffloadError, match="no memory to move"):
         ol.train(OffloadStrategy())
     assert closed == ["steps"]

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanMetric
 
 from offload import BudgetTooSmall, MemoryTooSmall, Runner
-from trainers import OffloadStrategy, groups
+from trainers import OffloadStrategy
+from trainers.offloading.steps import groups
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -144,11 +145,11 @@ def plain(name: str) -> Any:
     return train(**RUNS[name])
 
 
-SLOW = [pytest.param(name, "least", marks=pytest.mark.slow) for name in ("clipped", "lora")]
+FULL = [pytest.param(name, "least", marks=pytest.mark.full) for name in ("clipped", "lora")]
 
 
 @pytest.mark.parametrize(
-    ("name", "budget"), [*((name, "60%") for name in RUNS), ("4", "least"), *SLOW]
+    ("name", "budget"), [*((name, "60%") for name in RUNS), ("4", "least"), *FULL]
 )
 def test_a_run_is_plain_lightnings_to_the_last_bit(name: str, budget: str) -> None:
     bytes_or_share: Any = smallest(RUNS[name]) if budget == "least" else budget
@@ -276,7 +277,7 @@ def test_random_numbers_of_the_loader_are_drawn_where_they_were() -> None:
     ours = train(OffloadStrategy(budget="60%", check_first_steps=0), loader=loader)
     assert together(ours) == set()
     assert ol.differences(train(loader=loader), ours) == []
-    assert "draws random numbers, and so does" in ours.strategy.explain()
+    assert "the step and the loader both draw random numbers" in ours.strategy.explain()
 
 
 class Later(Noisy):
@@ -297,7 +298,7 @@ def test_a_loader_that_begins_to_draw_in_mid_run_is_told_once() -> None:
         ours = train(strategy, loader=lambda: DataLoader(Later(), 8))
     assert len([w for w in warned if "micro-batches" in str(w.message)]) == 1
     assert together(ours) == {2}
-    assert "draws random numbers, and so does" in ours.strategy.explain()
+    assert "the step and the loader both draw random numbers" in ours.strategy.explain()
 
 
 class Stops(Module):
@@ -319,7 +320,7 @@ def test_a_run_that_stops_in_the_middle_of_a_group_has_run_what_came() -> None:
 def test_arenas_that_the_machine_refuses_leave_the_run_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trainers import target
+    from trainers.offloading.hardware import target
 
     def refuse(plan: Any, engine: str, **more: Any) -> Any:
         if len({task.turn for task in plan.graph.tasks}) > 1:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import grad_norm
+from products import every_value
 from torch import nn
 
 from offload import CaptureError
 from trainers import OffloadStrategy
-from trainers.check import DifferenceFound
+from trainers.offloading.steps.comparison import DifferenceFound
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
@@ -184,11 +185,11 @@ def trained(strategy: Any, name: str) -> tuple[ol.Result, list[Any]]:
     return result, [vars(callback).get("average") for callback in made]
 
 
-@pytest.mark.parametrize("name", HOOKED)
-@pytest.mark.parametrize("budget, check", [(None, 2), ("60%", 0)])
+@pytest.mark.parametrize("name, how", every_value(HOOKED, [("60%", 0), (None, 2)]))
 def test_hooks_between_the_parts_of_a_step_are_lightnings(
-    name: str, budget: str | None, check: int
+    name: str, how: tuple[str | None, int]
 ) -> None:
+    budget, check = how
     ours, kept = trained(OffloadStrategy(budget=budget, check_first_steps=check), name)
     theirs, also = trained("auto", name)
     assert ol.differences(theirs, ours) == []
@@ -280,9 +281,14 @@ class PostHook(ol.Module):
 
 HERE = r"test_offload_strategy_hooks.py:\d+ in"
 REFUSED: dict[str, tuple[Callable[[], Any], list[Callable[[], Any]], dict[str, Any], str]] = {
-    "item": (Asks, [], {}, rf"{HERE} on_after_backward: the value of a tensor is asked for"),
-    "branch": (Branches, [], {}, rf"{HERE} on_before_optimizer_step: the value of a tensor"),
-    "state": (Looks, [], {}, rf"{HERE} on_before_optimizer_step: a hook looks at the optimizer's"),
+    "item": (Asks, [], {}, rf"{HERE} on_after_backward: the step asks for the value of a tensor"),
+    "branch": (
+        Branches,
+        [],
+        {},
+        rf"{HERE} on_before_optimizer_step: the step asks for the value of a tensor",
+    ),
+    "state": (Looks, [], {}, rf"{HERE} on_before_optimizer_step: a hook reads the optimizer's"),
     "last gradients": (Late, [], {}, rf"{HERE} on_before_zero_grad: on_before_zero_grad reads"),
     "counter": (ol.Module, [Counts], {}, "count changes from 0 to 1 in a call"),
     "logger": (ol.Module, [Draws], {}, rf"{HERE} on_after_backward: .*uses the logger itself"),
@@ -291,7 +297,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[Callable[[], Any]], dict[str, A
         Outside,
         [],
         {},
-        r"has|overrides on_after_backward.*enter.weight requires a gradie",
+        r"overrides on_after_backward .*does not have enter.weight, which requires a gradient",
     ),
     "sums": (
         ol.Module,
@@ -299,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[Callable[[], Any]], dict[str, A
         {"accumulate_grad_batches": 2},
         rf"callback Scales has on_after_backward \(.*{HERE[:-3]}\).*accumulate_grad_batches=2",
     ),
-    "post": (PostHook, [], {}, r"head.weight has a post-accumulate hook.*Remove it"),
+    "post": (PostHook, [], {}, r"head.weight has a post-accumulate hook.*Remove the hook"),
 }
 
 

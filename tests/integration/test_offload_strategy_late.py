@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import offload
 from offload import Costs, Plan, TaskGraph
-from offload.late import Late
-from offload.lowering import host_updates
-from offload.lowering.late_updates import rotated, updates_of
-from perfect.callback import PhaseSwitch
-from perfect.checkpoint import FiniteLoss
-from perfect.phases import Phase
+from offload.lowering.passes import host_updates
+from offload.lowering.rotation import rotated, updates_of
+from offload.running.rotated_step import RotatedStep
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.method.phases import Phase
+from perfect.runs.checkpoint import FiniteLoss
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -48,20 +48,22 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return offload.plan(graph, *args, **more)
 
     ran: list[str] = []
-    step, flush = Late.run, Late.flush
+    step, flush = RotatedStep.run, RotatedStep.flush
 
-    def run(self: Late, *batch: torch.Tensor) -> Any:
+    def run(self: RotatedStep, *batch: torch.Tensor) -> Any:
         ran.append("steady" if self.pending else "first")
         return step(self, *batch)
 
-    def flushed(self: Late) -> None:
+    def flushed(self: RotatedStep) -> None:
         if self.pending:
             ran.append("flush")
         flush(self)
 
-    monkeypatch.setattr("trainers.steps.offload", SimpleNamespace(plan=plan))
-    monkeypatch.setattr(Late, "run", run)
-    monkeypatch.setattr(Late, "flush", flushed)
+    monkeypatch.setattr(
+        "trainers.offloading.steps.plan_request.offload", SimpleNamespace(plan=plan)
+    )
+    monkeypatch.setattr(RotatedStep, "run", run)
+    monkeypatch.setattr(RotatedStep, "flush", flushed)
     yield ran
 
 

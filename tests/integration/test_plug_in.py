@@ -18,8 +18,8 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
 
 from loaders import LoaderError, ReuseLoader
-from loaders.augment import Flip, RandomResizedCrop
 from loaders.errors import SampleShapeError
+from loaders.pixels.augmentation import Flip, RandomResizedCrop
 
 SAMPLES, BATCH, REUSE = 14, 4, 3
 Seen = namedtuple("Seen", ["picture", "label"])

@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from loaders.errors import PassEnded
-from loaders.prefetch import Done, Prefetcher, Work
-from loaders.reuse import Serve
+from loaders.order.reuse import Serve
+from loaders.workers.decode_work import DecodeWork, Done, WorkProgress
+from loaders.workers.prefetcher import Prefetcher
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -27,7 +28,7 @@ def work(
     read: Reading = nothing,
     reuse: int = 1,
     make: Callable[[int, Serve, NDArray[np.int64]], Any] | None = None,
-) -> Work:
+) -> DecodeWork:
     """A batch is who is in it, and in which slots."""
     made = make or (lambda _, serve, slots: (serve.positions.tolist(), slots.tolist()))
 
@@ -36,7 +37,7 @@ def work(
         for position in positions:
             done(position)
 
-    return Work(np.arange(count), read_all, made, reuse)
+    return DecodeWork(np.arange(count), read_all, made, reuse)
 
 
 def serve(*positions: int, number: int = 0) -> Serve:
@@ -215,7 +216,7 @@ def test_a_sample_that_takes_long_does_not_hold_up_those_before_it() -> None:
             done(position)
 
     ours = pool(slots=8)
-    ours.begin(Work(np.arange(8), read, lambda _, batch, slots: batch.positions.tolist(), 1))
+    ours.begin(DecodeWork(np.arange(8), read, lambda _, batch, slots: batch.positions.tolist(), 1))
     for index in range(4):
         ours.plan(index, serve(2 * index, 2 * index + 1))
     assert [ours.take() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -335,15 +336,19 @@ def test_the_workers_are_named_and_do_not_hold_the_process() -> None:
     assert not threads()
 
 
-def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them() -> None:
+def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As the collector of garbage does: it runs a loader's finalizer between any two lines."""
     ours = pool(slots=4, workers=3)
+    release = WorkProgress.release
 
-    class Struck(Work):
-        def release(self, positions: NDArray[np.int64]) -> list[int]:
-            if threading.current_thread() in threads():
-                ours.close()
-            return super().release(positions)
+    def struck(progress: WorkProgress, positions: NDArray[np.int64]) -> list[int]:
+        if threading.current_thread() in threads():
+            ours.close()
+        return release(progress, positions)
+
+    monkeypatch.setattr(WorkProgress, "release", struck)
 
     def made(index: int, serve: Serve, slots: NDArray[np.int64]) -> list[int]:
         return slots.tolist()
@@ -353,7 +358,7 @@ def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them() -> None:
             done(position)
 
     plan = iter([(index, serve(index)) for index in range(40)])
-    ours.begin(Struck(np.arange(40), read, made, 1), plan)
+    ours.begin(DecodeWork(np.arange(40), read, made, 1), plan)
     with pytest.raises(PassEnded):
         for _ in range(40):
             ours.take()

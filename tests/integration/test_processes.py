@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from loaders.errors import LoaderError, SourceError, WorkerDied
-from loaders.leaves import Chunk, Picture, own, structure_of
-from loaders.processes import StartMethod, WorkerProcess, default_start_method
-from loaders.storage import Slab
-from loaders.worker import Staging
+from loaders.slots.leaves import Chunk, Picture, own, structure_of
+from loaders.slots.slab import Slab
+from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
+from loaders.workers.worker import Staging
 
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 # A spawned process is as one of the fork server's, but for the second that it takes to start.

@@ -28,7 +28,7 @@ def ran(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_small_plan_gives_the_same_loss_by_both_engines() -> None:
     """On the CPU: the script is right before anybody needs it."""
     losses = {ran(sys.executable, str(SCRIPT), "cpu", engine).split()[-1] for engine in ENGINES}
@@ -36,7 +36,7 @@ def test_the_small_plan_gives_the_same_loss_by_both_engines() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("engine", ENGINES)

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_pair, every_value
 
 import offload
-from offload.drivers.cuda import Cuda
-from offload.drivers.twin import Twin
-from offload.engines.issue import DEPTH
+from benchmarks.twins.twin_streams import Twin
 from offload.errors import DeviceLost, OffloadError, RaceFound, StepError
-from offload.executor import Runner
-from offload.verify import verify
+from offload.planning.issue import DEPTH
+from offload.planning.verify import verify
+from offload.running.drivers.cuda import Cuda
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 HELD = ("", "compute", "h2d", "d2h")
@@ -71,9 +72,9 @@ def ours() -> list[str]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("order", ["priority", "random"])
-@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize(
+    "held, order, poison", every_pair(HELD, ["priority", "random"], [False, True])
+)
 def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
     device: str, held: str, order: str, poison: bool, graphs: Any
 ) -> None:
@@ -111,14 +112,14 @@ def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(
     made = planned(graph, smallest(graph))
     nodes = made.memgraph.nodes
     edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
-    crossing = [(n, d) for n, d in edges if nodes[n].engine != nodes[d].engine]
+    crossing = [(n, d) for n, d in edges if nodes[n].lane != nodes[d].lane]
     wrong = 0
     for node, dep in crossing:
         broken = without_edge(made.memgraph, node, dep)
         with pytest.raises(RaceFound):
             verify(broken)
         plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
-        held = nodes[dep].engine
+        held = nodes[dep].lane
         with Runner(
             graphs.HandPlan(broken), "cuda", poison=True, driver=driver(device, held)
         ) as runner:
@@ -171,7 +172,7 @@ def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None
             super().enqueue(stream, run)
             waiting = sum(not hasattr(item, "ticket") for item in stream.queue)
             most = max(most, sum(callable(item) for item in stream.queue) + stream.busy)
-            if waiting and stream.engine == "compute" and most >= depth - 1:
+            if waiting and stream.lane == "compute" and most >= depth - 1:
                 gate.set()
 
     graph = graphs.chain(6)
@@ -224,8 +225,9 @@ def works(runner: Runner, graph: Any, tensors: Any, graphs: Any) -> bool:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("task", ["forward0", "weight2", "update3", "update0"])
+@pytest.mark.parametrize(
+    "held, task", every_value(HELD, ["forward0", "weight2", "update3", "update0"])
+)
 def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
     device: str, held: str, task: str, graphs: Any
 ) -> None:
@@ -259,7 +261,7 @@ def test_an_exception_of_a_host_task_ends_the_step_and_names_it(graphs: Any) -> 
             with pytest.raises(KeyError) as raised:
                 runner(graphs.batch())
             assert raised.value is fault.error
-            where = "in task update1 (model.py:1), on engine host"
+            where = "in task update1 (model.py:1), on lane host"
             assert raised.value.__notes__[0] == where
             fault.error = None
 
@@ -272,7 +274,7 @@ def test_an_exception_that_comes_while_a_node_is_enqueued_names_it(graphs: Any) 
             done = self.event()
             super().enqueue(stream, run)
             done.record(stream)
-            if held_up == stream.engine:
+            if held_up == stream.lane:
                 self.synchronize()
 
     graph, fault = faulty(graphs, "forward2")
@@ -283,7 +285,7 @@ def test_an_exception_that_comes_while_a_node_is_enqueued_names_it(graphs: Any) 
         with pytest.raises(ValueError, match="no good") as raised:
             runner(graphs.batch())
         first, second = raised.value.__notes__
-        assert first == "in task forward2, on engine compute"
+        assert first == "in task forward2, on lane compute"
         assert second.startswith("0 of 4 updates of this step had run")
         fault.error, held_up = None, ""
         assert works(runner, graph, tensors, graphs)
@@ -350,17 +352,17 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
     def arenas(sizes: Any) -> Any:
         raise AssertionError("allocated")
 
-    monkeypatch.setattr("offload.executor.Arenas", arenas)
+    monkeypatch.setattr("offload.running.stage.DeviceArena", arenas)
     graph = graphs.chain()
     graphs.bound(graph)
-    with pytest.raises(OffloadError, match="captured on a cuda device; this is one for cpu"):
+    with pytest.raises(OffloadError, match="captured on a cuda device, not on cpu"):
         Runner(planned(graph), "cuda")
     if not torch.backends.cuda.is_built():
         graph.program.device = torch.device("cuda")
         with pytest.raises(OffloadError, match=r"PyTorch \(.*\) is built without CUDA"):
             Runner(planned(graph), "cuda")
     graph.program.device = torch.device("cuda")
-    with pytest.raises(OffloadError, match="'serial' runs on the CPU, and this step"):
+    with pytest.raises(OffloadError, match="'serial' runs on the CPU, but this step"):
         Runner(planned(graph), "serial")
     graph.program.device = torch.device("cpu")
     with pytest.raises(ValueError, match="'threads' has no use for a driver"):
@@ -416,7 +418,7 @@ def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
         assert all(seconds > 0 for seconds in trace.seconds_by_task().values())
         end = {span.node: span.end for span in trace.spans}
         start = {span.node: span.start for span in trace.spans}
-        streams = [n for n, node in enumerate(made.memgraph.nodes) if node.engine != "host"]
+        streams = [n for n, node in enumerate(made.memgraph.nodes) if node.lane != "host"]
         for n in streams:
             for dep in set(made.memgraph.nodes[n].deps).intersection(streams):
                 assert end[dep] <= start[n] + 1e-5
@@ -433,7 +435,7 @@ def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, grap
     plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
     with Runner(planned(graph), "cuda", driver=driver(device)) as runner:
         assert same(runner, plainly, tensors, graphs.batch())
-        assert len(runner._engine._events) == 1  # type: ignore[union-attr]
+        assert len(runner._stage.engine._events) == 1  # type: ignore[union-attr]
 
 
 def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graphs: Any) -> None:

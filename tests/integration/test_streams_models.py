@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from products import every_value, only_first
 from torch import nn
 
 import offload
-from offload.drivers.twin import Twin
-from offload.drivers.twin_graph import GraphTwin
-from offload.executor import Runner
-from offload.late import Late
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload.lowering.passes import host_updates
+from offload.lowering.rotation import rotated, updates_of
+from offload.running.rotated_step import RotatedStep
+from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 HELD = ("compute", "h2d", "d2h")
@@ -55,7 +58,7 @@ def trained(training: Any) -> Any:
     return one
 
 
-@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt", "llama"])
+@pytest.mark.parametrize("name", only_first("gpt", "resnet18", "llama"))
 def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
     name: str, trained: Any
 ) -> None:
@@ -67,7 +70,7 @@ def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
     case.run(case.planned(1.0, "auto"), "cuda", 8, "random", Twin(("compute",)))
 
 
-@pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "gpt", "llama"])
+@pytest.mark.parametrize("name", only_first("llama", "resnet18", "gpt"))
 def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(
     name: str, trained: Any
 ) -> None:
@@ -123,15 +126,14 @@ def alike(ours: nn.Module, theirs: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("optimizer", ["device", "host"])
+@pytest.mark.parametrize("held, optimizer", every_value(HELD, ["device", "host"]))
 def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: str) -> None:
     ours, theirs, mine, other, batches = fresh(dropout=0.3)
     graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
     peak = offload.plan(graph).peak_bytes
     made = offload.plan(graph, int(peak * 0.7), optimizer=optimizer)
-    engines = {node.engine for node in made.memgraph.nodes}
-    assert {"compute", "h2d", "d2h"} <= engines and ("host" in engines) == (optimizer == "host")
+    lanes = {node.lane for node in made.memgraph.nodes}
+    assert {"compute", "h2d", "d2h"} <= lanes and ("host" in lanes) == (optimizer == "host")
     with Runner(made, "cuda", "random", 1, poison=True, driver=Twin((held,))) as runner:
         for step, batch in enumerate(batches):
             torch.manual_seed(step)
@@ -145,13 +147,14 @@ def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: 
 def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: str) -> None:
     ours, theirs, mine, other, batches = fresh()
     graph = offload.capture_training_step(ours, loss_of, mine, *batches[0])
-    peak = offload.plan(graph).peak_bytes
-    made = offload.plan(graph, int(peak * 0.7), optimizer="host", late=True)
-    if made.rotation is None:
-        pytest.skip("no update of this plan waits")
-    with Runner(made, "cuda", driver=Twin((held,)), key="whole") as runner:
-        late = Late(runner, made.rotation, "steady")
-        runner.add("steady", made.rotation.steady)
+    # All updates that can wait do: which of them `late=True` takes, the clock decides.
+    on_host = host_updates(graph, offload.Costs(), "host")
+    rotation = rotated(on_host, updates_of(on_host))
+    assert rotation is not None
+    peak = offload.plan(rotation.steady).peak_bytes
+    made = offload.plan(rotation.steady, int(peak * 0.7), recompute=False)
+    with Runner(made, "cuda", driver=Twin((held,)), key="steady") as runner:
+        late = RotatedStep(runner, rotation, "steady")
         for batch in batches:
             loss, *_ = late.run(*batch)
             assert torch.equal(loss, eagerly(theirs, other, batch))

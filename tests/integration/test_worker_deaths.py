@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from loaders.errors import LoaderError, PassEnded, SourceError, WorkerDied
-from loaders.leaves import Chunk
-from loaders.processes import StartMethod, WorkerProcess
+from loaders.slots.leaves import Chunk
+from loaders.workers.processes import StartMethod, WorkerProcess
 
 HERE = Path(__file__).parent
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -53,7 +53,7 @@ def test_a_worker_that_dies_once_is_restarted_and_nothing_is_lost(
     how: str, said: str, sets: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WorkerProcess(sets.Deadly(how, 1, tmp_path / "count"), None, "reader") as worker:
-        with caplog.at_level(logging.WARNING, "loaders.processes"):
+        with caplog.at_level(logging.WARNING, "loaders.workers.processes"):
             assert values(worker.read([1, 2])) == [1, 2]
             assert values(worker.read([4, 5, 6])) == [4, 5, 6]
             assert values(worker.read([5, 7])) == [5, 7]
@@ -113,7 +113,7 @@ def test_a_death_is_seen_even_where_others_hold_all_that_would_tell_of_it(
         def wait_in_vain(things: Any, timeout: float) -> list[Any]:
             return [] if worker.pid == dead else wait(things, timeout)
 
-        monkeypatch.setattr("loaders.processes.connection.wait", wait_in_vain)
+        monkeypatch.setattr("loaders.workers.processes.connection.wait", wait_in_vain)
         assert values(worker.read([2])) == [2]
 
 
@@ -195,7 +195,7 @@ def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
             def interrupt(*_: object) -> None:
                 raise KeyboardInterrupt
 
-            patch.setattr("loaders.processes.connection.wait", interrupt)
+            patch.setattr("loaders.workers.processes.connection.wait", interrupt)
             # Only while it waits: ending the process waits with the same function.
             patch.setattr(worker, "_end", lambda end=worker._end: (patch.undo(), end())[1])
             with pytest.raises(KeyboardInterrupt):
@@ -234,7 +234,7 @@ class Reading:
 
 @pytest.fixture
 def quick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaders.processes.END_SECONDS", (0.3, 0.3, 10.0))
+    monkeypatch.setattr("loaders.workers.processes.END_SECONDS", (0.3, 0.3, 10.0))
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ PROGRAM = """
 import sys, threading
 sys.path.insert(0, {here!r})
 from worker_datasets import Faulty
-from loaders.processes import WorkerProcess
+from loaders.workers.processes import WorkerProcess
 
 def main():
     global workers
@@ -369,7 +369,7 @@ UNGUARDED = """
 import sys
 sys.path.insert(0, {here!r})
 from worker_datasets import Faulty
-from loaders.processes import WorkerProcess
+from loaders.workers.processes import WorkerProcess
 WorkerProcess(Faulty(), {method!r}, "reader").read([1])
 """
 

@@ -11,10 +11,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from loaders.cache import DecodedCache, open_cache
+from loaders.cache.cache import DecodedCache
+from loaders.cache.cache_setup import open_cache
 
-law = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 Kind = Literal["ram", "disk"]
 KINDS: tuple[Kind, ...] = ("ram", "disk")
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from products import examples
 
-from loaders import kernels
-from loaders.kernels import Pictures, resized_crop, window
+from loaders.pixels import kernels
+from loaders.pixels.kernels import Pictures, resized_crop, window
 
 Pixels = NDArray[np.uint8]
 MADE = pytest.mark.skipif(not kernels.compiled(), reason="the kernels were not compiled")
@@ -76,7 +77,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @MADE
 @given(jobs(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_compiled_crop_and_its_numpy_twin_give_the_same_bits(job: Job, portable: bool) -> None:
     pictures, compiled, twin = job.pictures(), job.out(), job.out()
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +90,7 @@ def test_the_compiled_crop_and_its_numpy_twin_give_the_same_bits(job: Job, porta
 
 @MADE
 @given(jobs(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_compiled_window_and_its_numpy_twin_give_the_same_bits(
     job: Job, portable: bool
 ) -> None:
@@ -109,7 +110,7 @@ def around(out: Pixels) -> Pixels:
 
 @MADE
 @given(jobs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_crop_is_the_float_bilinear_one_within_its_roundings(job: Job) -> None:
     out = job.out()
     resized_crop(job.pictures(), job.boxes, job.flips, None, out)
@@ -132,7 +133,7 @@ def bilinear(line: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 
 
 @given(jobs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_nothing_outside_the_box_has_a_say(job: Job) -> None:
     out, alone = job.out(), job.out()
     kernels._resized_crop_numpy(job.pictures(), job.boxes, job.flips, job.holes, out)

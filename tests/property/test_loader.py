@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
-from loaders.augment import Chain, Flip, PadCrop
 from loaders.errors import StateError
-from loaders.reuse import MODES
+from loaders.order.reuse import MODES
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
-law = settings(max_examples=25, deadline=None)
+law = settings(max_examples=examples(25), deadline=None)
 
 AUGMENT = Chain([PadCrop(2), Flip()])
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
-from loaders.augment import Draws
+from loaders.pixels.augmentation import Draws
 
 
 class Made:

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from offload.arena import Space
-from offload.memgraph import ALIGNMENT
-from offload.taskgraph import TaskGraph
+from offload.graph.memgraph import ALIGNMENT
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.arena import Space
 
 UNIT = ALIGNMENT
-law = settings(max_examples=120, deadline=None)
+law = settings(max_examples=examples(120), deadline=None)
 
 
 @dataclass

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from offload.engines.issue import Chart, Issue, Issued
+from offload.planning.issue import Chart, Issue, Issued
 
 STREAMS = ("compute", "h2d", "d2h")
 HOST = ("host", "ranks")
@@ -19,7 +20,7 @@ HOST = ("host", "ranks")
 
 @dataclass
 class Case:
-    engines: list[str]
+    lanes: list[str]
     deps: list[list[int]]
     depth: int
     workers: int
@@ -38,14 +39,14 @@ class Case:
         rank = list(range(len(self.deps)))
         if self.shuffled:
             random.Random(self.seed).shuffle(rank)
-        chart = Chart.of(self.engines, self.successors, HOST)
+        chart = Chart.of(self.lanes, self.successors, HOST)
         return Issue(chart, self.depth, dict.fromkeys(HOST, self.workers), rank), rank
 
 
 @st.composite
 def cases(draw: st.DrawFn, host: bool = True) -> Case:
     count = draw(st.integers(1, 40))
-    engines = draw(
+    lanes = draw(
         st.lists(st.sampled_from(STREAMS + (HOST if host else ())), min_size=count, max_size=count)
     )
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -57,7 +58,7 @@ def cases(draw: st.DrawFn, host: bool = True) -> Case:
         for n in range(count)
     ]
     return Case(
-        engines,
+        lanes,
         deps,
         draw(st.integers(1, 8)),
         draw(st.integers(1, 3)),
@@ -82,7 +83,7 @@ class Model:
     """Of every node: all that is complete when it begins, whatever the device does."""
 
     def on_host(self, node: int) -> bool:
-        return self.case.engines[node] in HOST
+        return self.case.lanes[node] in HOST
 
     def take(self, item: Issued) -> None:
         """The host enqueues it: is it allowed, and is it safe?"""
@@ -97,9 +98,9 @@ class Model:
         if self.on_host(node):
             assert not item.waits and not item.mark
             self.host.append(node)
-            assert sum(case.engines[n] == case.engines[node] for n in self.host) <= case.workers
+            assert sum(case.lanes[n] == case.lanes[node] for n in self.host) <= case.workers
             return
-        queue = self.queues.setdefault(case.engines[node], [])
+        queue = self.queues.setdefault(case.lanes[node], [])
         assert (
             alone(case, {*self.issued} - {node})
             or len([i for i in queue if i.node not in self.known]) < case.depth
@@ -110,7 +111,7 @@ class Model:
             sure |= self.before[other] | {other}
         assert set(case.deps[node]) <= sure
         for wait in item.waits:
-            assert wait in self.marked and case.engines[wait] != case.engines[node]
+            assert wait in self.marked and case.lanes[wait] != case.lanes[node]
             rest = set(self.known)
             for other in [*([queue[-1].node] if queue else []), *item.waits]:
                 rest |= self.before[other] | {other} if other != wait else set()
@@ -145,14 +146,14 @@ class Model:
                 self.host.remove(node)
                 self.known.add(node)
             else:
-                queue = [i.node for i in self.queues[self.case.engines[node]]]
+                queue = [i.node for i in self.queues[self.case.lanes[node]]]
                 self.known.update(queue[: queue.index(node) + 1])
         return bool(told)
 
 
 def alone(case: Case, issued: set[int]) -> bool:
     """All that are left are of one stream."""
-    left = {engine for node, engine in enumerate(case.engines) if node not in issued}
+    left = {lane for node, lane in enumerate(case.lanes) if node not in issued}
     return bool(issued) and len(left) == 1 and left <= {*STREAMS}
 
 
@@ -160,8 +161,8 @@ def best(case: Case, model: Model, rank: Sequence[int]) -> int | None:
     """By the rule as it is written: those of complete deps first, then by rank."""
     found: list[tuple[bool, int, int]] = []
     for node, deps in enumerate(case.deps):
-        engine, host = case.engines[node], model.on_host(node)
-        busy = [n for n in model.issued if case.engines[n] == engine and n not in model.known]
+        lane, host = case.lanes[node], model.on_host(node)
+        busy = [n for n in model.issued if case.lanes[n] == lane and n not in model.known]
         full = len(busy) >= (case.workers if host else case.depth)
         if node in model.issued or (full and not alone(case, {*model.issued})):
             continue
@@ -172,7 +173,7 @@ def best(case: Case, model: Model, rank: Sequence[int]) -> int | None:
     return min(found)[2] if found else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(cases(), st.integers(0, 2**32))
 def test_every_order_of_the_device_is_safe_and_comes_to_its_end(case: Case, seed: int) -> None:
     issue, rank = case.issue()
@@ -197,13 +198,13 @@ def test_every_order_of_the_device_is_safe_and_comes_to_its_end(case: Case, seed
     assert not issue.unissued and len(model.done) == len(case.deps)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases(host=False), st.integers(0, 2**32))
 def test_without_a_depth_all_is_enqueued_at_once_and_the_events_alone_keep_every_edge(
     case: Case, seed: int
 ) -> None:
     case.depth = len(case.deps) + 1
-    issue = Issue(Chart.of(case.engines, case.successors, HOST), None)
+    issue = Issue(Chart.of(case.lanes, case.successors, HOST), None)
     model = Model(case, random.Random(seed))
     while (item := issue.next()) is not None:
         model.take(item)
@@ -215,9 +216,9 @@ def test_without_a_depth_all_is_enqueued_at_once_and_the_events_alone_keep_every
 
 def test_of_a_chain_through_another_stream_only_what_says_something_new_is_waited_for() -> None:
     # compute 0 -> h2d 1 -> compute 2, 3; d2h 4 waits for 0 and 2: the latter says both
-    engines = ["compute", "h2d", "compute", "compute", "d2h"]
+    lanes = ["compute", "h2d", "compute", "compute", "d2h"]
     successors = [[1, 4], [2, 3], [4], [], []]
-    issue = Issue(Chart.of(engines, successors, ()), None)
+    issue = Issue(Chart.of(lanes, successors, ()), None)
     found = []
     while (item := issue.next()) is not None:
         found.append((item.node, list(item.waits), item.mark))

@@ -10,16 +10,17 @@ from dataclasses import replace
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
 import offload
-from offload.kernels import Program, Value
-from offload.late import Late
-from offload.lowering.late_updates import rotated
-from offload.refusal import smallest_budget
-from offload.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.lowering.rotation import rotated
+from offload.planning.refusal import smallest_budget
+from offload.program.kernels import Program, Value
+from offload.running.rotated_step import RotatedStep
 
 SIZES = (1, 64, 100, 640)
-law = settings(max_examples=150, deadline=None)
+law = settings(max_examples=examples(150), deadline=None)
 
 
 def mixing(salt: int, adds: bool = False) -> Callable[..., None]:
@@ -101,23 +102,23 @@ class Drawn:
         factor = self.graph.buffer("factor", 4)
         self.task("factor", norms, [factor], phase="update")
         for g in dict.fromkeys(self.gradients.values()):
-            self.task(f"scale+{g}", [g, factor], [g], phase="update", engine=self.engine())
+            self.task(f"scale+{g}", [g, factor], [g], phase="update", lane=self.lane())
 
-    def engine(self) -> str:
+    def lane(self) -> str:
         return "host" if self.maybe(2) else "compute"
 
     def update(self) -> None:
         for w, g in self.gradients.items():
-            engine = self.engine()
+            lane = self.lane()
             if self.maybe(4):
                 cast = self.graph.buffer(f"cast{w}", self.graph.buffers[w].nbytes, "gradient")
-                self.task(f"cast{w}", [g], [cast], phase="backward", engine=engine)
+                self.task(f"cast{w}", [g], [cast], phase="backward", lane=lane)
                 g = cast
             for piece in range(1 if self.maybe(2) else 2):
                 state = self.graph.buffer(f"m{w}.{piece}", self.size(), "state")
                 self.task(
                     f"update+{w}.{piece}", [w, g, state], [w, state], phase="update",
-                    engine=engine, seconds=float(self.draw(st.integers(1, 3))),
+                    lane=lane, seconds=float(self.draw(st.integers(1, 3))),
                 )  # fmt: skip
             if self.maybe(8):
                 seen = self.graph.buffer(f"seen{w}", 4)
@@ -205,7 +206,7 @@ def test_a_rotated_step_leaves_the_bits_of_the_step_whenever_it_is_flushed(
     budget = max(64, least + spare) // 64 * 64
     plan = offload.plan(rotation.steady, budget, placement="copy", recompute=False)
     with offload.Runner(plan, engine, "random", seed, poison=True, key="step") as runner:
-        late = Late(runner, rotation, "step")
+        late = RotatedStep(runner, rotation, "step")
         for step in range(6):
             right = plain.run(batch(step))
             for got, plainly in zip(late.run(batch(step)), right, strict=True):

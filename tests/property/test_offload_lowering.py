@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.costs import Costs
-from offload.kernels import Call, Value
-from offload.lowering import (
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.lowering.passes import (
     add_in_place,
     bucketed_updates,
     early_updates,
@@ -23,8 +23,8 @@ from offload.lowering import (
     grouped,
     without_views_and_dead,
 )
-from offload.recompute import candidates, recomputed, variants
-from offload.taskgraph import Role, TaskGraph
+from offload.planning.recompute import candidates, recomputed, variants
+from offload.program.kernels import Call, Value
 
 SIZES = (2, 16, 64)
 KINDS = ("new", "new", "new", "sum", "sum", "in place", "again", "draw", "update", "update")

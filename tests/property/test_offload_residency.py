@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import offload
 from offload import Costs, Plan, TaskGraph
-from offload.memgraph import OFFLOAD
-from offload.residency import most_resident
+from offload.graph.memgraph import OFFLOAD
+from offload.planning.residency import most_resident
 
 BIG = 1 << 20
 COPY = 1e-3

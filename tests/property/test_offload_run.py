@@ -12,16 +12,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
 import offload
 from offload.errors import BudgetTooSmall, RaceFound
-from offload.kernels import Program, Value
-from offload.planner import Policy, build_memgraph
-from offload.refusal import smallest_budget
-from offload.residency import most_resident
-from offload.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.refusal import smallest_budget
+from offload.planning.residency import most_resident
+from offload.program.kernels import Program, Value
+from offload.running.engines.pieces import cut, run_pieces
+from offload.running.engines.work import Record
 
-law = settings(max_examples=120, deadline=None)
+law = settings(max_examples=examples(120), deadline=None)
 SIZES = (0, 1, 63, 64, 100, 640, 1000)
 HELD_BEFORE = ("parameter", "state", "buffer", "constant", "input")
 
@@ -60,7 +63,7 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
             made = graph.buffer(f"moved{number}", graph.buffers[source].nbytes, device=to)
             graph.task(
                 f"move{number}", [source], [made],
-                engine="d2d", device=device, kernel=mixing(number, frozenset()),
+                lane="d2d", device=device, kernel=mixing(number, frozenset()),
             )  # fmt: skip
             alive.append(made)
             continue
@@ -79,7 +82,7 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
         after = () if random_task is None or draw(st.integers(0, 4)) else (random_task,)
         keeps = frozenset(n for n, b in enumerate(writes) if b in reads)
         made = graph.task(
-            f"t{number}", reads, writes, engine=kind, device=device, after=after,
+            f"t{number}", reads, writes, lane=kind, device=device, after=after,
             workspace=draw(st.sampled_from([0, 0, 8, 70_000])) if kind == "compute" else 0,
             kernel=mixing(number, keeps),
         )  # fmt: skip
@@ -157,7 +160,49 @@ def test_every_order_of_a_plan_gives_the_bits_of_the_plain_run(
         assert torch.equal(tensor, final[name])
 
 
-@settings(max_examples=300, deadline=None)
+@law
+@given(
+    graph=graphs(),
+    spare=st.sampled_from([0, 64, 192, 700, 5000]),
+    where=st.floats(0.0, 1.0),
+    engine=st.sampled_from(["serial", "threads"]),
+)
+def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
+    graph: TaskGraph, spare: int, where: float, engine: str
+) -> None:
+    """All devices' arenas are filled with 0xFF at the cut. What is live in comes back before the
+    step goes on, what is live out when it is over."""
+    step = bound(graph)
+    final, [outputs] = expected(step, 1)
+    budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
+    plan = offload.plan(graph, budget, placement="copy")
+    at = round(where * len(plan.memgraph.nodes))
+    here, blocks = plan.cuts[at], plan.memgraph.blocks
+    with offload.Runner(plan, engine) as runner:
+        bind = runner._enter(runner._first)
+        bind.begin(step.batch)
+        arenas, pieces = runner._arenas, cut(bind.pieces[0].work, [at])
+        assert arenas is not None
+        done = run_pieces(runner._stage.engine, pieces, Record(), gate=lambda: True)
+        # At either end there is nothing to cut, but the arena may be somebody else's all the same.
+        done = 0 if at == 0 else done
+        live = {n: arenas.bytes(blocks[n].place).clone() for n in here.live_in | here.live_out}
+        assert sum(map(len, live.values())) == here.live_bytes
+        if 0 < at < len(plan.memgraph.nodes):
+            for region in arenas.lent.regions.values():
+                region.tensor.fill_(0xFF)
+            for number in here.live_in:
+                arenas.bytes(blocks[number].place).copy_(live[number])
+            run_pieces(runner._stage.engine, pieces, Record(), done)
+            for number in here.live_out:
+                arenas.bytes(blocks[number].place).copy_(live[number])
+        for got, right in zip(bind.outputs(), outputs, strict=True):
+            assert torch.equal(got, right)
+    for name, tensor in step.tensors.items():
+        assert torch.equal(tensor, final[name])
+
+
+@settings(max_examples=examples(300), deadline=None)
 @given(
     graph=graphs(),
     spare=st.sampled_from([0, 64, 192, 700, 5000, 100_000]),

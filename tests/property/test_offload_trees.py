@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from offload.trees import leaves, mapped, tensors_of
+from offload.program.trees import leaves, mapped, tensors_of
 
 Pair = namedtuple("Pair", "first second")
 ENDS = st.one_of(st.none(), st.integers(), st.booleans(), st.builds(torch.ones, st.just(1)))

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
 from offload.errors import RaceFound
-from offload.memgraph import (
+from offload.graph.memgraph import (
     ALIGNMENT,
     OFFLOAD,
     RELOAD,
@@ -26,10 +27,10 @@ from offload.memgraph import (
     MemGraph,
     Node,
     Place,
-    engine_name,
+    lane_name,
 )
-from offload.taskgraph import HOST, Role, TaskGraph
-from offload.verify import verify
+from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.verify import verify
 
 MemoryOf = dict[int, bytearray]
 
@@ -111,7 +112,7 @@ class Pager:
     def copy(self, kind: str, b: int, task: int) -> None:
         way = (0, HOST) if kind == OFFLOAD else (HOST, 0)
         accesses = [self.access(b, way[0], True, False), self.access(b, way[1], False, True)]
-        lane = engine_name("d2h" if kind == OFFLOAD else "h2d")
+        lane = lane_name("d2h" if kind == OFFLOAD else "h2d")
         nbytes = self.graph.buffers[b].nbytes
         self.add(kind, lane, accesses, [], task=task, buffer=b, nbytes=nbytes)
 
@@ -123,7 +124,7 @@ class Pager:
         return Access(self.place(b, arena), b, reads, writes)
 
     def add(
-        self, kind: str, engine: str, accesses: Sequence[Access], after: list[int], **more: int
+        self, kind: str, lane: str, accesses: Sequence[Access], after: list[int], **more: int
     ) -> int:
         number = len(self.nodes)
         deps = set(after)
@@ -137,7 +138,7 @@ class Pager:
             else:
                 self.readers.setdefault(cell, []).append(number)
             deps.update(before)
-        self.nodes.append(Node(kind, engine, tuple(accesses), tuple(sorted(deps)), **more))
+        self.nodes.append(Node(kind, lane, tuple(accesses), tuple(sorted(deps)), **more))
         return number
 
 
@@ -235,7 +236,7 @@ def noise(draw: st.DrawFn) -> MemGraph:
 
 
 @given(noise())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_the_verdict_on_noise_is_that_of_brute_force(memgraph: MemGraph) -> None:
     wrong = races(memgraph.nodes)
     names = {(memgraph.name(a), memgraph.name(b)) for a, b in wrong}
@@ -261,7 +262,7 @@ def reduced(nodes: Sequence[Node]) -> list[Node]:
 
 
 @given(st.integers(1, 25), st.integers(5, 9), st.integers(0, 1 << 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_edge_that_nothing_else_implies_is_missed(tasks: int, cells: int, seed: int) -> None:
     size = 2 * ALIGNMENT
     sound = Pager(steps(tasks, seed, size), cells, size).run()
@@ -336,7 +337,7 @@ def right(memgraph: MemGraph, seed: int) -> bool:
 
 
 @given(st.integers(2, 25), st.integers(5, 7), st.integers(0, 1 << 30), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_passes_gives_the_right_bytes_in_every_order(
     tasks: int, cells: int, seed: int, data: st.DataObject
 ) -> None:
@@ -370,7 +371,7 @@ def test_what_passes_gives_the_right_bytes_in_every_order(
 
 
 def test_questions_are_answered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("offload.verify"), "SOURCES", 3)
+    monkeypatch.setattr(importlib.import_module("offload.planning.verify"), "SOURCES", 3)
     size = 2 * ALIGNMENT
     sound = Pager(steps(60, 7, size), 5, size).run()
     slim = reduced(sound.nodes)
@@ -383,7 +384,7 @@ def test_questions_are_answered_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
                 verify(replace(sound, nodes=tuple(less)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ten_thousand_tasks_take_seconds() -> None:
     size = 16 * ALIGNMENT
     memgraph = Pager(steps(10_000, 0, size), 20, size).run()

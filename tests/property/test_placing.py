@@ -5,8 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.augment import CentreCrop, Chain, Cutout, Draws, Flip, PadCrop, RandomResizedCrop
-from loaders.placing import Placing, _by_kernel, _by_torch, _lying
+from loaders.pixels.augmentation import (
+    CentreCrop,
+    Chain,
+    Cutout,
+    Draws,
+    Flip,
+    PadCrop,
+    RandomResizedCrop,
+)
+from loaders.pixels.placing import Placing, _batch_in_place, _by_kernel, _by_torch
 
 sides = st.integers(1, 70)
 
@@ -29,7 +37,7 @@ def test_uint8_pictures_come_out_bit_for_bit_the_same(
     placing = Placing.whole(images)
     for step in (first, Flip(), Cutout(5)):
         placing = step.place(placing, draws)
-    assert torch.equal(_by_torch(images, placing), _by_kernel(_lying(images), placing))
+    assert torch.equal(_by_torch(images, placing), _by_kernel(_batch_in_place(images), placing))
 
 
 @given(sides, sides, sides, st.integers(0, 2**32 - 1))

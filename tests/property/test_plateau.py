@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from perfect.phases import Phase, PhasePolicy, PhaseState
-from perfect.plateau import (
+from perfect.method.phases import Phase, PhasePolicy, PhaseState
+from perfect.method.plateau import (
     Look,
     Observation,
     PlateauDetector,
@@ -26,9 +27,9 @@ from perfect.plateau import (
     look_from_dict,
     replay,
 )
-from perfect.schedule import Schedule
+from perfect.method.schedule import Schedule
 
-law = settings(max_examples=60, deadline=None)
+law = settings(max_examples=examples(60), deadline=None)
 
 RULE = PlateauRule()
 
@@ -418,7 +419,7 @@ def test_a_replay_does_not_look_into_passes_of_a_changing_rate() -> None:
     assert 14.0 not in [v.at for v in verdicts]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(WALKS, st.integers(0, 60))
 def test_a_policy_resumed_anywhere_walks_on_the_same_way(options: dict[str, Any], cut: int) -> None:
     planned, accuracy = walked(options)

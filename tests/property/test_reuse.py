@@ -1,7 +1,7 @@
 """The order of a pass, judged by a recount of what it served.
 
 `Pass` replays the served batches into plain lists and dictionaries: who was served when, who was
-alive when. Nothing in it knows how `loaders.reuse` makes its choice.
+alive when. Nothing in it knows how `loaders.order.reuse` makes its choice.
 """
 
 from collections import Counter
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from loaders.reuse import MODES, ReuseBuffer, Serve, batches_per_pass
+from loaders.order.reuse import MODES, ReuseBuffer, Serve, batches_per_pass
 
-law = settings(max_examples=150, deadline=None)
+law = settings(max_examples=examples(150), deadline=None)
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def test_iterating_again_gives_the_same_pass(buffer: ReuseBuffer) -> None:
 
 @pytest.mark.parametrize("mode", ["rolling", "block"])
 @given(seed=st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), other=st.integers(1, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_the_same_seed_gives_the_same_order_and_another_seed_another(
     mode: str, seed: tuple[int, int], other: int
 ) -> None:

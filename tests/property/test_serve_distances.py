@@ -7,12 +7,13 @@ from pathlib import Path
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from products import examples
 
 from benchmarks.serve_distances import distances
-from loaders.reuse import MODES, ReuseBuffer
+from loaders.order.reuse import MODES, ReuseBuffer
 
 ROOT = Path(__file__).resolve().parents[2]
-law = settings(max_examples=150, deadline=None)
+law = settings(max_examples=examples(150), deadline=None)
 
 
 @st.composite

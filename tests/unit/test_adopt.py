@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from loaders.adopt import Adopted, from_dataloader
+from loaders.adopting.adoption import Adopted, from_dataloader
 from loaders.errors import LoaderError
 
 TEN: Any = list(range(10))
@@ -170,14 +170,14 @@ def start_worker(_: int) -> None: ...
         (
             lambda: DataLoader(TEN, num_workers=1, worker_init_fn=start_worker),
             LoaderError,
-            "worker_init_fn=start_worker, and nobody would call it",
+            "worker_init_fn=start_worker, which only torch's worker processes would call",
         ),
         (
             lambda: DataLoader(TEN, num_workers=1, multiprocessing_context="spawn"),
             LoaderError,
             "multiprocessing_context",
         ),
-        (lambda: OwnWay(TEN), LoaderError, "OwnWay iterates in a way of its own"),
+        (lambda: OwnWay(TEN), LoaderError, "OwnWay has an __iter__ of its own"),
     ],
     ids=["list", "iterable", "no batch", "batches", "list of batches", "init", "context", "own"],
 )

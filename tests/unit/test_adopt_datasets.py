@@ -19,11 +19,11 @@ from torch.utils.data import (
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
-from loaders.adopt import resident, split_dataset
-from loaders.augment import Chain, Flip, PadCrop
-from loaders.color import ToFloat
-from loaders.sources import PictureArrays
-from loaders.transforms import PerSample
+from loaders.adopting.adoption import resident, split_dataset
+from loaders.adopting.transforms import PerSample
+from loaders.pixels.augmentation import Chain, Flip, PadCrop
+from loaders.pixels.color import ToFloat
+from loaders.sources.datasets import PictureArrays
 
 TEN: Any = list(range(10))
 

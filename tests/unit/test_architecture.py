@@ -1,16 +1,21 @@
-"""The layering of docs/architecture.md, read off the source text: no import is executed but one.
+"""The layering of docs/architecture.md, read off the source text.
 
 perfect -> trainers -> offload
    |          |
-   +----------+------> loaders         nobody imports perfect; a decider is pure
+   +----------+------> loaders         nobody imports perfect
+
+Between folders the arrows are what the head of each folder's `__init__.py` says: `May import: ...`,
+no more and no less, and they go one way. A folder that calls itself pure is pure in every file.
 """
 
 import ast
 import importlib
-import subprocess
-import sys
+import re
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,38 +28,13 @@ MAY_IMPORT = {
     "loaders": {"loaders"},
     "offload": {"offload"},
 }
-PURE = (
-    "loaders/reuse.py",
-    "loaders/tuning.py",
-    "offload/arena.py",
-    "offload/caching.py",
-    "offload/copies.py",
-    "offload/costs.py",
-    "offload/engines/segments.py",
-    "offload/engines/issue.py",
+PURE_FILES = (
     "offload/errors.py",
-    "offload/lowering/micro_batches.py",
-    "offload/memgraph.py",
-    "offload/observed.py",
-    "offload/packing.py",
-    "offload/planner.py",
-    "offload/rates.py",
-    "offload/recompute.py",
-    "offload/reduction.py",
-    "offload/refusal.py",
-    "offload/remake.py",
-    "offload/residency.py",
-    "offload/search.py",
-    "offload/simulator.py",
     "offload/sizes.py",
-    "offload/taskgraph.py",
-    "offload/verify.py",
-    "offload/victims.py",
+    "offload/lowering/micro_batches.py",
     "perfect/errors.py",
-    "perfect/phases.py",
-    "perfect/plateau.py",
-    "perfect/schedule.py",
 )
+"""Pure, but in a folder that is not."""
 # Nothing that acts, waits or differs from one run to the next.
 IMPURE = {
     "asyncio", "concurrent", "datetime", "io", "lightning", "logging", "multiprocessing", "os",
@@ -64,6 +44,11 @@ IMPURE = {
 CONCURRENT = {"threading", "_thread", "multiprocessing", "queue", "concurrent", "asyncio"}
 LOCKS = {"threading.Lock", "threading.Condition"}
 MOST_LINES = 500
+SAME_NAME = {
+    "__init__.py": "every folder has one",
+    "color.py": "loaders/color.py is the public name of loaders/pixels/color.py",
+}
+"""File names that may stand twice in a package, and why."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -74,13 +59,37 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> dict[type, list[Any]]:
+    """Every node of a file, by its type: one walk for all tests."""
+    found: dict[type, list[Any]] = defaultdict(list)
+    for node in ast.walk(tree(path)):
+        found[type(node)].append(node)
+    return found
+
+
+def of(path: Path, *types: type) -> Iterator[Any]:
+    return (node for kind in types for node in nodes(path).get(kind, ()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def read_once() -> None:
+    """So that no test pays for reading everything."""
+    arrows()
+    for path in sources(*OURS):
+        nodes(path)
+    for package in PACKAGES:
+        importlib.import_module(package)
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, whole dotted module) of every import, wherever in the file it stands."""
-    for node in ast.walk(tree(path)):
+    for node in of(path, ast.Import, ast.ImportFrom, ast.Call):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -112,6 +121,150 @@ def test_a_package_imports_only_packages_below_it(package: str) -> None:
     assert not wrong
 
 
+# ---- folders ------------------------------------------------------------------------------------
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name; a package by its folder's."""
+    return {
+        name(path)[: -len(".py")].replace("/", ".").removesuffix(".__init__"): path
+        for path in sources(*PACKAGES)
+    }
+
+
+def room(path: Path) -> str:
+    """The folder of a file, as the heads name it. A file of a package's root is one by itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if len(parts) == 2:
+        return parts[0] if parts[1] == "__init__" else ".".join(parts)
+    return ".".join(parts[:-1])
+
+
+@cache
+def arrows() -> dict[str, set[str]]:
+    """Which rooms each room imports, itself left out."""
+    known = modules()
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in known.values():
+        for node in of(path, ast.ImportFrom, ast.Import):
+            targets: set[str] = set()
+            if isinstance(node, ast.ImportFrom) and node.module in known:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    targets.add(whole if whole in known else node.module)
+            elif isinstance(node, ast.Import):
+                targets = {alias.name for alias in node.names if alias.name in known}
+            found[room(path)] |= {room(known[target]) for target in targets} - {room(path)}
+    return found
+
+
+def heads() -> dict[str, str]:
+    """The docstring of every folder below a package's root."""
+    return {
+        room(path): ast.get_docstring(tree(path)) or ""
+        for path in sources(*PACKAGES)
+        if path.name == "__init__.py" and path.parent.parent != ROOT
+    }
+
+
+def declared(folder: str, head: str) -> set[str]:
+    """The rooms that a head says may be imported: `graph` is one of the same package."""
+    lines = re.findall(r"May import: ([^.]*(?:\.[a-z_][^.]*)*)\.", head)
+    assert len(lines) == 1, f"{folder}/__init__.py: one line `May import: ...` is needed"
+    if lines[0] == "nothing of ours":
+        return set()
+    names = [word.strip() for word in lines[0].split(",")]
+    package = folder.split(".")[0]
+    return {n if n.split(".")[0] in PACKAGES else f"{package}.{n}" for n in names}
+
+
+def test_a_folder_imports_what_its_head_says_no_more_and_no_less() -> None:
+    actual = arrows()
+    said = {folder: declared(folder, head) for folder, head in heads().items()}
+    assert {f: sorted(rooms) for f, rooms in said.items()} == {f: sorted(actual[f]) for f in said}
+
+
+def test_arrows_between_folders_go_one_way() -> None:
+    """Round by round, rooms that import only rooms that are gone already; a circle stays."""
+    left = {room: {*rooms} for room, rooms in arrows().items()}
+    while ready := [room for room, rooms in left.items() if not rooms & left.keys()]:
+        for found in ready:
+            del left[found]
+    assert left == {}
+
+
+def pure_files() -> tuple[str, ...]:
+    pure = [folder for folder, head in heads().items() if "Pure: every file." in head]
+    inside = [name(path) for path in sources(*PACKAGES) if room(path) in pure]
+    return (*inside, *PURE_FILES)
+
+
+PURE = pure_files()
+
+
+def test_the_folders_that_decide_are_pure() -> None:
+    rooms = {room(ROOT / file) for file in PURE}
+    assert {"offload.graph", "offload.planning", "loaders.order", "perfect.method"} <= rooms
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sources(*PACKAGES):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name.lstrip("_")].append(name(path))
+    assert {cls: files for cls, files in found.items() if len(files) > 1} == {}
+
+
+def test_the_glossary_names_classes_where_they_are() -> None:
+    """Of docs/architecture.md: a word, what it means with its classes as code, a file or folder."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = text.split("\n## Words\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| `(.+?)` \|$", section, re.MULTILINE)
+    assert len(rows) == sum(line.startswith("| ") for line in section.splitlines()) - 1
+    known = {
+        node.name
+        for path in sources(*PACKAGES)
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef)
+    }
+    named = {cls for _, meaning, _ in rows for cls in re.findall(r"`([A-Z]\w+)`", meaning)}
+    assert {"Engine", "LaneRecord", "MemGraph"} <= named
+    assert named - known == set()
+    assert [where for _, _, where in rows if not (ROOT / where).exists()] == []
+    words = [one for word, *_ in rows for one in word.split(", ")]
+    assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_file_name_stands_twice_in_a_package(package: str) -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sources(package):
+        if path.name not in SAME_NAME:
+            found[path.name].append(name(path))
+    assert {file: paths for file, paths in found.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_public_name_is_never_a_submodule_too(package: str) -> None:
+    """Or `import offload.plan` would yield a module before a function, and a function after."""
+    for path in sources(package):
+        if path.name == "__init__.py":
+            inside = {p.stem for p in path.parent.glob("*.py")}
+            inside |= {p.parent.name for p in path.parent.glob("*/__init__.py")}
+            bound = {
+                alias.asname or alias.name
+                for node in tree(path).body
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+            }
+            assert not bound & inside, name(path)
+
+
+# ---- computed imports, deciders -----------------------------------------------------------------
+
+
 def test_names_that_are_only_known_when_they_run_are_imported_in_the_builder_alone() -> None:
     # A computed import could go against the arrows unseen. The user's own classes need one.
     computed = {
@@ -135,13 +288,13 @@ def test_a_decider_imports_nothing_that_acts_waits_or_rolls_dice(file: str) -> N
 @pytest.mark.parametrize("file", PURE)
 def test_a_decider_draws_only_from_a_generator_that_it_was_given_the_seed_of(file: str) -> None:
     seeded = {"default_rng", "SeedSequence", "Generator"}
-    for node in ast.walk(tree(ROOT / file)):
+    assert not [*of(ROOT / file, ast.Global)]
+    for node in of(ROOT / file, ast.Attribute, ast.Name, ast.Call):
         called = dotted(node)
         if called.startswith(("np.random.", "numpy.random.")):
             assert called.rsplit(".", 1)[1] in seeded, f"{file}:{node.lineno}: {called}"
         if isinstance(node, ast.Call) and called_is(node, "default_rng", "SeedSequence"):
             assert node.args, f"{file}:{node.lineno}: a generator without a seed"
-        assert not isinstance(node, ast.Global), f"{file}:{node.lineno}: global"
 
 
 def called_is(call: ast.Call, *names: str) -> bool:
@@ -152,15 +305,15 @@ def test_a_decider_neither_reads_nor_writes_anything() -> None:
     calls = [
         f"{file}:{node.lineno}"
         for file in PURE
-        for node in ast.walk(tree(ROOT / file))
-        if isinstance(node, ast.Call) and called_is(node, "open", "print", "input", "eval", "exec")
+        for node in of(ROOT / file, ast.Call)
+        if called_is(node, "open", "print", "input", "eval", "exec")
     ]
     assert not calls
 
 
 def only_locks(path: Path) -> bool:
     """Others may be called by several threads: a lock, and nothing else of them."""
-    used = {dotted(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    used = {dotted(node) for node in of(path, ast.Attribute)}
     return {name for name in used if name.split(".")[0] in CONCURRENT} <= LOCKS
 
 
@@ -172,7 +325,11 @@ def test_only_three_files_have_threads_processes_and_queues_in_the_loaders() -> 
         if module.split(".")[0] in CONCURRENT or module.startswith("torch.multiprocessing")
         if module != "threading" or not only_locks(path)
     }
-    assert users <= {"loaders/prefetch.py", "loaders/processes.py", "loaders/worker.py"}
+    assert users <= {
+        "loaders/workers/prefetcher.py",
+        "loaders/workers/processes.py",
+        "loaders/workers/worker.py",
+    }
 
 
 def test_no_file_is_longer_than_500_lines() -> None:
@@ -222,9 +379,7 @@ def test_the_promised_names_are_where_they_are_promised() -> None:
 def test_no_package_swallows_every_exception() -> None:
     bare = []
     for path in sources(*PACKAGES):
-        for node in ast.walk(tree(path)):
-            if not isinstance(node, ast.ExceptHandler):
-                continue
+        for node in of(path, ast.ExceptHandler):
             everything = node.type is None
             silent = all(isinstance(s, ast.Pass | ast.Continue) for s in node.body)
             wide = dotted(node.type) in ("Exception", "BaseException") if node.type else True
@@ -237,8 +392,8 @@ def test_no_package_prints() -> None:
     calls = [
         f"{name(path)}:{node.lineno}"
         for path in sources(*PACKAGES)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call) and dotted(node.func) in ("print", "builtins.print", "pprint")
+        for node in of(path, ast.Call)
+        if dotted(node.func) in ("print", "builtins.print", "pprint")
     ]
     assert not calls
 
@@ -248,7 +403,7 @@ def test_no_package_reads_the_environment_as_a_second_configuration() -> None:
     launcher = {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE", "NODE_RANK"}
     reads = []
     for path in sources(*PACKAGES):
-        for node in ast.walk(tree(path)):
+        for node in of(path, ast.Attribute, ast.Name):
             if dotted(node) in ("os.environ", "os.getenv", "environ", "getenv"):
                 line = path.read_text(encoding="utf-8").splitlines()[node.lineno - 1]
                 if not any(variable in line for variable in launcher):
@@ -276,27 +431,3 @@ def test_no_module_of_a_package_keeps_state_that_changes() -> None:
             if literal or called:
                 mutable.append(f"{name(path)}:{node.lineno}")
     assert not mutable
-
-
-def test_importing_perfect_starts_nothing_and_loads_no_plots() -> None:
-    """In a process of its own. (Lightning loads matplotlib by itself; our plots must not.)"""
-    script = """
-import sys, threading
-before = threading.active_count()
-import perfect
-import torch
-assert threading.active_count() == before, threading.enumerate()
-assert not torch.cuda.is_initialized()
-late = {"perfect.report", "perfect.compare", "perfect.train"} & {*sys.modules}
-assert not late, late
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""

@@ -13,9 +13,9 @@ import pytest
 import simplejpeg
 import torch
 
-from loaders.archives import picture_tar
 from loaders.errors import DecodeError, SourceError
-from loaders.sources import picture_folder
+from loaders.sources.archives import picture_tar
+from loaders.sources.datasets import picture_folder
 
 SIZE = 16
 
@@ -138,8 +138,8 @@ def test_another_picture_of_a_sample_is_no_sample(tmp_path: Path) -> None:
     [
         ({**beside({"1": "0", "2": "1"}), "3.jpg": jpeg(3)}, r"3\.jpg has no 3\.cls beside it"),
         (beside({"1": "0", "2": ""}), r"2\.cls is empty"),
-        (beside({"1": "0", "2": "dog"}), r"some \.cls hold numbers, others words \(dog\)"),
-        (beside({"1": "1", "2": "02084071"}), "2084071 in a .cls is no class's number"),
+        (beside({"1": "0", "2": "dog"}), r"some \.cls files hold numbers, others words \(dog\)"),
+        (beside({"1": "1", "2": "02084071"}), "2084071 in a .cls file is no class's number"),
         (beside({"1": "1", "2": "1"}), "only one class"),
     ],
 )
@@ -157,7 +157,7 @@ def test_labels_that_are_none_are_refused(
     ("files", "complaint"),
     [
         ({}, "no pictures in"),
-        ({"cat/a.txt": b""}, r"no pictures in .*\(1 other files\): expected CLASS/NAME"),
+        ({"cat/a.txt": b""}, r"no pictures in .*, but 1 other files: pack pictures as CLASS/NAME"),
         ({"cat/a.jpg": jpeg(0), "cat/b.jpg": jpeg(1)}, r"only one class in .*\('cat'\)"),
         ({"cat/a.jpg": jpeg(0), "cat/b/c.jpg": jpeg(1)}, r"only one class in .*\('cat'\)"),
         ({"a.jpg": jpeg(0), "b.jpg": jpeg(1)}, r"a\.jpg is in no class's folder"),

@@ -14,10 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from products import examples
 from torchvision.transforms import v2
 
 from loaders import ReuseLoader
-from loaders.augment import (
+from loaders.batches import BatchMaker
+from loaders.blocks import Blocks
+from loaders.errors import SampleShapeError
+from loaders.pixels.augmentation import (
     CentreCrop,
     Chain,
     Cutout,
@@ -28,14 +32,11 @@ from loaders.augment import (
     RandomResizedCrop,
     draw_keys,
 )
-from loaders.batches import BatchMaker
-from loaders.blocks import Blocks
-from loaders.errors import SampleShapeError
-from loaders.placing import Placing
+from loaders.pixels.placing import Placing
+from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
-from loaders.storage import Slab
 
-law = settings(max_examples=50, deadline=None)
+law = settings(max_examples=examples(50), deadline=None)
 
 
 def run_augmentation(augment: Any, images: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from loaders.cache import DecodedCache, RamCache, fingerprint, open_cache
+from loaders.cache.cache import DecodedCache, RamCache
+from loaders.cache.cache_setup import open_cache
+from loaders.cache.fingerprint import fingerprint
 from loaders.errors import CacheError, LoaderError
-from loaders.sources import PictureArrays
-from loaders.storage import Slab
+from loaders.slots.slab import Slab
+from loaders.sources.datasets import PictureArrays
 
 MIB = 2**20
 
@@ -106,7 +108,7 @@ def test_what_cannot_be_kept_is_refused_and_said_once(
         assert cache.read(5) is None
         assert cache.entries == cache.nbytes == 0
     [record] = caplog.records
-    assert "sample 5 is not kept" in record.message
+    assert "sample 5 and others like it are not kept" in record.message
     assert type(leaf).__name__ in record.message
 
 
@@ -252,7 +254,7 @@ def test_random_samples_are_refused_a_cache_would_freeze_them() -> None:
         (Numbers([]), "empty"),
         (
             PictureArrays(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64), ("a",)),
-            "in memory.*leave it off",
+            "in memory.*leave the cache off",
         ),
     ],
     ids=["empty", "in memory already"],

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from perfect.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
 from perfect.errors import Interrupted, LossNotFinite
+from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
 
 OLD, NEW = {"step": 1}, {"step": 2, "weights": torch.arange(5)}
 

@@ -9,16 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 from torchvision.transforms.v2 import functional
 
-from loaders import color
-from loaders.augment import Draws, draw_keys
-from loaders.color import ColorJitter, Normalize, ToFloat
 from loaders.errors import LoaderError
+from loaders.pixels import color
+from loaders.pixels.augmentation import Draws, draw_keys
+from loaders.pixels.color import ColorJitter, Normalize, ToFloat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
-law = settings(max_examples=40, deadline=None)
+law = settings(max_examples=examples(40), deadline=None)
 
 
 def many(count: int, seed: int = 0) -> Draws:

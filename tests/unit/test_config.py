@@ -7,16 +7,14 @@
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from offload.sizes import parse_size, say_size
-from perfect.assembly import build_phases
-from perfect.config import RunConfig, dump_config
+from perfect.config.schema import RunConfig, dump_config
+from perfect.config.yaml_reader import read_config
 from perfect.errors import ConfigError
-from perfect.reader import read_config
 from trainers import OffloadStrategy
 
 ROOT = Path(__file__).parents[2]
@@ -134,28 +132,6 @@ def test_offload_may_go_with_a_gpu_or_with_what_is_found(tmp_path: Path) -> None
 # ---- right configurations -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=[p.relative_to(ROOT).as_posix() for p in CONFIGS])
-def test_every_configuration_of_ours_reads_and_has_phases_that_can_run(path: Path) -> None:
-    config, _ = read_config(path)
-    phases, _ = build_phases(config)
-    assert phases
-    assert all(phase.passes or phase.steps for phase in phases)
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=[p.relative_to(ROOT).as_posix() for p in CONFIGS])
-def test_the_complete_dump_of_a_configuration_is_the_same_configuration(
-    path: Path, tmp_path: Path
-) -> None:
-    config, _ = read_config(path)
-    again = tmp_path / "config.yaml"
-    again.write_text(yaml.safe_dump(dump_config(config), sort_keys=False))
-    assert read_config(again)[0] == config
-
-
-def test_there_are_configurations_of_ours() -> None:
-    assert len(CONFIGS) >= 30
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -235,20 +211,6 @@ def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_pat
     assert dumped["switch"] == {"rule": "fixed"}
     assert set(dumped) == set(RunConfig.model_fields)
     assert yaml.safe_load(yaml.safe_dump(dumped)) == dumped, "plain data, as YAML keeps it"
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=[p.stem for p in CONFIGS])
-def test_a_complete_configuration_means_what_the_short_one_did(path: Path) -> None:
-    config, _ = read_config(path)
-
-    def subset(short: Any, whole: Any) -> bool:
-        if isinstance(short, dict):
-            return all(subset(value, whole[key]) for key, value in short.items())
-        if isinstance(short, list):
-            return all(subset(a, b) for a, b in zip(short, whole, strict=True))
-        return bool(short == whole or (isinstance(short, str) and float(short) == whole))
-
-    assert subset(yaml.safe_load(path.read_text(encoding="utf-8")), dump_config(config))
 
 
 def test_offload_takes_the_arguments_of_the_strategy_with_their_defaults(tmp_path: Path) -> None:

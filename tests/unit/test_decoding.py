@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.decoding import PictureDecoder, decode_pixels
 from loaders.errors import DecodeError
+from loaders.pixels.decoding import PictureDecoder, decode_pixels
 
 
 def gradient(height: int, width: int) -> NDArray[np.uint8]:

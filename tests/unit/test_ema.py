@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perfect.ema import Ema
+from perfect.callbacks.ema import Ema
 
 
 class Net(torch.nn.Module):

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.check import APART, DifferenceFound, Expected, no_room
-from trainers.devices import Away, tensors_of
-from trainers.first_steps import FirstSteps
-from trainers.target import Target
+from trainers.offloading.hardware.devices import MovedTensors, tensors_of
+from trainers.offloading.hardware.target import Target
+from trainers.offloading.steps.comparison import APART, DifferenceFound, ExpectedStep, no_room
+from trainers.offloading.steps.first_steps import FirstSteps
 
 LOSS = torch.tensor(1.0)
 W = torch.ones(100)
 
 
-def expected(noise: float, w: torch.Tensor = W) -> Expected:
+def expected(noise: float, w: torch.Tensor = W) -> ExpectedStep:
     """By two turns that differ by so much in `w`, and in nothing else."""
-    one = Expected.of({"w": w, "b": torch.ones(3)}, LOSS)
-    other = Expected.of({"w": w + noise, "b": torch.ones(3)}, LOSS)
+    one = ExpectedStep.of({"w": w, "b": torch.ones(3)}, LOSS)
+    other = ExpectedStep.of({"w": w + noise, "b": torch.ones(3)}, LOSS)
     return replace(one, apart=one.unlike(other))
 
 
@@ -44,7 +44,7 @@ def test_what_varies_may_be_off_by_a_few_times_what_it_varies_by() -> None:
 
 
 def test_what_is_updated_on_the_host_may_be_off_by_a_few_units_in_the_last_place() -> None:
-    found = Expected.of({"w": W, "b": torch.ones(3)}, LOSS).rounded(["w"])
+    found = ExpectedStep.of({"w": W, "b": torch.ones(3)}, LOSS).rounded(["w"])
     found.compare_state({"w": W * (1 + 2**-22)})
     with pytest.raises(DifferenceFound, match=r"^w differs"):
         found.compare_state({"w": W * (1 + 2**-19)})
@@ -53,8 +53,8 @@ def test_what_is_updated_on_the_host_may_be_off_by_a_few_units_in_the_last_place
 
 
 def test_a_loss_that_varies_is_compared_alike() -> None:
-    one = Expected.of({}, LOSS)
-    found = replace(one, apart=one.unlike(Expected.of({}, LOSS + 0.01)))
+    one = ExpectedStep.of({}, LOSS)
+    found = replace(one, apart=one.unlike(ExpectedStep.of({}, LOSS + 0.01)))
     found.compare_loss({"loss": LOSS + 0.02})
     with pytest.raises(DifferenceFound, match=r"^the loss differs"):
         found.compare_loss(LOSS + 0.2)
@@ -118,7 +118,7 @@ def owner(values: list[int], device: str) -> Any:
 def test_tensors_that_were_away_come_home_with_the_values_of_now() -> None:
     streamed, resident = owner([1, 2], "cpu"), owner([3], "cuda:0")
     homes = streamed.data, resident.data
-    away = Away([streamed, resident], torch.device("cuda:0"))
+    away = MovedTensors([streamed, resident], torch.device("cuda:0"))
     assert streamed.data.device == torch.device("cuda:0") and streamed.data.values == [1, 2]
     assert resident.data is homes[1]
     streamed.data.values[0] = 7
@@ -136,5 +136,5 @@ def test_where_there_is_no_memory_all_are_at_home_again() -> None:
     first, second = owner([1], "cpu"), owner([2], "cpu")
     home, second.data = first.data, Full([2], "cpu")
     with pytest.raises(torch.OutOfMemoryError):
-        Away([first, second], torch.device("cuda:0"))
+        MovedTensors([first, second], torch.device("cuda:0"))
     assert first.data is home

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perfect.errors import FolderError
-from perfect.folder import RunFolder, differences
+from perfect.runs.folder import RunFolder, differences
 
 CONFIG: dict[str, Any] = {
     "seed": 0,

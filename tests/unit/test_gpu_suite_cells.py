@@ -3,7 +3,6 @@
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,34 +53,6 @@ def test_a_word_that_no_cell_has_is_told_with_the_cells_that_there_are() -> None
     assert asked_for(steps, []) == steps
     with pytest.raises(SystemExit, match=r"'8 GiB'.*\n.*llama; 6GiB\n.*llama; 8GiB\n.*vit; 8GiB"):
         asked_for(steps, ["vit", "8 GiB"])
-
-
-# ---- a machine that lacks packages --------------------------------------------------------------
-
-LACKING = """
-import sys
-sys.modules.update(dict.fromkeys(
-    "pydantic simplejpeg pynvml deepspeed hjson torchao roundpipe beartype accelerate".split()
-))
-from gpu.part import load
-for letter in "abcdefgh":
-    try:
-        print(letter, len(load(letter).steps(False)))
-    except SystemExit as said:
-        print(said)
-"""
-
-
-def test_on_a_machine_without_the_wheels_parts_run_or_say_what_they_lack() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LACKING], capture_output=True, text=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert [line[:2] for line in said[:6]] == ["a ", "b ", "c ", "d ", "e ", "f "]
-    assert [line[:6] for line in said[6:]] == ["part g", "part h"]
-    assert all("is not installed (benchmarks/gpu/wheels.sh core)" in line for line in said[6:])
 
 
 # ---- what peers are told of their budget --------------------------------------------------------

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from loaders import kernels
-from loaders.kernels import Pictures, compiled, resized_crop, window
+from loaders.pixels import kernels
+from loaders.pixels.kernels import Pictures, compiled, resized_crop, window
 
 Pixels = NDArray[np.uint8]
 

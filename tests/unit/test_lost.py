@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from offload import DeviceLost, OffloadError
-from offload.lost import device_lost
+from offload.running.drivers.device_loss import device_lost
 
 DEVICE = torch.device("cuda", 0)
 SAYS = "CUDA error: {}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from offload import Plan, TaskGraph, plan
-from offload.engines import Lane, Record
-from offload.memgraph import OFFLOAD, RELOAD, TASK
-from offload.trace import Trace
-from trainers.measured import LATEST, Meter
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.running.engines.work import LaneRecord, Record
+from offload.running.trace import Trace
+from trainers.offloading.hardware.meter import LATEST, Meter
 
 
 class Clock:
@@ -26,7 +26,7 @@ def clock() -> Clock:
 @pytest.fixture
 def meter(clock: Clock) -> Meter:
     meter = Meter(clock)
-    meter.planned("a", made(), "(8, 3)", "whole step")
+    meter.add("a", made(), "(8, 3)", "whole step")
     return meter
 
 
@@ -45,13 +45,16 @@ def made(budget: int | None = None) -> Plan:
 def run(meter: Meter, clock: Clock, seconds: float, key: Any = "a", record: Any = None) -> None:
     begun = meter.begin()
     clock.now += seconds
-    record = record or Record([Lane("compute", [0], [1.0], [1.5])], waited=0.25)
+    record = record or Record([LaneRecord("compute", [0], [1.0], [1.5])], waited=0.25)
     meter.ran(key, begun, Trace(None, record))
 
 
 def test_what_runs_took_is_added_up(meter: Meter, clock: Clock) -> None:
     record = Record(
-        [Lane("compute", [0, 2], [1.0, 4.0], [2.0, 4.5]), Lane("h2d", [1], [1.0], [9.0])],
+        [
+            LaneRecord("compute", [0, 2], [1.0, 4.0], [2.0, 4.5]),
+            LaneRecord("h2d", [1], [1.0], [9.0]),
+        ],
         waited=2.0,
     )
     run(meter, clock, 5.0, record=record)
@@ -62,7 +65,7 @@ def test_what_runs_took_is_added_up(meter: Meter, clock: Clock) -> None:
 
 
 def test_a_node_that_did_not_end_counts_for_nothing(meter: Meter, clock: Clock) -> None:
-    run(meter, clock, 1.0, record=Record([Lane("compute", [0, 1], [1.0, 2.0], [1.5])]))
+    run(meter, clock, 1.0, record=Record([LaneRecord("compute", [0, 1], [1.0, 2.0], [1.5])]))
     assert meter.spent.compute_seconds == 0.5
 
 
@@ -83,8 +86,8 @@ def test_planning_that_fails_took_its_time_too(meter: Meter, clock: Clock) -> No
 def test_a_median_is_of_the_latest_runs(clock: Clock) -> None:
     meter = Meter(clock)
     whole = made()
-    meter.planned("a", whole, "(8, 3)", "whole step")
-    record = Record([Lane("compute", [0, 1], [0.0, 1.0], [1.0, 2.0])])
+    meter.add("a", whole, "(8, 3)", "whole step")
+    record = Record([LaneRecord("compute", [0, 1], [0.0, 1.0], [1.0, 2.0])])
     for seconds in [9.0] * LATEST + [1.0] * (LATEST // 2 + 1):
         begun = meter.begin()
         clock.now += seconds
@@ -99,11 +102,11 @@ def test_a_plan_is_told_with_its_copies_and_what_it_held(clock: Clock) -> None:
     kinds = [node.kind for node in tight.memgraph.nodes]
     # Batch and weights come in once each; clean weights are dropped.
     assert kinds.count(RELOAD) == 3 and kinds.count(OFFLOAD) == 0
-    lane = Lane("", list(range(len(kinds))), [*map(float, range(len(kinds)))], [])
+    lane = LaneRecord("", list(range(len(kinds))), [*map(float, range(len(kinds)))], [])
     lane.ends = [start + 1.0 for start in lane.starts]
     meter = Meter(clock)
-    meter.planned("a", tight, "(8, 3)", "whole step")
-    meter.planned("b", made(), "(9, 3)", "whole step")  # has not run
+    meter.add("a", tight, "(8, 3)", "whole step")
+    meter.add("b", made(), "(9, 3)", "whole step")  # has not run
     meter.ran("a", meter.begin(), Trace(tight.memgraph, Record([lane])))
     [measured] = meter.plans
     assert (measured.copies, measured.bytes_in, measured.bytes_out) == (3, 3 * 4096, 0)
@@ -115,18 +118,18 @@ def test_a_plan_is_told_with_its_copies_and_what_it_held(clock: Clock) -> None:
 def test_a_plan_that_was_priced_anew_keeps_what_its_runs_took(clock: Clock) -> None:
     first = made()
     meter = Meter(clock)
-    meter.planned("a", first, "(8, 3)", "whole step")
+    meter.add("a", first, "(8, 3)", "whole step")
     count = len(first.memgraph.nodes)
     times = [*map(float, range(count))]
-    lane = Lane("", list(range(count)), times, [start + 1.0 for start in times])
+    lane = LaneRecord("", list(range(count)), times, [start + 1.0 for start in times])
     trace = Trace(first.memgraph, Record([lane]))
     begun = meter.begin()
     clock.now += 5.0
     meter.ran("a", begun, trace)
-    priced = first.measured([trace])
-    meter.priced("a", priced)
+    repriced = first.measured([trace])
+    meter.reprice("a", repriced)
     [measured] = meter.plans
-    assert measured.plan is priced
+    assert measured.plan is repriced
     assert (measured.spent.runs, measured.median_seconds) == (1, 5.0)
 
 

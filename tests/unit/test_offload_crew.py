@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from offload.drivers.twin import Twin
-from offload.engines import Record, Work
-from offload.engines.crew import Crew, Worker
-from offload.engines.streams import Streams
-from offload.engines.threads import Threads
+from benchmarks.twins.twin_streams import Twin
+from offload.running.engines.crew import Crew, Worker
+from offload.running.engines.streams import Streams
+from offload.running.engines.threads import Threads
+from offload.running.engines.work import Record, StepWork
 
 WAIT = 20.0
 ENGINES: dict[str, Callable[[], Any]] = {
@@ -26,31 +26,31 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     made.close()
 
 
-def work(engines: Sequence[str], runs: Sequence[Any], deps: Sequence[Sequence[int]]) -> Work:
+def work(lane_of: Sequence[str], runs: Sequence[Any], deps: Sequence[Sequence[int]]) -> StepWork:
     """Nodes that wait for others."""
     after: list[list[int]] = [[] for _ in runs]
     for node, needed in enumerate(deps):
         for dep in needed:
             after[dep].append(node)
-    return Work(
+    return StepWork(
         runs=runs,
-        engines=engines,
+        lane_of=lane_of,
         waits=[len(needed) for needed in deps],
         successors=after,
         first=[node for node, needed in enumerate(deps) if not needed],
-        lanes=list(dict.fromkeys(engines)),
+        lanes=list(dict.fromkeys(lane_of)),
     )
 
 
 def nothing() -> None: ...
 
 
-def on_host(first: Callable[[], Any], second: Callable[[], Any]) -> Work:
+def on_host(first: Callable[[], Any], second: Callable[[], Any]) -> StepWork:
     """Two nodes on the host, which become ready at once."""
     return work(["compute", "host", "host"], [nothing, first, second], [[], [0], [0]])
 
 
-def together() -> Work:
+def together() -> StepWork:
     """A step that takes both workers of the host."""
     both = threading.Barrier(2)
     return on_host(lambda: both.wait(WAIT), lambda: both.wait(WAIT))
@@ -94,7 +94,7 @@ def hung_on(worker: Worker) -> LateBell:
     return late
 
 
-def test_a_thread_that_wakes_in_a_step_without_its_engine_goes_back_to_sleep(engine: Any) -> None:
+def test_a_thread_that_wakes_in_a_step_without_its_lane_goes_back_to_sleep(engine: Any) -> None:
     engine.run(together(), Record())
     late = hung_on(hired(engine)[1])
     # The other one takes both nodes; this one is rung, and sleeps through the step.
@@ -116,7 +116,7 @@ def test_an_error_around_a_node_ends_the_step_and_not_the_thread(
     take, error = Crew.take, MemoryError("no room for a number")
 
     def taken(crew: Crew, worker: Worker, step: Any) -> int | None:
-        if worker.engine == "host":
+        if worker.lane == "host":
             raise error
         return take(crew, worker, step)
 

@@ -9,43 +9,37 @@ from typing import Any
 import pytest
 import torch
 
-from offload import (
-    Plan,
-    Runner,
-    TaskGraph,
-    calibration,
-    capture,
-    device_memory,
-    executor,
-    plan,
-    profiling,
-)
-from offload.caching import MIB, outside, taken
-from offload.device_memory import (
+from offload import Plan, Runner, TaskGraph, capture, plan
+from offload.errors import MemoryTooSmall
+from offload.graph.taskgraph import HOST
+from offload.measuring import calibration, profiling
+from offload.memory import device_memory
+from offload.memory.device_memory import (
     DeviceLeft,
-    Held,
-    Readers,
+    MemoryReaders,
+    ProcessShare,
     check_device,
     device_left,
     is_on,
 )
-from offload.errors import MemoryTooSmall
-from offload.kernels import Program, Source
-from offload.machine import Left, check_memory
-from offload.taskgraph import HOST
-from offload.workspaces import kept_bytes, steady, warm
+from offload.memory.host_memory import HostMemoryLeft, check_memory
+from offload.memory.workspaces import kept_bytes, steady, warm
+from offload.planning.allocator_rounding import MIB, outside, taken
+from offload.program.kernels import Program, Source
+from offload.running import runner as executor
+from offload.running.stage import Stage
 
 CUDA = torch.device("cuda", 0)
 GIB = 1 << 30
 
 
-def made(fixed: int = 0, unplaced: int = 0, engine: str = "compute") -> Plan:
+def made(fixed: int = 0, unplaced: int = 0, lane: str = "compute") -> Plan:
     """A parameter of 8 MiB on the device that a task changes, and 4 MiB that it returns."""
     graph = TaskGraph()
     w = graph.buffer("w", 8 * MIB, "parameter")
     y = graph.buffer("y", 4 * MIB)
     graph.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
-    graph.task("u", [w], [w], unplaced=unplaced, engine=engine, kernel=lambda r, w: None)
+    graph.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
     graph.output(y)
     tensors: dict[str, Source] = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
     graph.program = Program((), (), tensors, device=CUDA, fixed=fixed)
@@ -69,13 +63,17 @@ def test_a_budget_holds_what_libraries_keep_and_what_the_allocator_rounds_up() -
 
 
 def test_what_tasks_on_the_host_allocate_is_not_the_devices() -> None:
-    assert made(unplaced=MIB, engine="host").reserve == made().reserve
+    assert made(unplaced=MIB, lane="host").reserve == made().reserve
 
 
 def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
     found = made(fixed=33 * MIB)
     left = DeviceLeft(
-        CUDA, free=GIB, total=80 * GIB, ours=2 * GIB, others=(Held(77, 70 * GIB), Held(78, None))
+        CUDA,
+        free=GIB,
+        total=80 * GIB,
+        ours=2 * GIB,
+        others=(ProcessShare(77, 70 * GIB), ProcessShare(78, None)),
     )
     check_device(found, found.memgraph.arenas, left)
     with pytest.raises(MemoryTooSmall) as told:
@@ -83,7 +81,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_numbers_and_names() -> None:
     text = str(told.value)
     for part in (
         "of cuda:0 are needed",
-        "the arena 2.0 GiB",
+        "2.0 GiB for the arena",
         "1.0 GiB of its 80.0 GiB are free",
         "this process has 2.0 GiB, process 77 has 70.0 GiB, process 78 has an unknown part",
         "give a smaller budget",
@@ -105,7 +103,9 @@ def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
 
-    readers = Readers(lambda _: (GIB, 80 * GIB), lambda _: 0, lambda _: [Held(77, 70 * GIB)])
+    readers = MemoryReaders(
+        lambda _: (GIB, 80 * GIB), lambda _: 0, lambda _: [ProcessShare(77, 70 * GIB)]
+    )
     monkeypatch.setattr(device_memory, "cuda_readers", lambda: readers)
     at: dict[str, tuple[Any, str]] = {
         "calibrate": (calibration, "_bytes"),
@@ -121,24 +121,24 @@ def test_memory_that_is_refused_while_something_is_measured_is_told_with_who_has
         else:
             capture(torch.nn.ReLU(), torch.zeros(4))
     assert "1.0 GiB of its 80.0 GiB are free" in str(told.value)
-    assert "process 77 has 70.0 GiB. End what else uses the device" in str(told.value)
+    assert "process 77 has 70.0 GiB. End other programs on the device" in str(told.value)
     assert told.value.left == GIB < told.value.needed
 
 
 def test_the_reader_leaves_this_process_out_of_the_others() -> None:
-    readers = Readers(
+    readers = MemoryReaders(
         memory=lambda device: (3, 10),
         reserved=lambda device: 2,
-        processes=lambda device: [Held(os.getpid(), 2), Held(1, 5)],
+        processes=lambda device: [ProcessShare(os.getpid(), 2), ProcessShare(1, 5)],
     )
-    assert device_left(CUDA, readers) == DeviceLeft(CUDA, 3, 10, 2, (Held(1, 5),))
+    assert device_left(CUDA, readers) == DeviceLeft(CUDA, 3, 10, 2, (ProcessShare(1, 5),))
 
 
 def test_a_plan_for_a_device_asks_the_machine_for_its_host_arena_alone() -> None:
     found = made()
-    check_memory(found, {0: 100 * GIB, HOST: MIB}, Left(MIB, "a small machine"))
+    check_memory(found, {0: 100 * GIB, HOST: MIB}, HostMemoryLeft(MIB, "a small machine"))
     with pytest.raises(MemoryTooSmall, match=r"arena of the host.*a small machine") as told:
-        check_memory(found, {0: MIB, HOST: MIB}, Left(MIB - 1, "a small machine"))
+        check_memory(found, {0: MIB, HOST: MIB}, HostMemoryLeft(MIB - 1, "a small machine"))
     assert told.value.needed == MIB
 
 
@@ -170,8 +170,8 @@ class Fence:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def stream(self, engine: str) -> str:
-        return engine
+    def stream(self, lane: str) -> str:
+        return lane
 
     def begin(self) -> None:
         self.asked.append("begin")
@@ -187,12 +187,10 @@ class Fence:
 def test_libraries_are_warm_on_the_compute_stream_once_a_thread_and_inside_a_fence() -> None:
     """Without the fence the caller's current stream would be ours afterwards."""
     driver = Fence()
-    runner: Any = SimpleNamespace(
-        _program=Program((), (), {}, device=CUDA), _driver=driver, _warmed=set()
-    )
+    stage: Any = SimpleNamespace(device=CUDA, driver=driver, _warmed=set())
     for _ in range(2):
-        Runner._warm(runner)
-    other = threading.Thread(target=Runner._warm, args=(runner,), name="another thread")
+        Stage.warm(stage)
+    other = threading.Thread(target=Stage.warm, args=(stage,), name="another thread")
     other.start()
     other.join()
     assert driver.asked == ["begin", "compute", "end"] * 2
@@ -201,13 +199,11 @@ def test_libraries_are_warm_on_the_compute_stream_once_a_thread_and_inside_a_fen
 def test_a_note_of_the_arenas_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made()
     left = DeviceLeft(CUDA, free=GIB, total=GIB)
-    arenas = SimpleNamespace(note="could not be page-locked")
-    monkeypatch.setattr(executor, "Arenas", lambda sizes, device: arenas)
     monkeypatch.setattr(executor, "device_left", lambda device: left)
     monkeypatch.setattr(executor, "give_cached_back", lambda device: None)
-    runner: Any = SimpleNamespace(_program=found.graph.program, _plan=found)
+    runner: Any = SimpleNamespace(_plan=found)
     for _ in range(2):
-        assert Runner._taken(runner, found.memgraph.arenas) is arenas
+        Runner._show(runner, "could not be page-locked")
     assert found.explain().count("could not be page-locked") == 1
     with pytest.raises(MemoryTooSmall):
         executor.check_room(found, {0: 2 * GIB})

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from offload.errors import GraphError
-from offload.fusion import Fused, Region
-from offload.kernels import Call, Value
-from offload.lowering import lower
-from offload.lowering.fused import fused
-from offload.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.lowering.compiled_regions import Fused, Region
+from offload.lowering.fusion import fused
+from offload.lowering.passes import lower
+from offload.program.kernels import Call, Value
 
 aten = torch.ops.aten
 N = 16
@@ -135,7 +135,7 @@ def test_a_write_in_place_a_draw_and_an_update_are_in_no_region() -> None:
     g.graph.output(e.buffer)
     assert len(g.fused().tasks) == len(g.graph.tasks)
     assert not g.regions
-    assert g.fused().notes == ["fused: no two small kernels stand side by side"]
+    assert g.fused().notes == ["fused: the graph has no two neighbouring small kernels"]
 
 
 def test_who_reads_a_part_of_a_result_is_not_in_its_region() -> None:
@@ -183,5 +183,5 @@ def test_it_is_never_done_unless_it_is_asked_for_by_name() -> None:
     a = g.call(aten.relu.default, g.call(aten.tanh.default, x))
     g.graph.output(a.buffer)
     assert not any(isinstance(c.op, Fused) for t in lower(g.graph).tasks for c in t.kernel.calls)
-    with pytest.raises(GraphError, match=r"there are: \['chunked_loss', 'fused'\]"):
+    with pytest.raises(GraphError, match=r"passes by name are: \['chunked_loss', 'fused'\]"):
         lower(g.graph, also=("fuse",))

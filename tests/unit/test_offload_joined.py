@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from offload.joined import Joined, joined
-from offload.kernels import Call, Value
-from offload.shim import load
-from offload.updates import update_of
+from offload.memory.cpu_shim import load
+from offload.optimizer.joint_updates import JointUpdate, joined
+from offload.optimizer.updates import update_of
+from offload.program.kernels import Call, Value
 
 SIZES = (3, 64, 1000, 4097)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -97,7 +97,7 @@ def test_a_call_for_several_allocates_what_calls_for_each_do() -> None:
     task = Task("adamw")
     shim = load()
 
-    def allocated(run: Joined) -> list[int]:
+    def allocated(run: JointUpdate) -> list[int]:
         return [event.nbytes for event in shim.record(run, lambda _: None)[1].events]
 
     [(_, several), _] = joined(task.calls, task.view)

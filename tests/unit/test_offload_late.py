@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 import offload
-from offload.costs import Costs
-from offload.kernels import Program
-from offload.lowering.late_choice import late_at, late_choices
-from offload.lowering.late_updates import rotated
-from offload.taskgraph import TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import TaskGraph
+from offload.lowering.rotation import rotated
+from offload.lowering.rotation_choice import late_at, late_choices
+from offload.program.kernels import Program
 
 MIB = 1 << 20
 LAYERS = 12
 
 
-def step(update: float, clip: bool = False, engine: str = "host") -> TaskGraph:
+def step(update: float, clip: bool = False, lane: str = "host") -> TaskGraph:
     """Forward 12 ms, backward 24 ms; every update takes `update` milliseconds of the host."""
     graph = TaskGraph()
     x = graph.buffer("x", 4096, "input")
@@ -31,7 +31,7 @@ def step(update: float, clip: bool = False, engine: str = "host") -> TaskGraph:
     def updated(n: int) -> None:
         own = [weights[n], states[n]]
         reads = [*own, gradients[n], *([factor] if clip else [])]
-        graph.task(f"u{n}", reads, own, phase="update", seconds=update * 1e-3, engine=engine)
+        graph.task(f"u{n}", reads, own, phase="update", seconds=update * 1e-3, lane=lane)
 
     factor = graph.buffer("factor", 4)
     for n in reversed(range(LAYERS)):
@@ -87,7 +87,7 @@ def test_a_slower_device_leaves_fewer_and_more_workers_too() -> None:
 
 
 def test_updates_on_the_device_are_never_late() -> None:
-    graph = step(3.0, engine="compute")
+    graph = step(3.0, lane="compute")
     assert list(late_choices(graph, Costs())) == []
     assert planned(graph, late=True).rotation is None
 
@@ -120,7 +120,7 @@ def test_no_updates_are_late_where_nothing_is_won() -> None:
 
 def test_a_turned_step_is_planned_only_where_it_is_asked_for() -> None:
     assert planned(step(4.0), late=False).rotation is None
-    resident = offload.plan(step(4.0, engine="compute"), placement="copy", late=True)
+    resident = offload.plan(step(4.0, lane="compute"), placement="copy", late=True)
     assert resident.rotation is None
 
 
@@ -129,8 +129,8 @@ def test_explain_says_how_many_wait_and_what_that_saves() -> None:
     assert late.rotation is not None
     [line] = [line for line in late.explain().splitlines() if "next forward pass does" in line]
     assert line.strip().startswith(f"{late.rotation.late} of them run while"), line
-    assert late.found.unturned is not None
-    assert late.found.unturned == pytest.approx(
+    assert late.found.without_rotation is not None
+    assert late.found.without_rotation == pytest.approx(
         planned(step(4.0), late=False).predicted_seconds, rel=0.05
     )
     assert "ms less a step" in line

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from offload.errors import GraphError
-from offload.kernels import Call, Value
-from offload.lowering import (
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.lowering.passes import (
     add_in_place,
     bucketed_updates,
     early_updates,
@@ -14,7 +14,7 @@ from offload.lowering import (
     lower,
     without_views_and_dead,
 )
-from offload.taskgraph import Role, TaskGraph
+from offload.program.kernels import Call, Value
 
 aten = torch.ops.aten
 MIB = 1 << 20

@@ -6,13 +6,13 @@ import pytest
 
 import offload
 from offload import Costs, GraphError, Plan, TaskGraph
-from offload.engines import Lane, Record
-from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node
-from offload.observed import observe
-from offload.remake import search_again, take_new
-from offload.simulator import simulate
-from offload.taskgraph import Role
-from offload.trace import Span, Trace
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node
+from offload.graph.taskgraph import Role
+from offload.planning.observation import observe
+from offload.planning.remake import search_again, take_new
+from offload.planning.simulator import simulate
+from offload.running.engines.work import LaneRecord, Record
+from offload.running.trace import Span, Trace
 
 KIB = 1 << 10
 BELIEVED = Costs(flops=1e9, memory=1e9, launch=0, h2d=1e9, d2h=1e9, copy=0)
@@ -44,12 +44,12 @@ def trace_of(plan: Plan, true: Costs, factor: float = 1.0) -> Trace:
     graph = plan.graph
     graph = graph.with_tasks([replace(task, seconds=None) for task in graph.tasks])
     record = Record()
-    lanes: dict[str, Lane] = {}
-    for node, engine, start, end in simulate(replace(plan.memgraph, graph=graph), true).timeline:
-        lane = lanes.setdefault(engine, Lane(engine))
-        lane.nodes.append(node)
-        lane.starts.append(5.0 + factor * start)
-        lane.ends.append(5.0 + factor * end)
+    lanes: dict[str, LaneRecord] = {}
+    for node, name, start, end in simulate(replace(plan.memgraph, graph=graph), true).timeline:
+        ran = lanes.setdefault(name, LaneRecord(name))
+        ran.nodes.append(node)
+        ran.starts.append(5.0 + factor * start)
+        ran.ends.append(5.0 + factor * end)
     record.lanes.extend(lanes.values())
     return Trace(plan.memgraph, record)
 
@@ -101,7 +101,7 @@ def test_a_machine_that_is_slower_in_everything_keeps_its_plan() -> None:
     kept = measured.remade()
     assert kept.memgraph is measured.memgraph
     assert kept.measurement is not None
-    assert kept.measurement.decision == "kept: every engine took 3.00x what was expected"
+    assert kept.measurement.decision == "kept: every lane took 3.00x what was expected"
 
 
 def test_where_nothing_moves_there_is_nothing_to_choose() -> None:
@@ -116,12 +116,12 @@ def test_steps_of_another_plan_and_broken_ones_do_not_count() -> None:
     broken = trace_of(plan, BELIEVED)
     cut = broken._record.lanes[0]
     cut.ends.pop()
-    with pytest.raises(GraphError, match="of 3 traces 0 are of whole steps of this plan"):
+    with pytest.raises(GraphError, match="0 of 3 traces are of whole steps of this plan"):
         plan.measured([trace_of(other, BELIEVED), broken, Trace()])
 
 
 def test_a_plan_is_measured_before_it_is_remade() -> None:
-    with pytest.raises(GraphError, match=r"plan\.measured\(traces\) comes first"):
+    with pytest.raises(GraphError, match=r"call plan\.measured\(traces\) first"):
         planned().remade()
 
 
@@ -131,16 +131,16 @@ def test_a_plan_is_measured_before_it_is_remade() -> None:
 def nodes(*kinds: tuple[str, str, tuple[int, ...]]) -> MemGraph:
     graph = TaskGraph()
     made = []
-    for number, (kind, engine, deps) in enumerate(kinds):
+    for number, (kind, lane, deps) in enumerate(kinds):
         b = graph.buffer(f"b{number}", 8)
-        task = graph.task(f"t{number}", [], [b], engine=engine) if kind == TASK else -1
-        made.append(Node(kind, engine, (), deps, task, b, 0 if kind == TASK else 100))
+        task = graph.task(f"t{number}", [], [b], lane=lane) if kind == TASK else -1
+        made.append(Node(kind, lane, (), deps, task, b, 0 if kind == TASK else 100))
     return MemGraph(graph, tuple(made), {}, {}, {}, (), {})
 
 
 def test_what_the_loop_takes_to_choose_a_kernel_is_the_kernels() -> None:
     memgraph = nodes((TASK, "compute", ()), (RELOAD, "h2d", ()), (TASK, "compute", (1,)))
-    spans = [Span("compute", 0, 1, 3), Span("h2d", 1, 2, 7, lane=1), Span("compute", 2, 8, 10)]
+    spans = [Span("compute", 0, 1, 3), Span("h2d", 1, 2, 7, worker=1), Span("compute", 2, 8, 10)]
     seen = observe(memgraph, [spans])
     # The copy could have begun at the step's begin, at 1; the last task when the copy was over.
     assert seen.tasks == {("compute", "t0"): 2, ("compute", "t2"): 3}
@@ -150,7 +150,7 @@ def test_what_the_loop_takes_to_choose_a_kernel_is_the_kernels() -> None:
 
 def test_copies_count_what_they_would_have_taken_alone() -> None:
     memgraph = nodes((RELOAD, "h2d", ()), (OFFLOAD, "d2h", ()))
-    spans = [Span("h2d", 0, 0, 8), Span("d2h", 1, 0, 4, lane=1)]
+    spans = [Span("h2d", 0, 0, 8), Span("d2h", 1, 0, 4, worker=1)]
     seen = observe(memgraph, [spans], shared=0.5)
     assert seen.copies == {RELOAD: [(100, 6)], OFFLOAD: [(100, 2)]}
     assert (seen.costs(BELIEVED).h2d, seen.costs(BELIEVED).d2h) == (100 / 6, 50)
@@ -177,7 +177,7 @@ def test_a_task_that_runs_once_more_takes_what_it_took_before() -> None:
     a, b = graph.buffer("a", 8), graph.buffer("b", 8)
     graph.task("t0", [], [a])
     graph.task("t0 again", [], [b], recomputes="t0")
-    graph.task("t0", [], [a], engine="host", seconds=9.0)
+    graph.task("t0", [], [a], lane="host", seconds=9.0)
     memgraph = nodes((TASK, "compute", ()))
     seen = observe(memgraph, [[Span("compute", 0, 0, 4)]])
     assert [task.seconds for task in seen.on(graph).tasks] == [4, 4, 9]
@@ -186,7 +186,7 @@ def test_a_task_that_runs_once_more_takes_what_it_took_before() -> None:
 # ---- keep or remake ------------------------------------------------------------------------------
 
 
-def test_only_engines_that_matter_decide_whether_to_search_again() -> None:
+def test_only_lanes_that_matter_decide_whether_to_search_again() -> None:
     expected = {"compute": 10.0, "h2d": 5.0, "d2h": 0.001}
     assert not search_again(expected, {"compute": 12, "h2d": 6, "d2h": 0.1}, False).yes
     found = search_again(expected, {"compute": 12, "h2d": 8, "d2h": 0.1}, False)

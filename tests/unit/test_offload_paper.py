@@ -16,9 +16,9 @@ import torch
 
 import offload
 from offload import Costs, MemGraph, RaceFound, Runner, TaskGraph, simulate
-from offload.memgraph import OFFLOAD, RELOAD, Node
-from offload.planner import Policy, build_memgraph
-from offload.reduction import reduced
+from offload.graph.memgraph import OFFLOAD, RELOAD, Node
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.reduction import reduced
 
 LOCATION = 64
 FIRST = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
@@ -58,7 +58,7 @@ def example(order: Sequence[str] = FIRST, *, made: bool = True) -> TaskGraph:
         moves = source != GPU_OF[name]
         graph.task(
             name, reads, [buffers[name]], device=source, kernel=mixed(int(name)),
-            engine="d2d" if moves else "compute",
+            lane="d2d" if moves else "compute",
         )  # fmt: skip
     graph.output(buffers["8"])
     graph.output(buffers["9"])
@@ -121,8 +121,8 @@ def expected(graph: TaskGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
 
 def test_the_example_is_the_one_that_the_text_describes() -> None:
     graph = example()
-    kernels = [task for task in graph.tasks if task.name.isdigit() and task.engine == "compute"]
-    assert (len(kernels), sum(task.engine == "d2d" for task in graph.tasks)) == (6, 3)
+    kernels = [task for task in graph.tasks if task.name.isdigit() and task.lane == "compute"]
+    assert (len(kernels), sum(task.lane == "d2d" for task in graph.tasks)) == (6, 3)
     on_first = {buffer.name for buffer in graph.buffers if buffer.device == 0}
     assert on_first == {"A", "B", "1", "2", "3", "4", "8"}
     readers = {
@@ -249,7 +249,7 @@ def layers(count: int) -> MemGraph:
     plan = offload.plan(graph, WEIGHT + 128, costs=UNIT, placement="copy")
     plan.verify()
     # One bus for both.
-    nodes = [replace(n, engine="h2d") if n.kind == RELOAD else n for n in plan.memgraph.nodes]
+    nodes = [replace(n, lane="h2d") if n.kind == RELOAD else n for n in plan.memgraph.nodes]
     return replace(plan.memgraph, nodes=tuple(nodes))
 
 

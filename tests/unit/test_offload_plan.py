@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import offload
-from offload import BudgetTooSmall, Costs, GraphError, Plan, Role, Runner, TaskGraph, shim
-from offload.memgraph import OFFLOAD, RELOAD, TASK
-from offload.planner import Policy, build_memgraph
-from offload.refusal import smallest_budget
-from offload.taskgraph import HOST
+from offload import BudgetTooSmall, Costs, GraphError, Plan, Role, Runner, TaskGraph
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.taskgraph import HOST
+from offload.memory import cpu_shim as shim
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.refusal import smallest_budget
 
 KIB = 1024
 
@@ -271,8 +272,8 @@ def test_every_device_has_its_own_budget() -> None:
             graph.task(f"t{device}.{n}", [b], [b], device=device)
     plan = offload.plan(graph, {0: 2 * KIB, 1: 8 * KIB}, placement="copy")
     plan.verify()
-    engines = {node.engine for node in plan.memgraph.nodes}
-    assert engines == {"compute", "h2d", "d2h", "compute1"} or engines == {
+    lanes = {node.lane for node in plan.memgraph.nodes}
+    assert lanes == {"compute", "h2d", "d2h", "compute1"} or lanes == {
         "compute", "h2d", "d2h", "compute1", "h2d1", "d2h1"
     }  # fmt: skip
     assert plan.memgraph.arenas[0] <= 2 * KIB
@@ -320,7 +321,7 @@ def test_the_same_graph_gives_the_same_plan_again() -> None:
     assert digest(first) == digest(second)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_same_graph_gives_the_same_plan_in_another_process() -> None:
     """Whose sets and dictionaries of strings are in another order."""
     folder = os.path.dirname(__file__)
@@ -363,7 +364,7 @@ def test_every_task_runs_once_and_where_it_says() -> None:
     nodes = plan.memgraph.nodes
     ran = [node.task for node in nodes if node.kind == TASK]
     assert sorted(ran) == list(range(len(plan.graph.tasks)))
-    assert {node.engine for node in nodes if node.kind == TASK} == {"compute"}
+    assert {node.lane for node in nodes if node.kind == TASK} == {"compute"}
     for b, place in plan.memgraph.starts.items():
         role = plan.graph.buffers[b].role
         assert role in {Role.INPUT, Role.PARAMETER, Role.STATE}

@@ -1,20 +1,18 @@
 """The planner on graphs that are made by hand: who goes, who stays, what is copied, how often."""
 
-import sys
 from collections import Counter
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from offload.errors import BudgetTooSmall
-from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
-from offload.planner import Policy, build_memgraph
-from offload.refusal import smallest_budget
-from offload.residency import most_resident
-from offload.taskgraph import HOST, TaskGraph
-from offload.verify import verify
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.refusal import smallest_budget
+from offload.planning.residency import most_resident
+from offload.planning.verify import verify
 
 UNIT = 64
 
@@ -384,30 +382,6 @@ def test_without_pressure_a_plan_by_time_needs_no_more_than_what_lives_at_once()
     memgraph = planned(graph, peak // UNIT, Policy(persistent, ahead=0))
     assert {node.kind for node in memgraph.nodes} <= {TASK, RELOAD}  # the input comes in
     assert memgraph.arenas[0] <= peak
-
-
-def calls_of(graph: TaskGraph, units: int) -> int:
-    """How many calls planning takes: a clock that no other program disturbs."""
-    count = 0
-
-    def tick(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(tick)
-    try:
-        build_memgraph(graph, {0: units * UNIT}, Policy())
-    finally:
-        sys.setprofile(before)
-    return count
-
-
-@pytest.mark.parametrize("units", [16, 80], ids=["least", "some room"])
-def test_the_work_of_planning_grows_with_the_number_of_tasks(units: int) -> None:
-    small, large = (training(layers) for layers in (60, 480))
-    ratio = len(large.tasks) / len(small.tasks)
-    assert calls_of(large, units) <= 1.3 * ratio * calls_of(small, units)
 
 
 def test_pieces_of_a_tensor_lie_side_by_side_at_home() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload import calibration
-from offload.calibration import Sizes, measure
-from offload.rates import Link, Rates, Sample, Samples, link, rates_of
-from offload.stopwatch import Run
+from offload.graph.rates import Link, Rates, Sample, Samples, link, rates_of
+from offload.measuring import calibration
+from offload.measuring.calibration import Sizes, measure
+from offload.measuring.stopwatch import Run
 
 KIB = 1 << 10
 
@@ -46,7 +46,7 @@ def test_costs_are_of_the_median_repeat_and_of_the_programs_precision() -> None:
 
 
 def test_a_precision_that_was_not_measured_is_an_error_that_names_those_that_were() -> None:
-    with pytest.raises(ValueError, match=r"'int8' was not measured: float32, bfloat16"):
+    with pytest.raises(ValueError, match=r"'int8' was not measured; choose float32, bfloat16"):
         rates_of(samples()).costs("int8")
 
 

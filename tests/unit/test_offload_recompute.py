@@ -2,10 +2,10 @@
 
 import pytest
 
-from offload.costs import Costs
 from offload.errors import GraphError
-from offload.recompute import candidates, recomputed, variants
-from offload.taskgraph import Role, TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.planning.recompute import candidates, recomputed, variants
 
 MIB = 1 << 20
 COSTS = Costs(launch=0, copy=0, memory=1e10, h2d=1e10, d2h=1e10)

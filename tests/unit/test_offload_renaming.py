@@ -4,9 +4,9 @@ from functools import partial
 
 import torch
 
-from offload.kernels import Program, Source, Value
-from offload.renaming import renamed_as
-from offload.taskgraph import TaskGraph
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Program, Source, Value
+from offload.program.renaming import renamed_as
 
 
 def graph_of(**tensors: Source) -> TaskGraph:

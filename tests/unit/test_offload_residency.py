@@ -3,9 +3,9 @@
 import itertools
 from dataclasses import replace
 
-from offload.costs import Costs
-from offload.residency import SMALL, exposed, most_resident
-from offload.taskgraph import HOST, TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.planning.residency import SMALL, exposed, most_resident
 
 BIG = 1 << 20
 
@@ -77,14 +77,14 @@ def test_the_pieces_of_a_tensor_stay_together() -> None:
 
 def test_what_a_host_task_works_on_stays_on_the_host() -> None:
     graph = step(2)
-    graph.task("there", [2], [2], engine="host")  # w1
+    graph.task("there", [2], [2], lane="host")  # w1
     assert names(graph, 100 * BIG) == {"w0", "m0", "m1"}
 
 
 def test_only_what_persists_and_has_a_device_is_resident() -> None:
     graph = step(1)
     far = graph.buffer("far", BIG, "state", device=HOST)
-    graph.task("there", [far], [far], engine="host", device=HOST)
+    graph.task("there", [far], [far], lane="host", device=HOST)
     graph.buffer("unused", BIG, "constant")
     assert names(graph, 100 * BIG) == {"w0", "m0"}
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from offload.kernels import CPU, Call, Value
-from offload.scalars import Scalars
-from offload.taskgraph import TaskGraph
-from offload.updates import advance, update_of
+from offload.graph.taskgraph import TaskGraph
+from offload.optimizer.scalars import Scalars
+from offload.optimizer.updates import advance, update_of
+from offload.program.kernels import CPU, Call, Value
 
 STEPS = 6
 KINDS = {
@@ -110,5 +110,5 @@ def test_updates_on_the_host_read_the_optimizer_itself() -> None:
     assert Scalars.of(graph, CPU) is not None
     on_host = TaskGraph()
     buffers = [on_host.buffer("p", p.nbytes), on_host.buffer("g", p.nbytes)]
-    on_host.task("update", buffers, buffers, kernel=call, engine="host")
+    on_host.task("update", buffers, buffers, kernel=call, lane="host")
     assert Scalars.of(on_host, CPU) is None

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.seeds import SeedsIn, SeedsOut, at_run_time
+from offload.tracing.seeds import SeedsIn, SeedsOut, at_run_time
 
 GPU = torch.device("cuda", 0)
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention

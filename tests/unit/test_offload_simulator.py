@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.costs import Costs
-from offload.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, engine_name
-from offload.simulator import Simulation, simulate
-from offload.taskgraph import TaskGraph
+from offload.graph.costs import Costs
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, lane_name
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.simulator import Simulation, simulate
 
 # A second a byte, each way.
 SLOW = Costs(h2d=1, d2h=1, copy=0)
@@ -24,15 +24,15 @@ class Steps:
         self.nodes: list[Node] = []
 
     def task(
-        self, seconds: float, *deps: int, engine: str = "compute", device: int = 0, live: int = 0
+        self, seconds: float, *deps: int, lane: str = "compute", device: int = 0, live: int = 0
     ) -> int:
         made = self.graph.buffer(f"b{len(self.nodes)}", live)
-        task = self.graph.task("t", writes=[made], seconds=seconds, engine=engine, device=device)
-        lane = engine_name(engine, device)
+        task = self.graph.task("t", writes=[made], seconds=seconds, lane=lane, device=device)
+        lane = lane_name(lane, device)
         return self._add(Node(TASK, lane, (), deps, task))
 
     def copy(self, kind: str, seconds: int, *deps: int, device: int = 0, at: int = 0) -> int:
-        lane = engine_name("h2d" if kind == RELOAD else "d2h", device)
+        lane = lane_name("h2d" if kind == RELOAD else "d2h", device)
         return self._add(Node(kind, lane, (), deps, at, 0, seconds))
 
     def memgraph(self) -> MemGraph:
@@ -71,7 +71,7 @@ def test_layers_on_two_devices_take_what_the_paper_says(count: int) -> None:
     assert layers(count, levelwise=False).simulate().makespan == 2 * count + 1
 
 
-def test_independent_engines_run_at_the_same_time() -> None:
+def test_independent_lanes_run_at_the_same_time() -> None:
     steps = Steps()
     steps.task(3)
     steps.copy(RELOAD, 5)
@@ -79,7 +79,7 @@ def test_independent_engines_run_at_the_same_time() -> None:
     found = steps.simulate()
     assert found.makespan == 5
     assert found.busy == {"compute": 3, "h2d": 5, "d2h": 4}
-    assert (found.bound.seconds, found.bound.engine) == (5, "h2d")
+    assert (found.bound.seconds, found.bound.lane) == (5, "h2d")
     assert found.bound.parts == {"compute": 3, "h2d": 5, "d2h": 4, "critical path": 5}
 
 
@@ -93,10 +93,10 @@ def test_a_node_starts_when_the_last_that_it_waits_for_ends() -> None:
         (1, "h2d", 0, 5),
         (2, "compute", 5, 6),
     )
-    assert (found.bound.seconds, found.bound.engine) == (6, "critical path")
+    assert (found.bound.seconds, found.bound.lane) == (6, "critical path")
 
 
-def test_an_idle_engine_takes_the_ready_node_of_lowest_number() -> None:
+def test_an_idle_lane_takes_the_ready_node_of_lowest_number() -> None:
     steps = Steps()
     load = steps.copy(RELOAD, 2)
     steps.task(10, load)
@@ -112,7 +112,7 @@ def test_an_idle_engine_takes_the_ready_node_of_lowest_number() -> None:
     ]
 
 
-def test_in_order_an_engine_waits_for_its_next_node() -> None:
+def test_in_order_a_lane_waits_for_its_next_node() -> None:
     steps = Steps()
     load = steps.copy(RELOAD, 2)
     steps.task(10, load)
@@ -152,7 +152,7 @@ def test_two_directions_that_share_a_link_slow_each_other_down_while_both_copy()
         (3, 6, 8),
     ]
     assert found.bound.parts["link"] == 9
-    assert (found.bound.seconds, found.bound.engine) == (9, "link")
+    assert (found.bound.seconds, found.bound.lane) == (9, "link")
     assert steps.simulate().makespan == 6
 
 
@@ -181,11 +181,11 @@ def test_a_shared_link_lets_nothing_be_faster_than_its_bound(
 def test_the_host_runs_as_many_as_it_has_workers() -> None:
     steps = Steps()
     for _ in range(5):
-        steps.task(2, engine="host")
+        steps.task(2, lane="host")
     two = steps.simulate(Costs(host_workers=2))
     assert two.makespan == 6
     assert two.busy == {"host": 10}
-    assert (two.bound.seconds, two.bound.engine) == (5, "host")
+    assert (two.bound.seconds, two.bound.lane) == (5, "host")
     assert steps.simulate(Costs(host_workers=5)).makespan == 2
 
 
@@ -234,7 +234,7 @@ def test_the_two_phases_are_never_below_the_bound() -> None:
 def test_an_empty_step_takes_no_time() -> None:
     found = Steps().simulate()
     assert (found.makespan, found.timeline, found.two_phase) == (0, (), 0)
-    assert (found.bound.seconds, found.bound.engine) == (0, "critical path")
+    assert (found.bound.seconds, found.bound.lane) == (0, "critical path")
 
 
 def test_a_plan_is_simulated_by_its_memgraph() -> None:
@@ -247,7 +247,7 @@ def test_a_plan_is_simulated_by_its_memgraph() -> None:
 
 
 def test_an_unknown_order_is_refused() -> None:
-    with pytest.raises(ValueError, match="'fifo': priority, random or in_order"):
+    with pytest.raises(ValueError, match="'fifo' is unknown; choose priority, random or in_order"):
         layers(1, levelwise=True).simulate(order="fifo")
 
 
@@ -256,11 +256,11 @@ def test_every_node_runs_once_after_those_it_waits_for(order: str) -> None:
     steps = layers(20, levelwise=False)
     ends: dict[int, float] = {}
     free: dict[str, float] = {}
-    for number, engine, begin, end in steps.simulate(order=order, seed=3).timeline:
+    for number, lane, begin, end in steps.simulate(order=order, seed=3).timeline:
         assert number not in ends
         assert all(ends[dep] <= begin for dep in steps.nodes[number].deps)
-        assert free.get(engine, 0) <= begin
-        ends[number] = free[engine] = end
+        assert free.get(lane, 0) <= begin
+        ends[number] = free[lane] = end
     assert len(ends) == len(steps.nodes)
 
 
@@ -277,25 +277,25 @@ def random_steps(draw: st.DrawFn) -> Steps:
             steps.copy(kind, seconds, *deps, device=device, at=at)
         else:
             live = draw(st.integers(0, 100))
-            steps.task(seconds, *deps, engine=kind, device=device, live=live)
+            steps.task(seconds, *deps, lane=kind, device=device, live=live)
     return steps
 
 
 @given(random_steps(), st.sampled_from(["priority", "random", "in_order"]), st.integers(1, 3))
 @settings(deadline=None)
-def test_no_order_beats_the_bound_or_wastes_all_engines_at_once(
+def test_no_order_beats_the_bound_or_wastes_all_lanes_at_once(
     steps: Steps, order: str, workers: int
 ) -> None:
     found = steps.simulate(replace(SLOW, host_workers=workers), order)
     assert found.bound.seconds <= found.makespan * (1 + 1e-9)
-    assert found.bound.seconds == found.bound.parts[found.bound.engine]
+    assert found.bound.seconds == found.bound.parts[found.bound.lane]
     assert found.bound.seconds == max(found.bound.parts.values())
     assert found.two_phase >= found.bound.seconds
-    # Some engine works at every moment.
+    # Some lane works at every moment.
     assert found.makespan <= sum(found.busy.values())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_thousand_nodes_take_seconds() -> None:
     steps = layers(25_000, levelwise=False)
     begin = process_time()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from offload.engines import Lane, Record
-from offload.memgraph import TASK, Access, Block, MemGraph, Node, Place
-from offload.taskgraph import HOST, TaskGraph
-from offload.trace import Trace
+from offload.graph.memgraph import TASK, Access, Block, MemGraph, Node, Place
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.running.engines.work import LaneRecord, Record
+from offload.running.trace import Trace
 
 
 def memgraph() -> MemGraph:
@@ -39,14 +39,14 @@ def memgraph() -> MemGraph:
 def record() -> Record:
     return Record(
         [
-            Lane("compute", [1], [11.0], [14.0]),
-            Lane("h2d", [0], [10.0], [10.5]),
-            Lane("d2h", [2], [14.5], [15.0]),
+            LaneRecord("compute", [1], [11.0], [14.0]),
+            LaneRecord("h2d", [0], [10.0], [10.5]),
+            LaneRecord("d2h", [2], [14.5], [15.0]),
         ]
     )
 
 
-def test_the_file_has_a_row_an_engine_and_an_event_a_node(tmp_path: Path) -> None:
+def test_the_file_has_a_row_a_lane_and_an_event_a_node(tmp_path: Path) -> None:
     Trace(memgraph(), record()).save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -87,14 +87,14 @@ def test_measured_seconds_are_by_task_and_by_row() -> None:
     assert [span.node for span in trace.spans] == [0, 1, 2]
 
 
-def test_an_engine_that_is_all_engines_has_the_rows_of_its_nodes() -> None:
+def test_an_engine_whose_one_thread_is_all_lanes_has_the_rows_of_its_nodes() -> None:
     stamps = [10.0, 10.5, 13.0, 14.0]
-    trace = Trace(memgraph(), Record([Lane("", [0, 1, 2], stamps, stamps[1:])]))
+    trace = Trace(memgraph(), Record([LaneRecord("", [0, 1, 2], stamps, stamps[1:])]))
     assert trace.busy() == {"h2d": 0.5, "compute": 2.5, "d2h": 1.0}
 
 
 def test_a_step_that_failed_is_traced_up_to_there(tmp_path: Path) -> None:
-    lanes = [Lane("h2d", [0], [10.0], [10.5]), Lane("compute", [1], [11.0], [])]
+    lanes = [LaneRecord("h2d", [0], [10.0], [10.5]), LaneRecord("compute", [1], [11.0], [])]
     trace = Trace(memgraph(), Record(lanes, failed=1))
     trace.save(tmp_path / "trace.json")
     assert [span.node for span in trace.spans] == [0]

@@ -9,8 +9,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW
 
 from offload.errors import CaptureError
-from offload.kernels import Call, Value
-from offload.updates import (
+from offload.optimizer.updates import (
     advance,
     check_optimizer,
     chunk_borders,
@@ -18,6 +17,7 @@ from offload.updates import (
     sliced,
     update_of,
 )
+from offload.program.kernels import Call, Value
 
 SIZES = (1, 17, 65, 4097, 32_769, 70_001)
 WAYS: tuple[dict[str, Any], ...] = ({}, {"foreach": True}, {"fused": True}, {"foreach": False})
@@ -69,7 +69,7 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("kind", "settings"), optimizers())
 def test_updates_one_by_one_and_in_pieces_give_the_bits_of_a_joint_step(
     kind: Any, settings: dict[str, Any], threads: int

@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 
 from offload.errors import RaceFound
-from offload.memgraph import OFFLOAD, RELOAD, TASK, Access, MemGraph, Node, Place
-from offload.taskgraph import HOST, Buffer, Role, TaskGraph
-from offload.verify import verify
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Access, MemGraph, Node, Place
+from offload.graph.taskgraph import HOST, Buffer, Role, TaskGraph
+from offload.planning.verify import verify
 
 X, W, A, B, Y = range(5)
 FROM_START, AT_END = "the start of the step", "the end of the step"
@@ -26,8 +26,8 @@ def touch(offset: int, buffer: int | None, how: str, nbytes: int = 64, arena: in
     return Access(Place(arena, offset, nbytes), buffer, "r" in how, "w" in how)
 
 
-def run(task: int, deps: tuple[int, ...], *accesses: Access, engine: str = "compute") -> Node:
-    return Node(TASK, engine, accesses, deps, task)
+def run(task: int, deps: tuple[int, ...], *accesses: Access, lane: str = "compute") -> Node:
+    return Node(TASK, lane, accesses, deps, task)
 
 
 def copy(
@@ -37,8 +37,8 @@ def copy(
     here = Place(0, offset, nbytes)
     source, target = (there, here) if kind == RELOAD else (here, there)
     accesses = (Access(source, buffer, True, False), Access(target, buffer, False, True))
-    engine = "h2d" if kind == RELOAD else "d2h"
-    return Node(kind, engine, accesses, deps, 0, buffer, nbytes)
+    lane = "h2d" if kind == RELOAD else "d2h"
+    return Node(kind, lane, accesses, deps, 0, buffer, nbytes)
 
 
 def example() -> MemGraph:
@@ -144,13 +144,13 @@ def test_a_task_on_the_host_and_one_between_two_devices_pass() -> None:
     there = graph.buffer("there", 64, device=1)
     graph.output(there)
     graph.task("make", [], [g])
-    graph.task("adam", [w, g], [w], engine="host")
-    graph.task("send", [g], [there], engine="d2d")
+    graph.task("adam", [w, g], [w], lane="host")
+    graph.task("send", [g], [there], lane="d2d")
     nodes = (
         run(0, (), touch(0, g, "w")),
         copy(OFFLOAD, g, 64, 0, (0,)),
-        run(1, (1,), touch(0, w, "rw", arena=HOST), touch(64, g, "r", arena=HOST), engine="host"),
-        run(2, (0,), touch(0, g, "r"), touch(0, there, "w", arena=1), engine="d2d0-1"),
+        run(1, (1,), touch(0, w, "rw", arena=HOST), touch(64, g, "r", arena=HOST), lane="host"),
+        run(2, (0,), touch(0, g, "r"), touch(0, there, "w", arena=1), lane="d2d0-1"),
     )
     sound = MemGraph(
         graph,
@@ -164,7 +164,7 @@ def test_a_task_on_the_host_and_one_between_two_devices_pass() -> None:
     verify(sound)
     error = found(changed(sound, 2, deps=(0,)))
     assert (error.task_a, error.task_b, error.bytes) == ("offload g", "adam", (HOST, 64, 128))
-    assert "engine d2d1-0" in str(found(changed(sound, 3, engine="d2d1-0")))
+    assert "lane d2d1-0" in str(found(changed(sound, 3, lane="d2d1-0")))
 
 
 # Races
@@ -333,7 +333,7 @@ def with_workspace(memgraph: MemGraph, scratch: int) -> MemGraph:
         (lambda m: replace(m, arenas={0: 191, HOST: 256}), "f", "the arena has 191 bytes"),
         (lambda m: replace(m, arenas={0: 192}), "x", "the arena has 0 bytes"),
         (lambda m: moved(m, 2, 2, offset=-64), "f", "the arena has 192 bytes"),
-        (lambda m: moved(m, 4, 1, offset=120), "g", "120 is no multiple of 64"),
+        (lambda m: moved(m, 4, 1, offset=120), "g", "120 is not a multiple of 64"),
         (lambda m: moved(m, 4, 1, nbytes=32), "g", "writes 32 bytes of b on device 0: expected"),
         (lambda m: moved(m, 4, 1, arena=HOST), "g", "writes 64 bytes of b on the host: expected"),
         (rewritten(2, 1, "rw"), "f", "reads and writes 64 bytes of w"),
@@ -347,9 +347,9 @@ def with_workspace(memgraph: MemGraph, scratch: int) -> MemGraph:
             "it reads 64 bytes of w on device 0: expected",
         ),
         (lambda m: cut_short(m, 3), "offload a", "it touches no more"),
-        (lambda m: changed(m, 3, nbytes=32), "offload a", "moves 32 bytes: expected 64"),
-        (lambda m: changed(m, 3, engine="h2d"), "offload a", "engine h2d, and belongs on d2h"),
-        (lambda m: changed(m, 4, engine="host"), "g", "engine host, and belongs on compute"),
+        (lambda m: changed(m, 3, nbytes=32), "offload a", "moves 32 bytes, but expected are 64"),
+        (lambda m: changed(m, 3, lane="h2d"), "offload a", "lane h2d, but belongs on d2h"),
+        (lambda m: changed(m, 4, lane="host"), "g", "lane host, but belongs on compute"),
         (lambda m: changed(m, 3, kind="swap"), "node 3", "swap"),
         (lambda m: changed(m, 3, buffer=5), "node 3", "offload 5 is not one of 5"),
         (lambda m: changed(m, 4, task=4), "node 4", "task 4 is not one of 4"),
@@ -358,7 +358,7 @@ def with_workspace(memgraph: MemGraph, scratch: int) -> MemGraph:
         (lambda m: replace(m, ends={Y: Place(HOST, 192, 32)}), "y", "64 bytes are to be on"),
         (lambda m: replace(m, ends={Y: Place(1, 0, 64)}), "y", "device 0 or the host"),
         (lambda m: with_workspace(m, 16), "f", "touches no more: expected that it writes 32"),
-        (lambda m: moved(with_workspace(m, 32), 2, 2, offset=192), "f", "in the scratch"),
+        (lambda m: moved(with_workspace(m, 32), 2, 2, offset=192), "f", "overlaps the scratch"),
         (lambda m: replace(m, scratch={0: Place(0, 192, 64)}), "scratch", "192 bytes"),
         (lambda m: replace(m, scratch={0: Place(HOST, 0, 64)}), "scratch", "is on the host"),
     ],

@@ -1,6 +1,5 @@
 """What `open_source` refuses, and how it says so; no backend's package is needed to know."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from loaders.backends import BACKENDS, open_source
 from loaders.errors import BackendMissing, LoaderError, SourceError
-from loaders.sources import PictureArrays, picture_folder
+from loaders.sources.datasets import PictureArrays, picture_folder
 
 ARRAYS = PictureArrays(np.zeros((4, 2, 2, 3), dtype=np.uint8), np.arange(4), ("a", "b"))
 
@@ -85,13 +84,3 @@ def test_a_missing_package_names_the_extra_that_brings_it(
         open_source(source, backend)
     assert isinstance(error.value, LoaderError)
     assert isinstance(error.value.__cause__, ImportError)
-
-
-def test_importing_the_backends_imports_no_backend() -> None:
-    script = """
-import sys
-import loaders.backends.beton, loaders.backends.dali, loaders.backends.ffcv, loaders.convert
-late = {"ffcv", "numba", "cv2", "nvidia.dali"} & {*sys.modules}
-assert not late, late
-"""
-    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
 from perfect.errors import PhaseError
-from perfect.phases import Phase, PhasePolicy, Split, budget_split, check_phases
-from perfect.plateau import PlateauRule, theil_sen
-from perfect.schedule import Schedule
+from perfect.method.phases import BudgetSplit, Phase, PhasePolicy, budget_split, check_phases
+from perfect.method.plateau import PlateauRule, theil_sen
+from perfect.method.schedule import Schedule
 
-law = settings(max_examples=200, deadline=None)
+law = settings(max_examples=examples(200), deadline=None)
 
 REUSE = Phase("pretrain", reuse=3, passes=4)
 FRESH = Phase("finetune", passes=2)
@@ -35,21 +36,26 @@ FRESH = Phase("finetune", passes=2)
 def test_the_budget_gives_the_splits_of_the_thesis(
     fresh: float, total: float, reuse: int, pretrain: int, finetune: int
 ) -> None:
-    assert budget_split(fresh, total, reuse) == Split(pretrain, finetune)
+    assert budget_split(fresh, total, reuse) == BudgetSplit(pretrain, finetune)
 
 
 @pytest.mark.parametrize(
     ("fresh", "total", "reuse", "split"),
     [
-        (75, 200, 3, Split(57, 29)),  # 12.5 asked for: no less than 0.15 x 200 = 30
-        (130, 200, 3, Split(37, 89)),  # fig. 4-10 fine-tunes for 95: no more than 0.45 x 200 = 90
-        (200, 200, 3, Split(37, 89)),  # everything fresh asked for
-        (67, 200, 3, Split(57, 29)),
-        (34, 200, 6, Split(28, 32)),
+        (75, 200, 3, BudgetSplit(57, 29)),  # 12.5 asked for: no less than 0.15 x 200 = 30
+        (
+            130,
+            200,
+            3,
+            BudgetSplit(37, 89),
+        ),  # fig. 4-10 fine-tunes for 95: no more than 0.45 x 200 = 90
+        (200, 200, 3, BudgetSplit(37, 89)),  # everything fresh asked for
+        (67, 200, 3, BudgetSplit(57, 29)),
+        (34, 200, 6, BudgetSplit(28, 32)),
     ],
 )
 def test_a_fine_tuning_share_outside_15_to_45_percent_is_clipped(
-    fresh: float, total: float, reuse: int, split: Split
+    fresh: float, total: float, reuse: int, split: BudgetSplit
 ) -> None:
     assert budget_split(fresh, total, reuse) == split
 

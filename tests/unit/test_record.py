@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfect.record import RunLog, describe_run, environment, write_run
+from perfect.runs.record import RunLog, describe_run, environment, write_run
 
 
 class Clock:

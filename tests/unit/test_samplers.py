@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from loaders.errors import LoaderError
-from loaders.samplers import SamplerOrder, seeded_randomness
+from loaders.sources.samplers import SamplerOrder, seeded_randomness
 
 TEN: Any = list(range(10))
 

@@ -5,10 +5,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import examples
 
-from perfect.schedule import KINDS, Schedule
+from perfect.method.schedule import KINDS, Schedule
 
-law = settings(max_examples=100, deadline=None)
+law = settings(max_examples=examples(100), deadline=None)
 FRACTIONS = [n / 100 for n in range(101)]
 
 

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from products import examples
 
 from loaders.blocks import Blocks
 from loaders.errors import BufferTooSmall, SampleShapeError
-from loaders.storage import Slab
+from loaders.slots.slab import Slab
 
-law = settings(max_examples=50, deadline=None)
+law = settings(max_examples=examples(50), deadline=None)
 
 
 class Pair(NamedTuple):

@@ -7,10 +7,11 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
+from benchmarks.twins.twin_streams import Twin
 from offload import Costs, OffloadError
-from offload.drivers.twin import Twin
-from trainers import OffloadDDPStrategy, OffloadStrategy, target
-from trainers.target import Target, products_of, target_of
+from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers.offloading.hardware import target
+from trainers.offloading.hardware.target import Target, products_of, target_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from loaders.tuning import (
+from loaders.order.tuning import (
+    BatchMeasurement,
     Choice,
-    Measurement,
-    Rates,
+    PipelineRates,
     ReuseTuner,
     TuningRules,
     available_cpus,
@@ -41,35 +41,35 @@ QUICK = TuningRules(warm_up=WARM, block=BLOCK, window=WINDOW)
 def test_the_smallest_reuse_that_keeps_up_is_chosen(
     decode: float, step: float, most: int, reuse: int, stall: float
 ) -> None:
-    choice = choose_reuse(Rates(decode, step), most)
+    choice = choose_reuse(PipelineRates(decode, step), most)
     assert (choice.reuse, choice.stall_left) == (reuse, pytest.approx(stall))
 
 
 @pytest.mark.parametrize(
     ("decode", "step", "said"),
     [
-        (2000, 1000, "fresh samples keep up, reuse would only remove information"),
+        (2000, 1000, "fresh samples keep up, and reuse would only lose information"),
         (1000, 2500, "reuse 3 is the least that keeps up with 10% to spare"),
         (1000, 3900, "reuse 4, the most allowed, just keeps up"),
         (1000, 8000, "even reuse 4, the most allowed, leaves it waiting 50% of the time"),
     ],
 )
 def test_the_reason_says_the_rates_and_what_they_mean(decode: int, step: int, said: str) -> None:
-    reason = choose_reuse(Rates(decode, step), most=4).reason
+    reason = choose_reuse(PipelineRates(decode, step), most=4).reason
     assert said in reason
     assert f"decoding gives {decode} fresh samples/s, training takes {step}/s" in reason
 
 
 def test_a_margin_of_nothing_takes_what_just_keeps_up() -> None:
-    assert choose_reuse(Rates(1000, 2000), most=4, margin=0.0).reuse == 2
+    assert choose_reuse(PipelineRates(1000, 2000), most=4, margin=0.0).reuse == 2
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Rates(-1, 1), "decode_per_second must be 0 or more, not -1"),
-        (lambda: Rates(1, nan), "step_per_second must be 0 or more, not nan"),
-        (lambda: choose_reuse(Rates(1, 1), 0), "most must be at least 1, not 0"),
+        (lambda: PipelineRates(-1, 1), "decode_per_second must be 0 or more, not -1"),
+        (lambda: PipelineRates(1, nan), "step_per_second must be 0 or more, not nan"),
+        (lambda: choose_reuse(PipelineRates(1, 1), 0), "most must be at least 1, not 0"),
         (lambda: ReuseTuner(0), "most must be at least 1, not 0"),
         (lambda: TuningRules(block=0), "block must be at least 1, not 0"),
         (lambda: TuningRules(clear=-0.1), r"clear must be 0 or more, not -0\.1"),
@@ -83,10 +83,10 @@ def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
 # ---- the tuner ----------------------------------------------------------------------------------
 
 
-def batch(ratio: float, decoded: int = 32, served: int = 64, step: float = 0.1) -> Measurement:
+def batch(ratio: float, decoded: int = 32, served: int = 64, step: float = 0.1) -> BatchMeasurement:
     """Training takes `ratio` times the samples that 4 workers decode."""
     rate = served / step / ratio
-    return Measurement(4 * decoded / rate, decoded, 4, step, 0.0, served)
+    return BatchMeasurement(4 * decoded / rate, decoded, 4, step, 0.0, served)
 
 
 def choices(tuner: ReuseTuner, ratio: float, batches: int) -> list[Choice]:
@@ -98,7 +98,7 @@ def test_the_first_choice_comes_after_50_batches() -> None:
     assert choices(tuner, 2.5, 49) == []
     assert tuner.reuse is None
     [choice] = choices(tuner, 2.5, 1)
-    assert choice == choose_reuse(Rates(256, 640), 8)
+    assert choice == choose_reuse(PipelineRates(256, 640), 8)
     assert tuner.reuse == 3
 
 
@@ -123,11 +123,11 @@ def test_seconds_that_come_on_one_batch_for_several_are_spread_over_their_block(
     """As where the GPU is waited for at every other batch only, and one decodes for the next."""
     tuner = ReuseTuner(8, QUICK)
     given = [
-        tuner.feed(Measurement(4 * 0.2 * odd, 64 * odd, 4, 0.4 * odd, 0.0, 64))
+        tuner.feed(BatchMeasurement(4 * 0.2 * odd, 64 * odd, 4, 0.4 * odd, 0.0, 64))
         for odd in [0, 1] * ((WARM + BLOCK * WINDOW) // 2)
     ]
     # 64 samples decoded in 0.2 s of 4 workers: 320/s; 128 served in 0.4 s: 320/s.
-    assert given[-1] == choose_reuse(Rates(320, 320), 8)
+    assert given[-1] == choose_reuse(PipelineRates(320, 320), 8)
 
 
 def test_batches_that_decode_nothing_are_waited_out() -> None:
@@ -142,15 +142,15 @@ def test_batches_that_decode_nothing_are_waited_out() -> None:
 def test_decoding_that_takes_no_time_needs_no_reuse() -> None:
     tuner = ReuseTuner(8, QUICK)
     for _ in range(WARM + BLOCK * WINDOW):
-        tuner.feed(Measurement(0.0, 10, 4, 0.1, 0.0, 64))
+        tuner.feed(BatchMeasurement(0.0, 10, 4, 0.1, 0.0, 64))
     assert tuner.reuse == 1
 
 
 def test_more_workers_count_as_more_decoding() -> None:
     two, eight = ReuseTuner(16, QUICK), ReuseTuner(16, QUICK)
     for _ in range(WARM + BLOCK * WINDOW):
-        two.feed(Measurement(1.0, 64, 2, 0.1, 0.0, 64))
-        eight.feed(Measurement(1.0, 64, 8, 0.1, 0.0, 64))
+        two.feed(BatchMeasurement(1.0, 64, 2, 0.1, 0.0, 64))
+        eight.feed(BatchMeasurement(1.0, 64, 8, 0.1, 0.0, 64))
     assert (two.reuse, eight.reuse) == (6, 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload.drivers.twin import POLLS, Twin
+from benchmarks.twins.twin_streams import POLLS, Twin
 from offload.errors import OffloadError
 
 WAIT = 20.0
@@ -54,10 +54,10 @@ def test_what_is_enqueued_runs_later_and_in_its_order(make: Any) -> None:
 
 def test_a_stream_is_the_same_at_every_call_and_runs_on_a_thread_of_its_own(make: Any) -> None:
     twin, names = make(), {}
-    for engine in ("compute", "h2d"):
-        assert twin.stream(engine) is twin.stream(engine)
-        run = lambda e=engine: names.setdefault(e, threading.current_thread().name)  # noqa: E731
-        twin.enqueue(twin.stream(engine), run)
+    for lane in ("compute", "h2d"):
+        assert twin.stream(lane) is twin.stream(lane)
+        run = lambda e=lane: names.setdefault(e, threading.current_thread().name)  # noqa: E731
+        twin.enqueue(twin.stream(lane), run)
     twin.synchronize()
     assert names == {e: f"perfect-offload-stream-{e}" for e in ("compute", "h2d")}
 

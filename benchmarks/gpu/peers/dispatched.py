@@ -33,7 +33,7 @@ def by_map(setup: Setup) -> Iterator[Running]:
         module, max_memory={0: budget - room(setup), "cpu": HOST},
         no_split_module_classes=WHOLE_BLOCKS,
     )  # fmt: skip
-    yield _call(dispatch_model(module, there, main_device=0), setup)
+    yield _call(dispatch_model(module, there, main_device=torch.device("cuda", 0)), setup)
 
 
 @contextmanager

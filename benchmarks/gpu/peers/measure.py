@@ -23,7 +23,7 @@ from gpu.peers.roster import PEERS, Peer
 from gpu.peers.task import GIB, MIB, Running, Setup, Task, ladder, tasks
 from gpu.timing import REPEATS, WARM_UP, timed
 from offload import OffloadError
-from offload.machine import memory_left
+from offload.memory.host_memory import memory_left
 
 CGROUP = Path("/sys/fs/cgroup")
 PERIOD, HOST_PERIOD = 0.005, 0.02

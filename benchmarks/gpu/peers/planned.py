@@ -14,7 +14,7 @@ import offload
 from gpu.ours import run_by
 from gpu.peers.task import MIB, Running, Setup, Whole, batch, trained, whole
 from gpu.timing import free
-from offload.calibration import calibrate
+from offload.measuring.calibration import calibrate
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def _planned(setup: Setup, engine: str) -> Iterator[Running]:
     free(setup.device)
     made = offload.plan(captured, setup.budget, costs, optimizer="auto")
     facts = {
-        "bound_s": made.bound.seconds, "binds": made.bound.engine,
+        "bound_s": made.bound.seconds, "binds": made.bound.lane,
         "predicted_s": made.predicted_seconds, "planned_mib": made.device_bytes / MIB,
         "pinned_mib": made.host_bytes / MIB,
     }  # fmt: skip

@@ -1,0 +1,309 @@
+"""What a user already has, and what is read from it: a `DataLoader`, a data set, arrays in memory.
+
+    DataLoader --from_dataloader--> Adopted(data set, batch size, order, collate, ...)
+    data set   --split_dataset----> the data set with the cached part of its transform, and the
+    split data set   --resident---------> its columns, if everything lies decoded in memory already
+
+Nothing here changes what it was given. What cannot be adopted is refused. What has no effect is
+named in `notes` or in the split's report: nothing is dropped silently.
+"""
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from loaders.adopting.torchvision_steps import Size, is_from
+from loaders.adopting.transforms import Decode, TransformSplit, split_transform
+from loaders.errors import LoaderError
+from loaders.sources.datasets import PictureArrays
+
+# Map-style: len() and [i]; torch's Dataset does not promise len().
+DataSet = Any
+
+NOT_ONE_PICTURE = frozenset(
+    {"HMDB51", "Kinetics", "LFWPairs", "LSUN", "MovingMNIST", "PhotoTour", "UCF101"}
+)
+"""Data sets of torchvision whose samples are videos or pairs, or come from a data set inside."""
+READ_TRANSFORMS = frozenset(
+    {"Cityscapes", "CocoDetection", "Kitti", "OxfordIIITPet", "Places365", "SBDataset"}
+    | {"VOCDetection", "VOCSegmentation"}
+)
+"""Data sets of torchvision that apply `.transforms` (picture, target), and not `.transform`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What a DataLoader says about what to serve and how."""
+
+    dataset: DataSet
+    batch_size: int
+    shuffle: bool
+    sampler: Iterable[int] | None
+    """The sampler. None: `shuffle` describes its order completely."""
+    drop_last: bool
+    workers: int
+    collate: Callable[[list[Any]], Any] | None
+    """The collate function. None: it is torch's default_collate."""
+    pin_memory: bool
+    seed: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    notes: tuple[str, ...] = ()
+    """The settings that have no effect, each in a sentence."""
+
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `ReuseLoader`."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        del found["notes"]
+        if found["seed"] is None:
+            del found["seed"]  # the default applies
+        return found
+
+
+def from_dataloader(dataloader: DataLoader[Any]) -> Adopted:
+    _check(dataloader)
+    batches = cast(BatchSampler, dataloader.batch_sampler)
+    collate = dataloader.collate_fn
+    generator = dataloader.generator
+    adopted = Adopted(
+        dataset=dataloader.dataset,
+        batch_size=batches.batch_size,
+        shuffle=False,
+        sampler=None,
+        drop_last=batches.drop_last,
+        workers=max(dataloader.num_workers, 1),
+        collate=None if collate is default_collate else collate,
+        pin_memory=dataloader.pin_memory,
+        seed=generator.initial_seed() if generator is not None else None,
+        notes=tuple(_without_effect(dataloader)),
+    )
+    return _with_order(adopted, batches.sampler)
+
+
+def _check(dataloader: DataLoader[Any]) -> None:
+    if not isinstance(dataloader, DataLoader):
+        raise TypeError(f"expected a torch DataLoader, not a {type(dataloader).__name__}")
+    kind, batches = type(dataloader), dataloader.batch_sampler
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise TypeError(
+            f"{type(dataloader.dataset).__name__} is an IterableDataset, but samples are served"
+            " again and resumed by their number: give a data set with len() and [i]"
+        )
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise LoaderError(
+            f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
+            " set to ReuseLoader instead"
+        )
+    if batches is None:
+        raise LoaderError(
+            "the DataLoader has batch_size=None, so its data set makes batches itself: let [i] give"
+            " one sample, and give a batch_size"
+        )
+    if type(batches) is not BatchSampler:
+        raise LoaderError(
+            f"the DataLoader has a batch_sampler of its own ({type(batches).__name__}), but reuse"
+            " mixes samples of different batches: give a sampler of single ids and a batch_size"
+        )
+    seeding = getattr(_unwrapped(dataloader.worker_init_fn), "__name__", None)
+    if seeding not in (None, "pl_worker_init_function"):
+        raise LoaderError(
+            f"the DataLoader has worker_init_fn={seeding}, which only torch's worker processes"
+            " would call: do its work in the data set's __init__, or at the first [i]"
+        )
+    if dataloader.multiprocessing_context is not None:
+        raise LoaderError(
+            "the DataLoader has a multiprocessing_context, which only torch's worker processes"
+            " would use: leave it out"
+        )
+
+
+def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
+    if dataloader.num_workers == 0:
+        yield "num_workers=0 has no effect: one thread reads ahead nevertheless"
+    if dataloader.prefetch_factor not in (None, 2):  # 2 is what torch fills in
+        given = dataloader.prefetch_factor
+        yield f"prefetch_factor={given} has no effect: the reuse buffer is what is read ahead"
+    if dataloader.persistent_workers:
+        yield "persistent_workers=True has no effect"
+    if dataloader.timeout:
+        yield f"timeout={dataloader.timeout} has no effect: a sample may take as long as it takes"
+    if dataloader.pin_memory_device:
+        yield f"pin_memory_device={dataloader.pin_memory_device!r} has no effect"
+    if not dataloader.in_order:
+        yield "in_order=False has no effect: the order never depends on which worker was faster"
+    if dataloader.worker_init_fn is not None:
+        yield "Lightning's seeding of workers has no effect: randomness is drawn per serve"
+
+
+def _unwrapped(function: object) -> object:
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
+    kind = type(sampler)
+    source = getattr(sampler, "dataset" if kind is DistributedSampler else "data_source", None)
+    whole = source is not None and len(source) == len(adopted.dataset)
+    if kind is SequentialSampler and whole:
+        return adopted
+    if isinstance(sampler, RandomSampler) and kind is RandomSampler and whole:
+        generator = sampler.generator
+        seed = adopted.seed if generator is None else generator.initial_seed()
+        if sampler.num_samples == len(adopted.dataset) and not sampler.replacement:
+            return replace(adopted, shuffle=True, seed=seed)
+    if isinstance(sampler, DistributedSampler) and kind is DistributedSampler and whole:
+        notes = adopted.notes
+        if sampler.drop_last and len(adopted.dataset) % sampler.num_replicas:
+            notes += (
+                "DistributedSampler(drop_last=True) has no effect: every rank gets the same number"
+                " of samples, because a few are served twice",
+            )
+        return replace(
+            adopted,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            rank=sampler.rank,
+            world_size=sampler.num_replicas,
+            notes=notes,
+        )
+    return replace(adopted, sampler=sampler)
+
+
+# ---- a data set's transform ---------------------------------------------------------------------
+
+
+def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
+    """The data set, or a copy of it that applies only the cached part of its transform; and the
+    split of the transform (None: it has none). A transform that cannot be reached is left where it
+    is, and the report says so."""
+    if type(dataset) is Subset:
+        inner, split = split_dataset(dataset.dataset)
+        if inner is not dataset.dataset:
+            dataset = copy.copy(dataset)
+            dataset.dataset = inner
+        return dataset, split
+    owner = _torchvision_reader(dataset)
+    if owner is None:
+        holder = _holder_of_transform(dataset)
+        if holder is None:
+            return dataset, None
+        return dataset, _left_alone(f"{holder} applies its transform itself")
+    both = getattr(dataset, "transforms", None)
+    if both is not None and not is_from(both, "torchvision.datasets.vision"):
+        return dataset, _left_alone(f"{owner}'s transforms= change picture and target together")
+    transform = getattr(both, "transform", None) if owner in READ_TRANSFORMS else dataset.transform
+    if transform is None:
+        return dataset, None
+    if owner in NOT_ONE_PICTURE:
+        return dataset, _left_alone(f"a sample of {owner} is more than one picture")
+    split = split_transform(transform, _known_size(dataset, owner))
+    made = copy.copy(dataset)
+    made.transform = split.decode
+    if both is not None:
+        made.transforms = copy.copy(both)
+        made.transforms.transform = split.decode
+    return made, split
+
+
+def _left_alone(why: str) -> TransformSplit:
+    return TransformSplit(
+        None,
+        None,
+        batched=True,
+        report=f"transform not split: {why}; it runs once a pass, and its result is cached even if"
+        " it is random: give the data set without it, and give what is random as augment=",
+    )
+
+
+def _torchvision_reader(dataset: DataSet) -> str | None:
+    """The class of torchvision whose [i] reads this data set. None: the user wrote its [i]."""
+    reader = getattr(type(dataset), "__getitem__", None)
+    if not f"{getattr(reader, '__module__', '')}.".startswith("torchvision.datasets."):
+        return None
+    return cast(Any, reader).__qualname__.split(".")[0]
+
+
+def _holder_of_transform(dataset: DataSet) -> str | None:
+    """The class that has a transform: that of this data set, or of one inside it."""
+    known: set[int] = set()
+    open_ = [dataset]
+    while open_:
+        part = open_.pop()
+        if id(part) in known:
+            continue
+        known.add(id(part))
+        own: dict[str, Any] = getattr(part, "__dict__", {})
+        if own.get("transform") is not None or own.get("transforms") is not None:
+            return type(part).__name__
+        inside = own.get("datasets")
+        inside = list(inside.values()) if isinstance(inside, Mapping) else inside
+        open_ += [*(inside if isinstance(inside, list | tuple) else ()), own.get("dataset")]
+    return None
+
+
+def _known_size(dataset: DataSet, owner: str) -> Size | None:
+    match owner:
+        case "CIFAR10" | "SVHN":
+            return 32, 32
+        case "MNIST" | "QMNIST":
+            return 28, 28
+        case "STL10":
+            return 96, 96
+        case "FakeData":
+            return dataset.image_size[1], dataset.image_size[2]
+        case _:
+            return None
+
+
+# ---- samples that are in memory already ---------------------------------------------------------
+
+
+def resident(dataset: DataSet) -> tuple[list[torch.Tensor], NDArray[np.int64] | None] | None:
+    """The columns of a data set that lies decoded in memory (views; [N, C, H, W] for pictures), and
+    the rows of its samples in them (None: row i is sample i). Returns None if it has to be read."""
+    if type(dataset) is Subset:
+        inner = resident(dataset.dataset)
+        if inner is None:
+            return None
+        columns, rows = inner
+        ids = np.asarray(dataset.indices, dtype=np.int64)
+        if rows is None:
+            return columns, np.where(ids < 0, ids + len(columns[0]), ids)
+        return columns, rows[ids]
+    if type(dataset) is PictureArrays:
+        return [_view(dataset.pixels).permute(0, 3, 1, 2), _view(dataset.labels)], None
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors), None
+    owner = _torchvision_reader(dataset)
+    if owner not in ("CIFAR10", "MNIST") or dataset.target_transform is not None:
+        return None
+    decode = dataset.transform
+    if decode is not None and not (isinstance(decode, Decode) and decode.keeps_pixels):
+        return None
+    labels = torch.as_tensor(dataset.targets, dtype=torch.int64)
+    if owner == "MNIST":
+        return [dataset.data[:, None], labels], None
+    return [_view(dataset.data).permute(0, 3, 1, 2), labels], None
+
+
+def _view(array: NDArray[Any]) -> torch.Tensor:
+    with warnings.catch_warnings():  # a file may be mapped for reading; nobody writes to it
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)

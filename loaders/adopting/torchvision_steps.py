@@ -1,0 +1,180 @@
+"""torchvision's transforms, v1 and v2: what form of picture they leave, and which steps replace
+them.
+
+A step of ours replaces a transform if it means the same: it has the same distribution, and the same
+pixels up to the rounding of Pillow against torch. (`RandomResizedCrop` blends as `kernels`
+describes, which is not antialiased between 1x and 2x.) A transform is known by its exact class,
+because a subclass may do anything. torchvision is not imported: a user who has one of its
+transforms has imported it.
+
+Some transforms do nothing to a PIL picture (`ToDtype`) or nothing to a tensor (v2's `ToTensor`). So
+the form of a picture is followed from one transform to the next. Its size is followed too, where it
+is known, because a crop of a padded picture is a shift only if it restores the size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+
+from loaders.pixels.augmentation import Augmentation, Flip, PadCrop, RandomCrop, RandomResizedCrop
+from loaders.pixels.color import ColorJitter, Normalize, ToFloat
+
+# A picture has the form that a user's transforms pass on: PIL, array or tensor.
+Step = Callable[[Any], Any]
+Size = tuple[int, int]  # height, width
+
+CONVERSIONS = frozenset({"Identity", "PILToTensor", "ToImage", "ToPureTensor"})
+"""Transforms that change the type of a picture, but no pixel."""
+Form = Literal["picture", "image", "tensor", "array"]
+"""The form in which a picture reaches its transforms: "picture" is PIL, "image" is torchvision's
+subclass of a tensor."""
+
+
+def torchvision_name(step: object) -> str | None:
+    """The name of a transform's class if torchvision defines it. None: somebody else does, perhaps
+    as a subclass."""
+    return type(step).__name__ if is_from(step, "torchvision.transforms") else None
+
+
+def is_from(thing: object, package: str) -> bool:
+    return f"{type(thing).__module__}.".startswith(f"{package}.")
+
+
+def name_of(step: Step) -> str:
+    return getattr(step, "__name__", type(step).__name__)
+
+
+def form_after(step: Step, form: Form) -> Form:
+    match torchvision_name(step):
+        case "ToImage":
+            return "image"
+        case "PILToTensor" | "ToTensor":
+            return form if form == "image" else "tensor"
+        case "ToPureTensor":
+            return "tensor" if form == "image" else form
+        case "ToPILImage":
+            return "picture"
+        case _:
+            return form
+
+
+def size_after(step: Any, size: Size | None) -> Size | None:
+    match torchvision_name(step):
+        case "CenterCrop" | "RandomCrop" | "RandomResizedCrop":
+            height, width = step.size
+            return height, width
+        case "Resize":
+            wanted = (step.size,) if isinstance(step.size, int) else tuple(step.size or ())
+            if len(wanted) == 2:
+                return wanted
+            # Only the short side is given. If the picture is a square, the other one is equal.
+            square = size is not None and size[0] == size[1] and step.max_size is None
+            return (wanted[0], wanted[0]) if square and wanted else None
+        case "Pad":
+            return None
+        case _:
+            return size
+
+
+def batched(rest: Sequence[Step], size: Size | None, form: Form) -> list[Augmentation] | str:
+    """Steps of ours for all transforms of `rest`, or the reason why there are none."""
+    ours: list[Augmentation] = []
+    if rest and form == "array":
+        return "pictures are arrays [H, W, C]"
+    for step in rest:
+        made = _ours(step, size, form)
+        if isinstance(made, str):
+            return made
+        ours += made
+        size, form = size_after(step, size), form_after(step, form)
+    return _on_bytes(ours)
+
+
+def _ours(step: Any, size: Size | None, form: Form) -> list[Augmentation] | str:
+    # A transform that does nothing to this form of picture is left to torchvision.
+    pil = form == "picture"
+    match torchvision_name(step):
+        case "Identity" | "PILToTensor" | "ToImage" | "ToPureTensor":
+            return []
+        case "RandomHorizontalFlip":
+            return [Flip(step.p)]
+        case "RandomCrop":
+            return _pad_crop(step, size)
+        case "ToTensor" if pil:
+            return [ToFloat()]
+        case "ConvertImageDtype" if dtype_of(step) == torch.float32 and not pil:
+            return [ToFloat()]
+        case "ToDtype" if dtype_of(step) == torch.float32 and step.scale and not pil:
+            return [ToFloat()]
+        case "Normalize" if not pil:
+            return [Normalize(_floats(step.mean), _floats(step.std))]
+        case "RandomResizedCrop":
+            return _resized_crop(step)
+        case "ColorJitter" if step.hue is None:
+            # In torchvision, None stands for a factor of 1.
+            factors = (step.brightness, step.contrast, step.saturation)
+            return [ColorJitter(*((1.0, 1.0) if f is None else tuple(f) for f in factors))]
+        case "ColorJitter":
+            return "ColorJitter with a hue has none"
+        case _:
+            return f"{name_of(step)} has none"
+
+
+def _resized_crop(step: Any) -> list[Augmentation] | str:
+    how = getattr(step.interpolation, "value", step.interpolation)
+    if how not in ("bilinear", Image.Resampling.BILINEAR):
+        return "RandomResizedCrop has one only for bilinear interpolation"
+    return [RandomResizedCrop(tuple(step.size), tuple(step.scale), tuple(step.ratio))]
+
+
+def _pad_crop(step: Any, size: Size | None) -> list[Augmentation] | str:
+    padding = step.padding or 0
+    each = {padding} if isinstance(padding, int) else {*padding}
+    if each == {0} and not step.pad_if_needed:
+        return [] if tuple(step.size) == size else [RandomCrop(tuple(step.size))]
+    if tuple(step.size) != size:
+        crop, theirs = f"{step.size[0]} x {step.size[1]}", "not known here"
+        if size is not None:
+            theirs = f"{size[0]} x {size[1]}"
+        return (
+            f"RandomCrop to {crop} has one with a border only for pictures of that size, and their"
+            f" size is {theirs}"
+        )
+    if len(each) > 1 or (each != {0} and step.padding_mode != "constant") or _coloured(step.fill):
+        return "RandomCrop has one only with the same black border on all sides"
+    [border] = each
+    return [PadCrop(border)]
+
+
+def _on_bytes(steps: Sequence[Augmentation]) -> list[Augmentation]:
+    """Convert to float as late as possible, because bytes are cheaper to move than floats.
+    `Normalize` scales bytes by itself."""
+    late: list[Augmentation] = []
+    waiting = False
+    for step in steps:
+        if isinstance(step, ToFloat):
+            waiting = True
+            continue
+        if waiting and not isinstance(step, Flip | PadCrop):
+            waiting = False
+            if not isinstance(step, Normalize):
+                late.append(ToFloat())
+        late.append(step)
+    return [*late, ToFloat()] if waiting else late
+
+
+def _coloured(fill: object) -> bool:
+    if isinstance(fill, Mapping):
+        return any(_coloured(each) for each in fill.values())
+    return any(fill) if isinstance(fill, list | tuple) else bool(fill)
+
+
+def dtype_of(step: Any) -> object:
+    """The dtype of a conversion. (In v2 it may be a dict with one for each kind of picture.)"""
+    return getattr(step, "dtype", None)
+
+
+def _floats(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

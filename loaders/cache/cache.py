@@ -1,0 +1,167 @@
+"""The decoded cache: what was decoded in the first pass stays, in RAM or on disk.
+
+    pass 1   decode ---> slot of the slab          later passes, later runs   read ---> slot
+               '--offer--> cache, while it fits                                 '- None: decode
+
+Nothing is ever evicted. A pass asks for every sample exactly once in a new random order, so the
+sample that was used last is the one needed furthest in the future: LRU, FIFO and the like throw out
+what they would have hit, down to no hit at all (CoorDL's MinIO, VLDB 2021, section 4.1). A fixed
+set of residents hits its share in every pass and costs no writes after the first pass, and it does
+not matter which samples are in it. A sample is kept whole and unchanged or not at all. The pixels
+that come out are those that went in, so a hit or a miss changes only the speed of a pass.
+
+Arrays that `read` returns lie in the cache's own memory: NOBODY MAY WRITE TO THEM. numpy arrays are
+marked as read-only. torch has no such mark: on disk a write is a segmentation fault, in RAM it
+would change the cache. Copy them (a slot of the slab is a copy). They stay valid after `close`.
+"""
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, Self, final
+
+import torch
+
+from loaders.cache.cache_records import (
+    Packed,
+    RecordLayout,
+    RecordLayouts,
+    pack,
+    unpack,
+    values_to_text,
+)
+
+log = logging.getLogger(__name__)
+
+CacheKind = Literal["ram", "disk"]
+
+RAM_ENTRY_BYTES = 640
+"""Python and torch keep this much about a sample in RAM beside its bytes: 380 to 630 bytes were
+measured."""
+
+
+class DecodedCache(ABC):
+    """Keeps samples by id, each as the list of its leaves (`loaders.slots.leaves`): CPU tensors,
+    numpy arrays and scalars, and plain values (numbers, strings, bytes, None). Any thread may call
+    any method."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._layouts = RecordLayouts()
+        self._told_unkept = False
+
+    @abstractmethod
+    def read(self, sample_id: int) -> list[Any] | None:
+        """The leaves of a sample, arrays as views that nobody may write to. None: the cache does
+        not have it."""
+
+    @abstractmethod
+    def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
+        """Keep a copy, if it fits in the rest of the limit and the cache does not have it yet.
+        Returns whether it is kept. No `read` sees the sample before it is whole."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Find what other processes have kept since the last call. It is called between two passes,
+        never during one."""
+
+    @property
+    @abstractmethod
+    def entries(self) -> int:
+        """The number of samples that `read` would find."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The bytes that are taken, all overhead included. They never grow above the limit."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. From then on nothing is found or kept. It is safe to call again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _pack(self, sample_id: int, leaves: Sequence[Any]) -> Packed | None:
+        packed = pack(leaves, self._layouts)
+        if packed is None and not self._told_unkept:
+            self._told_unkept = True
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
+            log.warning(
+                "sample %d and others like it are not kept in the decoded cache: a part of it is"
+                " neither an array in CPU memory nor a plain value (parts: %s); return tensors,"
+                " arrays, numbers or strings from the data set, or leave the cache off",
+                sample_id,
+                kinds,
+            )
+        return packed
+
+
+@final
+class RamCache(DecodedCache):
+    """Keeps samples in this process's memory, each in one allocation of exactly its size."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self._lock = threading.Lock()
+        self._kept: dict[int, tuple[torch.Tensor, RecordLayout, tuple[Any, ...]]] = {}
+        self._coming: set[int] = set()
+        self._nbytes = 0
+        self._closed = False
+
+    def read(self, sample_id: int) -> list[Any] | None:
+        found = self._kept.get(sample_id)
+        return None if found is None else unpack(found[0], 0, found[1], found[2])
+
+    def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
+        if sample_id in self._kept or self.limit_bytes - self._nbytes < RAM_ENTRY_BYTES:
+            return False
+        packed = self._pack(sample_id, leaves)
+        if packed is None:
+            return False
+        size = packed.layout.nbytes + len(values_to_text(packed.values)) + RAM_ENTRY_BYTES
+        with self._lock:
+            taken = sample_id in self._kept or sample_id in self._coming
+            if taken or self._closed or self._nbytes + size > self.limit_bytes:
+                return False
+            self._coming.add(sample_id)
+            self._nbytes += size
+        kept = None
+        try:
+            # The consumer may be in inference mode, and nobody may use the tensors of that mode
+            # outside it.
+            with torch.inference_mode(False):
+                memory = torch.empty(packed.layout.nbytes, dtype=torch.uint8)
+            record = memory.numpy()
+            for start, row in packed.placed():
+                record[start : start + len(row)] = row
+            kept = (memory, packed.layout, packed.values)
+        finally:
+            with self._lock:
+                self._coming.discard(sample_id)
+                if kept is None or self._closed:
+                    self._nbytes -= size
+                else:
+                    self._kept[sample_id] = kept
+        return not self._closed
+
+    def refresh(self) -> None:
+        """There is nothing to find: no other process writes into this memory."""
+
+    @property
+    def entries(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._kept = {}
+            self._nbytes = 0

@@ -1,0 +1,370 @@
+"""The files of a decoded cache on disk: `CACHE_DIR/FINGERPRINT/writer-N.{data,index}`.
+
+    data  | record 0 |..| record 1 |..| record 2 |..| room that a live writer has taken ...    |
+           0             64-byte aligned             '- given back when it closes, or reopens -'
+          |--------- mapped at opening --------||-- mapped when it was taken --|
+
+The files only grow, and each pair has one writer. What a line of the index (`cache_index`) refers
+to is never written again. A line is written after its bytes: if a writer is killed at any moment,
+it leaves whole records and a tail that no line refers to. (A power cut may keep the line and lose
+the bytes: so records have checksums.)
+
+A writer takes room a large piece at a time, under one lock of the folder, so that the limit holds
+for all ranks together. A piece stays mapped for as long as anybody holds a view of it. The size of
+the data file says how much room a writer has, for its index too: the file ends in a hole of the
+index's size.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.cache.cache_index import DropLine, IndexReader, header_line
+from loaders.cache.cache_records import RecordLayout, RecordLayouts, aligned, values_from_text
+from loaders.errors import CacheError
+
+log = logging.getLogger(__name__)
+
+EXTENT = 64 * 2**20
+BUDGET_LOCK = "budget.lock"
+
+
+# ---- mapped memory ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedSegment:
+    """Bytes `start` to `start + len(memory)` of a writer's data, mapped for reading."""
+
+    writer: int
+    start: int
+    memory: torch.Tensor
+    pages: mmap.mmap | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.memory)
+
+    def fetch(self, at: int, nbytes: int) -> None:
+        """Ask the disk for a whole record. Page faults alone would read its pages one by one; or,
+        where the system guesses, megabytes around them (12 times as much was measured)."""
+        if self.pages is not None and nbytes:
+            start = at - at % mmap.PAGESIZE
+            self.pages.madvise(mmap.MADV_WILLNEED, start, at + nbytes - start)
+
+
+class _ReadOnlyPages:
+    """Pages that are read-only, but that numpy takes for writable. torch warns of arrays that are
+    not writable. The warning is not needed here: a write is a segmentation fault, and never a wrong
+    picture."""
+
+    def __init__(self, pages: mmap.mmap) -> None:
+        self._keep = np.frombuffer(pages, np.uint8)
+        said = dict(self._keep.__array_interface__)
+        self.__array_interface__: dict[str, Any] = {**said, "data": (said["data"][0], False)}
+
+
+def _unmapped(writer: int) -> MappedSegment:
+    return MappedSegment(writer, 0, torch.empty(0, dtype=torch.uint8))
+
+
+def map_segment(fd: int, writer: int, start: int, end: int) -> MappedSegment:
+    """Map the bytes [start, end) of a data file. `start` is rounded down to a page's first byte."""
+    start -= start % mmap.ALLOCATIONGRANULARITY
+    if end <= start:
+        return _unmapped(writer)
+    pages = mmap.mmap(fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
+    pages.madvise(mmap.MADV_RANDOM)
+    return MappedSegment(writer, start, torch.from_numpy(np.asarray(_ReadOnlyPages(pages))), pages)
+
+
+# ---- a writer's own pair of files ---------------------------------------------------------------
+
+
+class OwnFiles:
+    """This process's data file and index file. Any threads may `write` at the same time; only one
+    thread at a time may call anything else."""
+
+    def __init__(self, folder: Path, writer: int, fingerprint: str, limit_bytes: int) -> None:
+        """Open and lock the files; a CacheError says that another process is `writer`. Read `index`
+        and call `begin_after` before anything else."""
+        self.folder = folder
+        self.writer = writer
+        self.limit_bytes = limit_bytes
+        self.tail = 0
+        """Where the next record begins."""
+        self._promised = 0
+        self._refused: int | None = None
+        self._header = header_line(fingerprint)
+        self._segment = _unmapped(writer)
+        self._data = self._index = -1
+        try:
+            # The process that locks the index owns both files. The system unlocks the index when
+            # the process is gone.
+            path = index_path(folder, writer)
+            self._index = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            _lock(self._index, path)
+            self._data = os.open(data_path(folder, writer), os.O_RDWR | os.O_CREAT, 0o644)
+            self.index = IndexReader(path, fingerprint)
+            self.index_bytes = 0
+            self.data_bytes = os.fstat(self._data).st_size
+            self.others = _bytes_of_others(folder, writer)
+        except BaseException:
+            self._close_files()
+            raise
+
+    @property
+    def used(self) -> int:
+        return self.tail + self.index_bytes + self._promised
+
+    def begin_after(self, end: int) -> int:
+        """Cut off what lies behind `end`, where the last record ends; returns how many bytes."""
+        self.tail, self.index_bytes = end, self.index.position
+        os.ftruncate(self._index, self.index_bytes)  # its last line may lack its end
+        torn = max(self.data_bytes - self.used, 0)
+        if torn:
+            self._give_back()
+        self._begin_index()
+        return torn
+
+    def whole(self) -> MappedSegment:
+        return map_segment(self._data, self.writer, 0, self.data_bytes)
+
+    def reserve(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
+        """Reserve room for a record and its line of the index; returns the segment that maps it and
+        its offset in the file. None: the limit leaves no room."""
+        if not self._begin_index() or not self._has_room(aligned(nbytes) + line):
+            return None
+        offset = self.tail
+        self.tail += aligned(nbytes)
+        self._promised += line
+        return self._segment, offset
+
+    def write(self, offset: int, placed: Sequence[tuple[int, NDArray[np.uint8]]]) -> None:
+        for start, row in placed:
+            left = row.data
+            while left:
+                written = os.pwrite(self._data, left, offset + start + len(row) - len(left))
+                left = left[written:]
+
+    def append(self, line: bytes) -> None:
+        """Add a line to the index, all of it or nothing. Room was reserved for it before."""
+        self._promised -= len(line)
+        try:
+            if os.write(self._index, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self._index, self.index_bytes)
+            raise
+        self.index_bytes += len(line)
+
+    def look_for_room(self) -> None:
+        """Try again to take room, because another process may have given some back."""
+        self._refused = None
+
+    def close(self, end: int | None) -> None:
+        """Give back the room behind `end` (None: keep it), and unlock the files."""
+        try:
+            if end is not None and self._data >= 0:
+                self.tail, self._promised = end, 0
+                self._give_back()
+        finally:
+            self._close_files()
+
+    def _give_back(self) -> None:
+        os.ftruncate(self._data, self.tail)  # so that the room behind it reads as zeros
+        os.ftruncate(self._data, self.used)
+        self.data_bytes = self.used
+
+    def _begin_index(self) -> bool:
+        if not self.index_bytes and self._has_room(len(self._header)):
+            self._promised += len(self._header)
+            self.append(self._header)
+        return self.index_bytes > 0
+
+    def _has_room(self, nbytes: int) -> bool:
+        if self.used + nbytes <= self.data_bytes:
+            return True
+        if self._refused is not None and nbytes >= self._refused:
+            return False
+        if self._grow(nbytes):
+            return True
+        self._refused = nbytes
+        return False
+
+    def _grow(self, nbytes: int) -> bool:
+        """Take a piece of the room that is left to all writers together."""
+        with _locked(self.folder / BUDGET_LOCK):
+            others = _bytes_of_others(self.folder, self.writer)
+            # Pieces grow with the file, because each piece that is mapped takes a file descriptor.
+            piece = max(nbytes, min(EXTENT, self.limit_bytes // 64), self.data_bytes // 8)
+            room = min(self.used + piece, self.limit_bytes - others)
+            if room < self.used + nbytes:
+                return False
+            os.ftruncate(self._data, room)
+            self.others = others
+        self.data_bytes = room
+        self._segment = map_segment(self._data, self.writer, self.tail, room)
+        return True
+
+    def _close_files(self) -> None:
+        for fd in (self._data, self._index):
+            if fd >= 0:
+                os.close(fd)
+        self._data = self._index = -1
+        self._segment = _unmapped(self.writer)  # a mapping holds the file open
+
+
+# ---- which record lies where ---------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class RecordPlace:
+    """Where a record lies, and its layout."""
+
+    segment: MappedSegment
+    at: int
+    crc: int
+    layout: RecordLayout
+    values: tuple[Any, ...]
+    checked: bool
+    """Whether its checksum was verified."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.segment.writer, self.segment.start + self.at
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """The records that all writers of a folder have written, by sample."""
+
+    folder: Path
+    fingerprint: str
+    own_writer: int
+    layouts: RecordLayouts
+    places: dict[int, RecordPlace] = field(default_factory=dict)
+    dropped: set[tuple[int, int]] = field(default_factory=set)
+    readers: dict[int, IndexReader] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+    def admit_others(self) -> None:
+        """Take in the lines that other writers added to their indexes since the last call."""
+        for writer in _other_writers(self.folder, {self.own_writer, *self.refused}):
+            reader = IndexReader(index_path(self.folder, writer), self.fingerprint)
+            reader = self.readers.setdefault(writer, reader)
+            try:
+                if reader.look():
+                    self.admit(reader, _map_others(self.folder, writer))
+            except CacheError as error:  # its header is wrong, so nothing in it can be used
+                log.warning(
+                    "decoded cache: the samples of writer %d are not used: %s", writer, error
+                )
+                self.refused.add(writer)
+
+    def admit(self, reader: IndexReader, segment: MappedSegment) -> int:
+        """Take in the new lines of an index; returns where the last record ends. `segment` maps the
+        index's data from their first byte."""
+        end = lost = 0
+        damaged_before, drops = reader.damaged, set[tuple[int, int]]()
+        for line in reader.news():
+            if isinstance(line, DropLine):
+                drops.add((line.writer, line.offset))
+                continue
+            end = max(end, aligned(line.offset + line.nbytes))
+            layout = self.layouts.of(line.layout)
+            if layout is None or line.offset + layout.nbytes > segment.size:
+                lost += 1
+                continue
+            before = self.places.get(line.sample_id)
+            if (segment.writer, line.offset) in self.dropped or (
+                before and before.segment.writer != segment.writer
+            ):
+                continue
+            # (A writer keeps a sample for the second time only if its first record was bad.)
+            values = values_from_text(line.values)
+            place = RecordPlace(segment, line.offset, line.crc, layout, values, checked=False)
+            self.places[line.sample_id] = place
+        self.dropped |= drops
+        if drops:
+            for sample_id in [s for s, place in self.places.items() if place.key in drops]:
+                del self.places[sample_id]
+        if lost or reader.damaged > damaged_before:
+            log.warning(
+                "%s has %d damaged lines, and %d records whose data are missing or of an unknown"
+                " type: their samples are decoded again",
+                reader.path,
+                reader.damaged - damaged_before,
+                lost,
+            )
+        return end
+
+
+# ---- names and locks -----------------------------------------------------------------------------
+
+
+def data_path(folder: Path, writer: int) -> Path:
+    return folder / f"writer-{writer}.data"
+
+
+def index_path(folder: Path, writer: int) -> Path:
+    return folder / f"writer-{writer}.index"
+
+
+def _other_writers(folder: Path, known: set[int]) -> list[int]:
+    """The writers whose indexes lie in `folder`, without the `known` ones."""
+    names = [re.fullmatch(r"writer-(\d+)\.index", path.name) for path in folder.iterdir()]
+    return sorted({int(name[1]) for name in names if name} - known)
+
+
+def _map_others(folder: Path, writer: int) -> MappedSegment:
+    """Map what another process has written; the segment is empty if its data are gone."""
+    try:
+        fd = os.open(data_path(folder, writer), os.O_RDONLY)
+    except FileNotFoundError:
+        return _unmapped(writer)
+    try:
+        return map_segment(fd, writer, 0, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _bytes_of_others(folder: Path, writer: int) -> int:
+    own = data_path(folder, writer).name
+    data = [path for path in folder.glob("writer-*.data") if path.name != own]
+    return sum(path.stat().st_size for path in data)
+
+
+def _lock(fd: int, path: Path) -> None:
+    import fcntl  # Windows has none; there the cache in RAM works
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CacheError(
+            f"another process that is alive writes {path}: give every process a writer number of"
+            " its own (its rank) or another cache folder, or end the other run"
+        ) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

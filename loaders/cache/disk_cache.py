@@ -1,0 +1,214 @@
+"""The decoded cache on disk: later runs find its files again, and so do the other ranks."""
+
+import logging
+import re
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+from loaders.cache.cache import DecodedCache
+from loaders.cache.cache_files import Catalogue, MappedSegment, OwnFiles, RecordPlace, data_path
+from loaders.cache.cache_index import DropLine, RecordLine, record_line
+from loaders.cache.cache_records import aligned, unpack
+from loaders.errors import CacheError
+
+log = logging.getLogger(__name__)
+
+
+@final
+class DiskCache(DecodedCache):
+    """Keeps samples in files (`cache_files`) that later runs find, and other ranks by `refresh`.
+
+    A record that another process wrote is verified when it is first read. A bad record is dropped
+    for good, and its sample is decoded and offered again. A cache belongs to one process: a forked
+    child must not use it. The process ends with SIGBUS if somebody cuts a file that is mapped, or
+    if a sector cannot be read."""
+
+    def __init__(self, folder: Path, limit_bytes: int, fingerprint: str, writer: int) -> None:
+        super().__init__(limit_bytes)
+        self.folder = folder / fingerprint
+        # `close` waits on it until no record is on its way to the disk.
+        self._lock = threading.Condition()
+        self._catalogue = Catalogue(self.folder, fingerprint, writer, self._layouts)
+        self._kept = self._catalogue.places
+        self._coming: set[int] = set()
+        self._end = 0
+        self._stopped = False
+        self._closed = False
+        if not re.fullmatch(r"\w[\w.-]*", fingerprint):
+            raise ValueError(f"fingerprint must be usable as a folder's name, not {fingerprint!r}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._own = OwnFiles(self.folder, writer, fingerprint, limit_bytes)
+            self._open()
+        except OSError as error:
+            raise CacheError(
+                f"no decoded cache in {self.folder} can be opened: {error}; give a folder that this"
+                ' user may write to, on a disk with room, or use cache="ram"'
+            ) from error
+
+    def read(self, sample_id: int) -> list[Any] | None:
+        place = self._kept.get(sample_id)
+        if place is None:
+            return None
+        place.segment.fetch(place.at, place.layout.nbytes)
+        if not (place.checked or self._verify(sample_id, place)):
+            return None
+        return unpack(place.segment.memory, place.at, place.layout, place.values)
+
+    def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
+        if sample_id in self._kept or self._stopped or self._closed:
+            return False
+        packed = self._pack(sample_id, leaves)
+        if packed is None:
+            return False
+        with self._lock:
+            taken = sample_id in self._kept or sample_id in self._coming
+            if taken or self._stopped or self._closed:
+                return False
+            line = record_line(sample_id, self._own.tail, 0, packed)
+            room = self._take_room(packed.layout.nbytes, len(line.encoded()))
+            if room is None:
+                return False
+            self._coming.add(sample_id)
+        segment, offset = room
+        place = None
+        try:
+            crc = packed.crc()
+            self._own.write(offset, packed.placed())
+            line = record_line(sample_id, offset, crc, packed)
+            at = offset - segment.start
+            place = RecordPlace(segment, at, crc, packed.layout, packed.values, checked=True)
+        except OSError as error:
+            self._stop(error)
+        finally:
+            with self._lock:
+                self._coming.discard(sample_id)
+                if place is not None and self._append(line):
+                    self._end = max(self._end, offset + aligned(packed.layout.nbytes))
+                    self._kept[sample_id] = place
+                self._lock.notify_all()
+        return sample_id in self._kept
+
+    def refresh(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._own.look_for_room()
+                self._catalogue.admit_others()
+
+    @property
+    def entries(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all writers. Those of the others are as they were when this writer last took
+        room."""
+        return self._own.others + self._own.used
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._coming)
+            self._kept.clear()
+            self._own.close(self._end)
+
+    # ---- opening ----------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            self._own.index.look()
+            self._end = self._catalogue.admit(self._own.index, self._own.whole())
+            torn = self._own.begin_after(self._end)
+            self._catalogue.admit_others()
+        except BaseException:
+            self._own.close(None)
+            raise
+        if torn:
+            log.info(
+                "%s: cut off %d bytes behind the last whole record: the last run did not close the"
+                " cache",
+                data_path(self.folder, self._own.writer),
+                torn,
+            )
+        log.info(
+            "decoded cache %s: %d samples, %d of %d bytes",
+            self.folder,
+            self.entries,
+            self.nbytes,
+            self.limit_bytes,
+        )
+        if self.nbytes > self.limit_bytes:
+            log.warning(
+                "decoded cache %s takes %d bytes already, the limit is %d: nothing is added to it"
+                " and nothing deleted; delete the folder to make it smaller, or raise cache_bytes",
+                self.folder,
+                self.nbytes,
+                self.limit_bytes,
+            )
+        self._log_other_caches()
+
+    def _log_other_caches(self) -> None:
+        indexes = self.folder.parent.glob("*/writer-*.index")
+        others = sorted({path.parent.name for path in indexes} - {self.folder.name})
+        if others:
+            log.info(
+                "%s also holds decoded caches of other data or other settings: %s; delete those"
+                " that no run needs",
+                self.folder.parent,
+                ", ".join(others),
+            )
+
+    # ---- failures ---------------------------------------------------------------------------
+
+    def _verify(self, sample_id: int, place: RecordPlace) -> bool:
+        end = place.at + place.layout.nbytes
+        if zlib.crc32(place.segment.memory.numpy()[place.at : end].data) == place.crc:
+            place.checked = True
+            return True
+        with self._lock:
+            if self._closed or self._kept.get(sample_id) is not place:
+                return False  # another thread has dropped it already
+            del self._kept[sample_id]
+            writer, offset = place.key
+            self._catalogue.dropped.add(place.key)
+            log.warning(
+                "%s: sample %d at byte %d does not have the checksum that it was written with: it"
+                " is dropped from the cache and decoded again",
+                data_path(self.folder, writer),
+                sample_id,
+                offset,
+            )
+            line = DropLine(writer, offset)
+            if not self._stopped and self._take_room(0, len(line.encoded())):
+                self._append(line)
+        return False
+
+    def _take_room(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
+        try:
+            return self._own.reserve(nbytes, line)
+        except OSError as error:
+            self._stop(error)
+            return None
+
+    def _append(self, line: RecordLine | DropLine) -> bool:
+        try:
+            self._own.append(line.encoded())
+        except OSError as error:
+            self._stop(error)
+            return False
+        return True
+
+    def _stop(self, error: OSError) -> None:
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                log.warning(
+                    "decoded cache %s: %s; nothing more is kept in this run, but the %d samples"
+                    " that are there are still served",
+                    self.folder,
+                    error,
+                    self.entries,
+                )

@@ -1,0 +1,75 @@
+"""What a user asked a loader for, in groups. `loaders.arguments` checks them.
+
+OrderOptions      which samples come next, and how many wait in the buffer
+DecodingOptions   how a sample is read and decoded
+WorkerOptions     who does it: how many workers, and of which kind
+CacheOptions      whether decoded samples are kept, and where
+BatchOptions      how samples become batches
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from loaders.backends import Backend
+from loaders.batches import AugmentOn, Collate, Transform
+from loaders.cache.cache import CacheKind
+from loaders.order.reuse import Mode
+from loaders.pixels.augmentation import Augmentation
+from loaders.workers.processes import StartMethod
+from loaders.workers.reader import OnError
+
+WorkerKind = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOptions:
+    """Which samples are served in which order, from a buffer of which size."""
+
+    mode: Mode
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    sampler: Any
+    buffer_batches: int
+    buffer_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingOptions:
+    """How a sample is read and decoded."""
+
+    backend: Backend
+    once: Augmentation | None
+    on_error: OnError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How many workers read samples, and whether they are threads or processes."""
+
+    count: int
+    kind: WorkerKind
+    start_method: StartMethod | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Where decoded samples are kept. `kind` None: they are not kept."""
+
+    kind: CacheKind | None
+    limit_bytes: int | None
+    folder: Path | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How samples become batches, and where the batches go."""
+
+    augment: Augmentation | Transform | None
+    collate: Collate | None
+    device: torch.device | str | None
+    augment_on: AugmentOn
+    pin_memory: bool

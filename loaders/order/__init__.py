@@ -1,0 +1,4 @@
+"""Which samples are served when, and how often. Pure: every file.
+
+May import: nothing of ours.
+"""

@@ -1,0 +1,245 @@
+"""What a loader runs on: reader, slab, batch maker and workers, made when a pass begins.
+
+    PipelineSetup --> Pipeline: Reader -> Slab -> BatchMaker, driven by a Prefetcher's threads
+
+A pipeline knows nothing of the loader that made it. So a loader that nobody holds can be collected,
+and its pipeline is closed then.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.batches import BatchMaker, Gathered
+from loaders.blocks import Blocks
+from loaders.cache.cache_setup import CacheSetup
+from loaders.device import DeviceFeed
+from loaders.errors import BufferTooSmall
+from loaders.opened_dataset import OpenedDataset
+from loaders.options import BatchOptions, DecodingOptions, WorkerOptions
+from loaders.order.reuse import Serve
+from loaders.pixels.augmentation import draw_keys
+from loaders.slots.leaves import Sample
+from loaders.slots.slab import Slab
+from loaders.stats import BatchInfo
+from loaders.workers.decode_work import DecodeWork
+from loaders.workers.pass_order import PassOrder
+from loaders.workers.prefetcher import Prefetcher
+from loaders.workers.processes import WorkerProcesses
+from loaders.workers.reader import Reader
+
+log = logging.getLogger(__name__)
+
+AHEAD = 2
+"""This many batches are made before the consumer asks for them."""
+HELD = 2
+"""This many batches are with the consumer or on their way to it."""
+PROBES = 8
+"""This many samples are measured to tell how large a slot must be, where memory is limited."""
+MARGIN = 1.25
+"""Slots are larger than the largest measured sample by this factor, where the samples differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSetup:
+    """What a pipeline is made of. It does not change while a loader lives."""
+
+    opened: OpenedDataset
+    decoding: DecodingOptions
+    workers: WorkerOptions
+    batches: BatchOptions
+    cache: CacheSetup | None
+    seed: int
+    buffer_bytes: int | None
+
+
+class Pipeline:
+    """Serves the passes of one loader. `close` ends it, and is safe to call again."""
+
+    def __init__(self, setup: PipelineSetup, rank: int) -> None:
+        dataset, decoding, workers = setup.opened.dataset, setup.decoding, setup.workers
+        self.setup = setup
+        self.pid = os.getpid()
+        self.cache = setup.cache.open(dataset, rank) if setup.cache else None
+        self._processes = (
+            WorkerProcesses(dataset, workers.start_method) if workers.kind == "process" else None
+        )
+        self.reader = Reader(
+            dataset,
+            setup.seed,
+            decoding.once,
+            decoding.on_error,
+            self.cache,
+            self._processes.borrow if self._processes else None,
+        )
+        pinned = setup.batches.pin_memory and torch.cuda.is_available()
+        self.blocks = Blocks(AHEAD + HELD, pinned)
+        self.slab: Slab | None = None
+        self.pool: Prefetcher | None = None
+        self._maker: BatchMaker | None = None
+        self._sizes: tuple[int, int] | None = None
+        self._largest: Sample | None = None
+        self._slab_bytes = setup.buffer_bytes
+        self._followed: tuple[PassOrder, DecodeWork] | None = None
+
+    def ready_for(self, slots: int, order: PassOrder, jobs: NDArray[np.int64]) -> Prefetcher:
+        """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
+        is."""
+        if self.slab is None or (self.slab.slots != slots and self.setup.opened.resident is None):
+            self.stop()
+            # If that sample cannot be read, the whole pass is searched for one that can.
+            first = int(jobs[0]) if len(jobs) else 0
+            self.slab = self._slab(slots, order, np.roll(order.ids, -first))
+            self._maker = self._maker_of(self.slab)
+        if self.pool is None:
+            self.pool = Prefetcher(slots=slots, workers=self.setup.workers.count, ahead=AHEAD)
+        if self.cache is not None:
+            self.cache.refresh()  # other ranks may have written since the last pass
+        return self.pool
+
+    def begin(
+        self,
+        order: PassOrder,
+        jobs: NDArray[np.int64],
+        reuse: int,
+        reaugment: bool,
+        plan: Iterator[tuple[int, Serve]],
+    ) -> None:
+        """Serve `jobs` of a pass, which may have been followed before, in `plan`'s batches."""
+        assert self.pool is not None
+        followed, self._followed = self._followed, None
+        decoded_ahead = followed[1] if followed is not None and followed[0] is order else None
+        self.pool.begin(self._work(order, jobs, reuse, reaugment), plan, decoded_ahead)
+
+    def follow(self, order: PassOrder, reuse: int) -> None:
+        """Decode the first samples of this pass as soon as slots fall free."""
+        assert self.pool is not None
+        work = self._work(order, np.arange(len(order.ids)), reuse, True)
+        self._followed = order, work
+        self.pool.follow(work)
+
+    def _work(
+        self, order: PassOrder, jobs: NDArray[np.int64], reuse: int, reaugment: bool
+    ) -> DecodeWork:
+        slab, maker, resident = self.slab, self._maker, self.setup.opened.resident
+        assert slab is not None and maker is not None
+
+        def make(index: int, serve: Serve, slots: NDArray[np.int64]) -> Any:
+            serves = serve.serves if reaugment else np.zeros_like(serve.serves)
+            draws = order.draws(serve.positions, serves)
+            ids = order.progress.ids[serve.positions]
+            info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
+            return maker.make(info, slots)
+
+        if resident is None:
+            return DecodeWork(jobs, partial(self.reader.read, order, slab), make, reuse)
+        rows = order.ids if resident.rows is None else resident.rows[order.ids]
+        return DecodeWork(
+            np.arange(len(order.ids)), lambda _positions, _slots, _done: None, make, reuse, rows
+        )
+
+    def finish(self, gathered: Gathered, feed: DeviceFeed | None) -> Any:
+        """The batch. With a feed, it is on its way to the device."""
+        assert self._maker is not None
+        batch = self._maker.finish(gathered)
+        if feed is None:
+            return batch
+        return feed.send(batch, partial(self._maker.augmented_on_device, gathered.info))
+
+    @property
+    def slots(self) -> int:
+        return self.slab.slots if self.slab else 0
+
+    def buffer_of(self, batches: int, batch_size: int) -> int:
+        """How many batches of slots the buffer has: `batches`, or as many as its limit allows."""
+        limit = self.setup.buffer_bytes
+        if limit is None or self.setup.opened.resident is not None:
+            return batches
+        return min(batches, self._batches_within(limit, batch_size))
+
+    def _batches_within(self, limit: int, batch_size: int) -> int:
+        """How many batches of slots fit into `limit` bytes, beside the batches that are served."""
+        if self._sizes is None:
+            self._sizes = self._measured()
+        slot, served = self._sizes
+        left = self._slab_bytes = limit - (AHEAD + HELD) * batch_size * served
+        batches = left // (slot * batch_size) if slot else left
+        if batches < 1:
+            least = (AHEAD + HELD) * batch_size * served + slot * batch_size
+            raise BufferTooSmall(
+                f"buffer_bytes {limit} is too small: a sample takes {slot} bytes in the buffer and"
+                f" {served} in a batch, so {AHEAD + HELD} batches of {batch_size} under way and one"
+                f" in the buffer need {least}; raise buffer_bytes to {least}, or lower batch_size"
+            )
+        return batches
+
+    def stop(self) -> None:
+        """Stop the workers. What they decoded ahead is lost."""
+        if self.pid != os.getpid():
+            # A forked process has no threads of its parent, and must leave the parent's processes
+            # and files alone.
+            return
+        if self.pool is not None:
+            if not self.pool.close():
+                self.slab = None  # a worker that hangs may still write into it
+            self.pool = None
+            self._followed = None
+
+    def close(self) -> None:
+        if os.getpid() != self.pid:
+            # A forked process has no threads of its parent, and its locks may be held for ever.
+            return
+        if self.pool is not None and self.pool.run_off_worker(self.close):
+            return
+        self.stop()
+        if self._processes is not None:
+            self._processes.close()
+        if self.cache is not None:
+            self.cache.close()
+
+    # ---- sizes ----------------------------------------------------------------------------------
+
+    def _slab(self, slots: int, order: PassOrder, ids: NDArray[np.int64]) -> Slab:
+        resident = self.setup.opened.resident
+        if resident is not None:
+            template = self.setup.opened.dataset[int(ids[0])]
+            return Slab(template, len(resident.columns[0]), resident=resident.columns)
+        template = self._largest
+        if template is None:
+            template = self.reader.first(ids, order.pass_index)
+        return Slab(template, slots, self._slab_bytes)
+
+    def _maker_of(self, slab: Slab) -> BatchMaker:
+        seed, batches, split = self.setup.seed, self.setup.batches, self.setup.opened.split
+
+        def keys(info: BatchInfo) -> NDArray[np.uint64]:
+            return draw_keys(seed, info.pass_index, info.ids, info.draws)
+
+        augment = batches.augment
+        if split is not None and slab.picture is not None:
+            split = split.seen(slab.picture.template)
+            augment = split.augment
+            log.info("%s", split.report)
+        return BatchMaker(slab, augment, batches.collate, keys, self.blocks, batches.augment_on)
+
+    def _measured(self) -> tuple[int, int]:
+        """The bytes of a slot, and those of a sample in a batch."""
+        ids = np.arange(len(self.setup.opened.dataset))
+        picked = np.unique(np.linspace(0, len(ids) - 1, PROBES).astype(int)).tolist()
+        samples: list[Sample] = [self.reader.first(np.roll(ids, -i), 0) for i in picked]
+        sizes = [Slab(sample, 1).nbytes for sample in samples]
+        largest = self._largest = samples[int(np.argmax(sizes))]
+        slot = max(sizes) if len(set(sizes)) == 1 else int(max(sizes) * MARGIN)
+        slab = Slab(largest, 1)
+        slab.write(0, largest, 0)
+        info = BatchInfo(0, 0, *(np.zeros(1, dtype=np.int64) for _ in range(4)))
+        made = self._maker_of(slab).make(info, np.zeros(1, dtype=np.int64))
+        served = sum(getattr(column, "nbytes", 0) for column in made.columns or [])
+        return slot, served or slot

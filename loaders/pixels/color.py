@@ -1,0 +1,184 @@
+"""Augmentations of whole batches that change the values of pixels, and not their places.
+
+They have the protocol of `augmentation`: (images [N, C, H, W], draws) -> images, on any device.
+uint8 counts from 0 to 255 and floating point from 0 to 1, as in torchvision.
+
+`ColorJitter` does what torchvision's does, sample by sample. It draws a factor f for each
+adjustment, and applies them in random order,
+
+    brightness  x f                       f < 1: towards black
+    contrast    x f + mean (1 - f)        towards the picture's mean grey
+    saturation  x f + grey (1 - f)        towards the picture in grey
+
+and after each the values are clamped to the range and, for uint8, cut to whole levels. Hue is left
+out: the way to HSV and back costs more than all the rest, and torchvision's own can be used for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.errors import LoaderError
+from loaders.pixels.augmentation import Draws
+
+Range = float | tuple[float, float]
+"""The range of a factor: (low, high), or `spread` for (1 - spread, 1 + spread), cut at zero."""
+
+LEVELS = 255
+IN_CACHE = 4
+"""The float pixels of this many pictures stay in a CPU's cache from one operation to the next."""
+
+BRIGHTNESS, CONTRAST, SATURATION = range(3)
+ORDERS = tuple(permutations((BRIGHTNESS, CONTRAST, SATURATION)))
+GREY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
+
+
+@dataclass(frozen=True, slots=True)
+class ToFloat:
+    """Turn uint8 levels into float32 between 0 and 1. Floating point becomes float32, unscaled."""
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        if _whole_levels(images):
+            return images.to(torch.float32).div_(LEVELS)
+        return images.to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Compute (value - mean) / std for each channel, in float32. uint8 is scaled to 0..1 first."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        channels = images.shape[1]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                raise LoaderError(
+                    f"Normalize has a {name} of {len(values)} values, pictures have {channels}"
+                    " channels: give one value for each channel, or one for all"
+                )
+        unit = LEVELS if _whole_levels(images) else 1
+        out = torch.empty_like(images, dtype=torch.float32)
+        # They are expanded to one row of the picture, so that the inner loops run along memory.
+        row = out[:1, :, :1]
+        mean = torch.empty_like(row).copy_(_per_channel(np.array(self.mean) * unit, images))
+        scale = torch.empty_like(row).copy_(_per_channel(1 / (np.array(self.std) * unit), images))
+        step = IN_CACHE if _in_parts(images.device) else max(len(images), 1)
+        for first in range(0, len(images), step):
+            part = out[first : first + step]
+            part.copy_(images[first : first + step])
+            part.sub_(mean).mul_(scale)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Change brightness, contrast and saturation by random factors, in a random order."""
+
+    brightness: Range = 0.0
+    contrast: Range = 0.0
+    saturation: Range = 0.0
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        if images.shape[1] not in (1, 3):
+            raise LoaderError(
+                f"ColorJitter needs pictures of 1 or 3 channels, not {images.shape[1]}: leave it"
+                " out for such pictures"
+            )
+        order = draws.integers(0, len(ORDERS))
+        ranges = [_range(value) for value in (self.brightness, self.contrast, self.saturation)]
+        # A factor is drawn for every adjustment, even an unwanted one, so that later draws do not
+        # depend on which are wanted.
+        drawn = [draws.uniform(low, high) for low, high in ranges]
+        wanted = [bounds != (1.0, 1.0) for bounds in ranges]
+        factors = [_factors(values, images) for values in drawn]
+        for rows, which in _groups(order, images.device):
+            part = images[rows]
+            for kind in ORDERS[which]:
+                if wanted[kind]:
+                    part = _adjusted(kind, part, *(f[rows] for f in factors[kind]))
+            images[rows] = part
+        return images
+
+
+def _in_parts(device: torch.device) -> bool:
+    """Whether a few pictures are processed at a time. A CPU keeps these in its cache; on a GPU
+    every launch costs more than its pixels do."""
+    return device.type == "cpu"
+
+
+def _groups(
+    order: NDArray[np.int64], device: torch.device
+) -> Iterator[tuple[slice | torch.Tensor, int]]:
+    """The rows that are processed together, and the number of the order of their adjustments."""
+    if _in_parts(device):
+        yield from ((slice(n, n + 1), which) for n, which in enumerate(order.tolist()))
+        return
+    for which in range(len(ORDERS)):
+        rows = np.flatnonzero(order == which)
+        if len(rows):
+            yield torch.from_numpy(rows).to(device, non_blocking=True), which
+
+
+def _adjusted(
+    kind: int, images: torch.Tensor, factor: torch.Tensor, rest: torch.Tensor
+) -> torch.Tensor:
+    if kind == SATURATION and images.shape[1] == 1:
+        return images
+    out = images * factor
+    if kind == CONTRAST:
+        out += _grey(images).mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float32) * rest
+    elif kind == SATURATION:
+        out += _grey(images) * rest
+    out.clamp_(0, LEVELS if _whole_levels(images) else 1)
+    return out.to(images.dtype)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    """The grey pictures [N, 1, H, W] in floating point, with whole levels for pictures of uint8."""
+    if images.shape[1] == 1:
+        return images if images.is_floating_point() else images.to(torch.float32)
+    red, green, blue = images.split(1, dim=1)
+    grey = red.mul(GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+    return grey.floor_() if _whole_levels(images) else grey
+
+
+def _range(value: Range) -> tuple[float, float]:
+    if isinstance(value, tuple):
+        low, high = value
+    else:
+        low, high = max(1.0 - value, 0.0), 1.0 + value
+    if not 0 <= low <= high:
+        raise LoaderError(
+            f"{value} is no range of a colour's factor: give a number from 0, or (low, high)"
+            " with 0 <= low <= high"
+        )
+    return low, high
+
+
+def _factors(values: NDArray[np.float64], images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The factors f and 1 - f, one for each picture."""
+    dtype = images.dtype if images.is_floating_point() else torch.float32
+    return tuple(
+        torch.from_numpy(v).to(images.device, dtype, non_blocking=True)[:, None, None, None]
+        for v in (values, 1 - values)
+    )
+
+
+def _per_channel(values: NDArray[np.float64], images: torch.Tensor) -> torch.Tensor:
+    column = torch.from_numpy(values).to(images.device, torch.float32, non_blocking=True)
+    return column[None, :, None, None]
+
+
+def _whole_levels(images: torch.Tensor) -> bool:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise LoaderError(
+            f"pictures of {images.dtype} have no known range of colours: convert them to uint8"
+            " (0 to 255) or floating point (0 to 1) in the data set"
+        )
+    return images.dtype == torch.uint8

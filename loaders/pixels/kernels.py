@@ -1,0 +1,340 @@
+"""The loops over pixels: crop, resize, mirror and hole, a whole batch in one call.
+
+    picture --box--> (two rows -> one row) x H --> (two pixels -> one pixel) x W --> out[i]
+
+`csrc/pictures.c` does it at the speed of memory. The functions here that end in `_numpy` do the
+same in numpy, with a warning, where no C compiler was found at installation. Both give the same
+bits on every machine, because the arithmetic is in integers. It is the following.
+
+Along an axis, output d lies at `place = (d + 1/2) * scale - 1/2`, clipped to the pixels, in 32.32
+fixed point. Its value comes from the pixels a and b around it, with w = the fraction * 127,
+rounded: `a * (127 - w) + b * w`, times 258, divided by 2^15 and rounded. (That is a division by
+127, as one vector instruction does it.) First the rows are blended, to uint8, then the pixels of
+each row.
+
+Where an axis shrinks by 2 or more, its pixels are first replaced by the rounded means of k =
+floor(scale) neighbours (a rest of less than k at the end is left out). Otherwise fine patterns
+would become coarse ones that the picture does not have. Between 1 and 2 there is no such mean:
+places are less than two pixels apart, so errors are only one or two pixels small, and a wider
+filter would take twice the time at every serve.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST = 1 << 24  # the longest side; the sum of more pixels might not fit into 32 bits
+
+Integers = NDArray[np.int32]
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Where n pictures lie in memory. They are uint8 [height, width, channels], contiguous."""
+
+    addresses: NDArray[np.uintp]  # first byte of each
+    heights: Integers
+    widths: Integers
+    channels: int
+    owner: object  # keeps the memory alive while a kernel reads
+
+    def __post_init__(self) -> None:
+        count = len(self.addresses)
+        _check("addresses", self.addresses, np.uintp, (count,))
+        _check("heights", self.heights, np.int32, (count,))
+        _check("widths", self.widths, np.int32, (count,))
+        if self.channels < 1:
+            raise ValueError(f"pictures have {self.channels} channels: give at least 1")
+        sides = np.stack([self.heights, self.widths])
+        wrong = ((sides < 1) | (sides > LONGEST)).any(0) | (self.addresses == 0)
+        if wrong.any():
+            n = int(wrong.argmax())
+            raise ValueError(
+                f"picture {n} is {self.heights[n]}x{self.widths[n]} at address"
+                f" {self.addresses[n]:#x}: give a picture that exists, with sides of 1 to {LONGEST}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+
+def compiled() -> bool:
+    """Whether the kernels were compiled at installation. Without that they take 40 times as
+    long."""
+    return not isinstance(_library(), str)
+
+
+def resized_crop(
+    pictures: Pictures,
+    boxes: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    """Resize box i of picture i to fill out[i], mirror it if flips[i], and zero hole i.
+
+    A box is top, left, height, width. So is a hole, but in the output, where it may reach over the
+    edge. Any thread may call this; it releases the GIL.
+    """
+    _check_batch(pictures, flips, holes, out)
+    _check("boxes", boxes, np.int32, (len(pictures), 4))
+    top, left, height, width = boxes.T
+    inside = (boxes >= (0, 0, 1, 1)).all()
+    # (The sum top + height may be more than an int32 holds.)
+    inside &= bool(((top <= pictures.heights - height) & (left <= pictures.widths - width)).all())
+    if not inside:
+        raise ValueError(_first_outside(pictures, boxes))
+    library = _library()
+    if isinstance(library, str):
+        _warn_of_numpy(library)
+        _resized_crop_numpy(pictures, boxes, flips, holes, out)
+        return
+    batch = _batch(pictures, flips, holes, out)
+    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(_address(boxes))):
+        raise MemoryError("there is no memory for a few rows of pixels: use less memory elsewhere")
+
+
+def fit(picture: Pixels, box: tuple[int, int, int, int], out: Pixels) -> None:
+    """Do what `resized_crop` does, for a single picture [height, width, channels], at a tenth of
+    its fixed costs. The decoder uses it, because it has one picture at a time."""
+    height, width, channels = picture.shape
+    top, left, tall, wide = box
+    inside = top >= 0 and left >= 0 and tall > 0 and wide > 0
+    if not inside or top + tall > height or left + wide > width:
+        raise ValueError(f"box {box} is not inside its picture of {height}x{width}: clip it")
+    library = _library()
+    contiguous = picture.flags.c_contiguous and out.flags.c_contiguous
+    bytes_ = picture.dtype == out.dtype == np.uint8
+    if isinstance(library, str) or not (contiguous and bytes_ and out.shape[2] == channels):
+        at = np.array([picture.ctypes.data], dtype=np.uintp)
+        tall_, wide_ = np.array([[height], [width]], dtype=np.int32)
+        boxes = np.array([box], dtype=np.int32)
+        pictures = Pictures(at, tall_, wide_, channels, picture)
+        resized_crop(pictures, boxes, np.zeros(1, dtype=bool), None, out[None])
+        return
+    numbers = np.array((height, width, 0, *box), dtype=np.int32)
+    at, first = np.array((_address(picture),), dtype=np.uintp), _address(numbers)
+    sides = (1, out.shape[0], out.shape[1], channels)
+    batch = _KernelBatch(
+        *sides, _address(at), first, first + 4, first + 8, None, _address(out), _portable()
+    )
+    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(first + 12)):
+        raise MemoryError("there is no memory for a few rows of pixels: use less memory elsewhere")
+
+
+def window(
+    pictures: Pictures,
+    corners: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    """Copy the window of out's size at corner i (top, left) of picture i to out[i], mirror it if
+    flips[i], then zero hole i. Where the window reaches over the picture's edge, it is zero."""
+    _check_batch(pictures, flips, holes, out)
+    _check("corners", corners, np.int32, (len(pictures), 2))
+    library = _library()
+    if isinstance(library, str):
+        _warn_of_numpy(library)
+        _window_numpy(pictures, corners, flips, holes, out)
+        return
+    batch = _batch(pictures, flips, holes, out)
+    library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(_address(corners)))
+
+
+# ---- what may be given to a kernel ---------------------------------------------------------------
+
+
+def _check_batch(
+    pictures: Pictures,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    count = len(pictures)
+    _check("flips", flips, np.bool_ if flips.dtype == np.bool_ else np.uint8, (count,))
+    if holes is not None:
+        _check("holes", holes, np.int32, (count, 4))
+    if out.ndim != 4 or 0 in out.shape[1:3] or not out.flags.writeable:
+        raise ValueError(f"out is {out.shape}: make it a writable [n, height, width, channels]")
+    _check("out", out, np.uint8, (count, *out.shape[1:3], pictures.channels))
+
+
+def _check(
+    what: str,
+    array: NDArray[np.generic],
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
+) -> None:
+    if array.dtype == dtype and array.shape == shape and array.flags.c_contiguous:
+        return
+    layout = "" if array.flags.c_contiguous else " with gaps"
+    raise ValueError(
+        f"{what} is {array.dtype} {array.shape}{layout}: a kernel needs contiguous"
+        f" {np.dtype(dtype)} {shape}"
+    )
+
+
+def _first_outside(pictures: Pictures, boxes: Integers) -> str:
+    for n, (top, left, height, width) in enumerate(boxes.tolist()):
+        tall, wide = int(pictures.heights[n]), int(pictures.widths[n])
+        whole = top >= 0 and left >= 0 and height > 0 and width > 0
+        if not whole or top + height > tall or left + width > wide:
+            return (
+                f"box {n} (top {top}, left {left}, height {height}, width {width}) is not inside"
+                f" its picture of {tall}x{wide}: clip it so that it has at least one pixel there"
+            )
+    raise AssertionError("every box is inside its picture")
+
+
+# ---- the compiled kernels ------------------------------------------------------------------------
+
+
+class _KernelBatch(ctypes.Structure):
+    """The same fields as `struct batch` of csrc/pictures.c."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("height", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("pictures", ctypes.c_void_p),
+        ("heights", ctypes.c_void_p),
+        ("widths", ctypes.c_void_p),
+        ("flips", ctypes.c_void_p),
+        ("holes", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("portable", ctypes.c_int32),
+    )
+
+
+def _batch(
+    pictures: Pictures,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> _KernelBatch:
+    """The addresses of the arrays. The caller must keep the arrays until the kernel returns."""
+    return _KernelBatch(
+        *out.shape,
+        _address(pictures.addresses),
+        _address(pictures.heights),
+        _address(pictures.widths),
+        _address(flips),
+        None if holes is None else _address(holes),
+        _address(out),
+        _portable(),
+    )
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _portable() -> bool:
+    """Whether kernels must not use the instructions that only some processors have. Tests replace
+    this function."""
+    return False
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The compiled kernels, or the reason why there are none."""
+    built = importlib.util.find_spec("loaders.pixels._pictures")
+    if built is None or built.origin is None:
+        return "no C compiler was found when this package was installed"
+    try:
+        library = ctypes.CDLL(built.origin)  # it releases the GIL during a call
+    except OSError as error:
+        return f"they cannot be loaded: {error}"
+    for kernel in (library.pictures_resized_crop, library.pictures_window):
+        kernel.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        kernel.restype = ctypes.c_int
+    return library
+
+
+@functools.cache
+def _warn_of_numpy(reason: str) -> None:
+    """Warn once a process, because a cached call is not made again."""
+    warnings.warn(
+        "pictures are cropped by numpy, some 40 times slower than by the compiled kernels:"
+        f" {reason}. Install a C compiler (gcc or clang), then this package again with pip install"
+        " --force-reinstall --no-deps.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+# ---- the same in numpy ---------------------------------------------------------------------------
+
+
+def _resized_crop_numpy(
+    pictures: Pictures,
+    boxes: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    for n, (top, left, height, width) in enumerate(boxes.tolist()):
+        box = _pixels(pictures, n)[top : top + height, left : left + width]
+        rows = _resampled(box, out.shape[1])
+        columns = _resampled(rows.swapaxes(0, 1), out.shape[2])
+        out[n] = (columns[::-1] if flips[n] else columns).swapaxes(0, 1)
+        _punch(out[n], holes, n)
+
+
+def _window_numpy(
+    pictures: Pictures,
+    corners: Integers,
+    flips: NDArray[np.bool_] | Pixels,
+    holes: Integers | None,
+    out: Pixels,
+) -> None:
+    for n, (top, left) in enumerate(corners.tolist()):
+        picture = _pixels(pictures, n)
+        seen = picture[max(top, 0) : max(top + out.shape[1], 0)]
+        seen = seen[:, max(left, 0) : max(left + out.shape[2], 0)]
+        out[n] = 0
+        if seen.size:
+            place = out[n, max(-top, 0) :, max(-left, 0) :]
+            place[: seen.shape[0], : seen.shape[1]] = seen
+        if flips[n]:
+            out[n] = out[n, :, ::-1].copy()
+        _punch(out[n], holes, n)
+
+
+def _pixels(pictures: Pictures, n: int) -> Pixels:
+    shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
+    memory = ctypes.c_uint8 * (shape[0] * shape[1] * shape[2])
+    return np.ctypeslib.as_array(memory.from_address(int(pictures.addresses[n]))).reshape(shape)
+
+
+def _resampled(pixels: Pixels, size: int) -> Pixels:
+    """Pixels resampled to `size` along the first axis."""
+    extent = len(pixels)
+    box = max(1, extent // size)
+    count = extent // box
+    if box > 1:
+        sums = pixels[: count * box].reshape(count, box, *pixels.shape[1:]).sum(1, dtype=np.int64)
+        pixels = ((sums + box // 2) // box).astype(np.uint8)
+    step = (extent << 32) // (size * box)
+    places = step // 2 - (1 << 31) + step * np.arange(size, dtype=np.int64)
+    places = np.clip(places, 0, (count - 1) << 32)
+    first = places >> 32
+    weight = ((places & 0xFFFFFFFF) * 127 + (1 << 31)) >> 32
+    w = weight.astype(np.int32)[:, None, None]
+    blend = pixels[first] * (127 - w) + pixels[np.minimum(first + 1, count - 1)] * w
+    return ((blend * 258 + 16384) >> 15).astype(np.uint8)
+
+
+def _punch(picture: Pixels, holes: Integers | None, n: int) -> None:
+    if holes is None:
+        return
+    top, left, height, width = holes[n].tolist()
+    picture[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = 0

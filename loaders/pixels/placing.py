@@ -1,0 +1,236 @@
+"""Where each picture of a batch is cropped, mirrored and cut. The pixels are then moved once.
+
+    PadCrop, RandomResizedCrop -> Flip -> Cutout      each only says where: a `Placing`
+                                          |
+                       render: read where the picture lies, write into the batch
+
+Where pictures lie in the slab as bytes, one call of a compiled kernel renders them straight out of
+the slots. Anything else (a GPU, floating point, more than three dimensions) is rendered by torch,
+with the same bits for uint8.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.blocks import Blocks
+from loaders.pixels import kernels
+from loaders.pixels.kernels import Pictures
+
+Boxes = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPictures:
+    """The pictures of a batch, read where they lie: in the slots of the slab, or in a tensor."""
+
+    pictures: Pictures
+    planes: int
+    """The number of planes of each picture, each of which is listed as a picture of one channel. It
+    is 1 where the channels of a pixel lie side by side."""
+    blocks: Blocks
+    gather: Callable[[], torch.Tensor]
+    """Copies the pictures into a batch."""
+
+    @property
+    def sizes(self) -> NDArray[np.int32]:
+        """The height and width of each picture."""
+        each = slice(None, None, self.planes)
+        return np.stack([self.pictures.heights[each], self.pictures.widths[each]], axis=1)
+
+    @property
+    def one_size(self) -> bool:
+        sizes = self.sizes
+        return bool((sizes == sizes[0]).all())
+
+
+Images = torch.Tensor | SlotPictures
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """A box of each picture, which is fitted to `size`, then mirrored, then gets a hole."""
+
+    boxes: Boxes
+    """Top, left, height and width of each box. Unless `resized`, boxes have `size`, and may reach
+    over the picture's edge."""
+    size: tuple[int, int]
+    resized: bool
+    flips: NDArray[np.bool_]
+    holes: Boxes | None
+    stage: int
+    """The last stage that was decided: 1 box, 2 mirror, 3 hole. 0: none was."""
+
+    @classmethod
+    def whole(cls, images: Images) -> "Placing":
+        """Every picture as it is. Where sizes differ, `size` is that of the first picture."""
+        if isinstance(images, SlotPictures):
+            sizes = images.sizes
+        else:
+            sizes = np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        size = (int(sizes[0, 0]), int(sizes[0, 1]))
+        return cls(boxes, size, False, np.zeros(len(sizes), dtype=bool), None, 0)
+
+    def moved(self, downs: NDArray[np.int64], rights: NDArray[np.int64]) -> "Placing":
+        boxes = self.boxes.copy()
+        boxes[:, 0] += downs.astype(np.int32)
+        boxes[:, 1] += rights.astype(np.int32)
+        return replace(self, boxes=boxes, stage=1)
+
+    def windowed(self, corners: NDArray[np.int64], size: tuple[int, int]) -> "Placing":
+        boxes = np.concatenate([corners, np.full_like(corners, size)], axis=1)
+        return replace(self, boxes=boxes.astype(np.int32), size=size, stage=1)
+
+    def fitted(self, boxes: NDArray[np.float64], size: tuple[int, int]) -> "Placing":
+        return replace(self, boxes=boxes.astype(np.int32), size=size, resized=True, stage=1)
+
+    def mirrored(self, flips: NDArray[np.bool_]) -> "Placing":
+        return replace(self, flips=flips, stage=2)
+
+    def cut(self, holes: NDArray[np.int64]) -> "Placing":
+        return replace(self, holes=np.ascontiguousarray(holes, dtype=np.int32), stage=3)
+
+
+def render(images: Images, placing: Placing) -> torch.Tensor:
+    if isinstance(images, SlotPictures):
+        return _by_kernel(images, placing)
+    if images.device.type == "cpu" and images.dtype == torch.uint8 and images.ndim == 4:
+        return _by_kernel(_batch_in_place(images), placing)
+    return _by_torch(images, placing)
+
+
+def pictures_in_place(pictures: Sequence[torch.Tensor], blocks: Blocks) -> SlotPictures | None:
+    """Pictures [C, H, W] where they lie, if each is bytes over rows of pixels, in memory of its
+    own. None: one is not."""
+    shapes = [picture.shape for picture in pictures]
+    for picture, shape in zip(pictures, shapes, strict=True):
+        rows = len(shape) == 3 and picture.stride() == (1, shape[2] * shape[0], shape[0])
+        if not rows or picture.dtype != torch.uint8 or shape[0] != shapes[0][0]:
+            return None
+    at = Pictures(
+        np.array([picture.data_ptr() for picture in pictures], dtype=np.uintp),
+        np.array([shape[1] for shape in shapes], dtype=np.int32),
+        np.array([shape[2] for shape in shapes], dtype=np.int32),
+        shapes[0][0],
+        pictures,
+    )
+    return SlotPictures(at, 1, blocks, lambda: torch.stack(list(pictures)))
+
+
+def _batch_in_place(images: torch.Tensor) -> SlotPictures:
+    """A batch of bytes as pictures where they lie."""
+    count, channels, height, width = images.shape
+    interleaved = images.permute(0, 2, 3, 1)
+    memory, planes = (interleaved, 1) if interleaved.is_contiguous() else (images, channels)
+    memory = memory.contiguous()
+    each = height * width * (channels if planes == 1 else 1)
+    pictures = Pictures(
+        np.arange(count * planes, dtype=np.uintp) * np.uintp(each) + np.uintp(memory.data_ptr()),
+        np.full(count * planes, height, dtype=np.int32),
+        np.full(count * planes, width, dtype=np.int32),
+        channels if planes == 1 else 1,
+        memory,
+    )
+    return SlotPictures(pictures, planes, Blocks(0), lambda: images)
+
+
+def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
+    pictures, planes = images.pictures, images.planes
+    count = len(pictures) // planes
+    boxes, flips, holes = placing.boxes, placing.flips, placing.holes
+    if planes > 1:
+        boxes, flips = np.repeat(boxes, planes, axis=0), np.repeat(flips, planes)
+        holes = None if holes is None else np.repeat(holes, planes, axis=0)
+    out = images.blocks.array((len(pictures), *placing.size, pictures.channels), np.dtype(np.uint8))
+    if placing.resized:
+        kernels.resized_crop(pictures, boxes, flips, holes, out)
+    else:
+        corners = np.ascontiguousarray(boxes[:, :2])
+        kernels.window(pictures, corners, flips, holes, out)
+    batch = torch.from_numpy(out)
+    if planes == 1:
+        return batch.permute(0, 3, 1, 2)
+    return batch.reshape(count, planes, *placing.size)
+
+
+# ---- the same by torch, on any device -----------------------------------------------------------
+
+
+def _by_torch(images: torch.Tensor, placing: Placing) -> torch.Tensor:
+    fit = _resized if placing.resized else _window
+    out = fit(images.movedim(-3, -1), placing)
+    if placing.flips.any():
+        flips = torch.from_numpy(placing.flips).to(images.device)
+        out = torch.where(flips[:, None, None, None], out.flip(-2), out)
+    if placing.holes is not None:
+        tops, lefts, heights, widths = torch.from_numpy(placing.holes).to(images.device).T
+        rows = _between(placing.size[0], tops, heights)
+        columns = _between(placing.size[1], lefts, widths)
+        out = out.masked_fill((rows[:, :, None] & columns[:, None, :])[..., None], 0)
+    return out.contiguous().movedim(-1, -3)
+
+
+def _between(extent: int, first: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(extent, device=first.device)
+    return (places >= first[:, None]) & (places < (first + length)[:, None])
+
+
+def _window(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
+    tops, lefts = torch.from_numpy(placing.boxes[:, :2]).to(pixels.device).long().T
+    rows = tops[:, None] + torch.arange(placing.size[0], device=pixels.device)
+    columns = lefts[:, None] + torch.arange(placing.size[1], device=pixels.device)
+    height, width = pixels.shape[1:3]
+    batch = torch.arange(len(pixels), device=pixels.device)[:, None, None]
+    picked = pixels[
+        batch, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
+    ]
+    inside = ((rows >= 0) & (rows < height))[:, :, None]
+    inside = inside & ((columns >= 0) & (columns < width))[:, None, :]
+    return picked.masked_fill(~inside[..., None], 0)
+
+
+def _resized(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
+    tops, lefts, heights, widths = torch.from_numpy(placing.boxes).to(pixels.device).long().T
+    rows = _resampled(pixels, tops, heights, placing.size[0])
+    columns = _resampled(rows.transpose(1, 2), lefts, widths, placing.size[1])
+    return columns.transpose(1, 2)
+
+
+def _resampled(
+    pixels: torch.Tensor, firsts: torch.Tensor, extents: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Resample a whole batch along dimension 1, as `kernels` describes: picture i from `firsts[i]`
+    on."""
+    exact = pixels.dtype == torch.uint8
+    box = (extents // size).clamp(min=1)
+    count = extents // box
+    step = (extents << 32) // (size * box)
+    order = torch.arange(size, device=pixels.device)
+    places = (step // 2 - (1 << 31))[:, None] + step[:, None] * order
+    places = torch.minimum(places.clamp(min=0), ((count - 1) << 32)[:, None])
+    first = places >> 32
+    weight = ((places & 0xFFFFFFFF) * 127 + (1 << 31)) >> 32
+    batch = torch.arange(len(pixels), device=pixels.device)[:, None]
+
+    def boxed(number: torch.Tensor) -> torch.Tensor:
+        """The mean of the `box` pixels that boxed pixel `number` stands for."""
+        most = int(box.max())
+        at = firsts[:, None] + number * box[:, None]
+        total = pixels[batch, at].to(torch.int32 if exact else pixels.dtype)
+        for further in range(1, most):
+            belongs = (further < box)[:, None, None, None]
+            more = pixels[batch, (at + further).clamp(max=pixels.shape[1] - 1)]
+            total = total + more * belongs
+        each = box[:, None, None, None]
+        return (total + each // 2) // each if exact else total / each
+
+    one, other = boxed(first), boxed(torch.minimum(first + 1, (count - 1)[:, None]))
+    w = weight[:, :, None, None]
+    if exact:
+        blend = one * (127 - w) + other * w
+        return ((blend * 258 + 16384) >> 15).to(torch.uint8)
+    return torch.lerp(one, other, (w / 127).to(one.dtype))

@@ -1,0 +1,372 @@
+"""The slab: one preallocated row of slots for decoded samples, with exact byte accounting.
+
+The leaves of the first sample decide the slab's columns. An array leaf becomes memory for `slots`
+arrays like it, in its own memory layout (a channels_last picture stays channels_last). A slot
+usually lies in its row of that memory. There are three exceptions:
+
+    row   |  slot 0  |  slot 1  |  slot 2  |  slot 3  |      the template's size: the usual case
+             as is     smaller:    larger:     lent: it points into the decoded cache, nothing
+                       fits in     memory of   is copied
+                       the row     its own
+
+Different threads may write to different slots at the same time. The memory that larger slots have
+for themselves is counted; growing past `limit_bytes` is an error, and never happens silently.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.blocks import Blocks
+from loaders.errors import BufferTooSmall, SampleShapeError
+from loaders.pixels.kernels import Pictures
+from loaders.slots.leaves import Leaf, Nest, Sample, as_tensor, leaves_of, like, structure_of
+
+NUMBERS = MappingProxyType({int: torch.int64, float: torch.float64, bool: torch.bool})
+
+# numpy lacks these types, so their bits are held as integers.
+CARRIERS = ((torch.bfloat16, torch.int16),)
+
+Array = NDArray[Any]
+
+
+class Slab:
+    """`slots` places for samples like `template`."""
+
+    def __init__(
+        self,
+        template: Sample,
+        slots: int,
+        limit_bytes: int | None = None,
+        resident: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`resident` are columns that exist already, with a row for each sample. Then the slab only
+        points there."""
+        self.nest = Nest(template)
+        self.slots = slots
+        self._resident = resident is not None
+        self._structure = structure_of(template)
+        allowance = Allowance(limit_bytes)
+        self.columns: list[Arrays | Objects] = []
+        for number, leaf in enumerate(leaves_of(template)):
+            value = as_tensor(leaf)
+            if isinstance(value, torch.Tensor):
+                there = None if resident is None else resident[number]
+                self.columns.append(Arrays(leaf, value, slots, number, allowance, there))
+            else:
+                self.columns.append(Objects(slots))
+        # The first leaf with two dimensions or more is the picture that is augmented.
+        self.picture = next(
+            (c for c in self.columns if isinstance(c, Arrays) and len(c.shape) >= 2), None
+        )
+
+    @property
+    def picture_number(self) -> int:
+        """The number of the picture among the leaves."""
+        return next(n for n, column in enumerate(self.columns) if column is self.picture)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether pictures lie in memory as rows of pixels, which is how decoders write them."""
+        return self.picture is not None and self.picture.order == [1, 2, 0]
+
+    @property
+    def nbytes(self) -> int:
+        if self._resident:
+            return 0
+        return sum(column.nbytes for column in self.columns if isinstance(column, Arrays))
+
+    def leaves_like_template(self, sample: Sample, sample_id: int) -> list[Any]:
+        """The leaves of a sample, which must be nested as the template is."""
+        if structure_of(sample) != self._structure:
+            raise SampleShapeError(
+                f"sample {sample_id} is nested otherwise than the first one (parts"
+                f" {structure_of(sample)}, not {self._structure}): let the data set return every"
+                " sample in the same structure"
+            )
+        return leaves_of(sample)
+
+    def write(self, slot: int, sample: Sample, sample_id: int) -> None:
+        """Copy a decoded sample into `slot`."""
+        self.write_leaves(slot, self.leaves_like_template(sample, sample_id), sample_id)
+
+    def write_leaves(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
+        """Copy the leaves of a sample into `slot`, except those that were decoded there."""
+        for column, leaf in zip(self.columns, leaves, strict=True):
+            column.write(slot, leaf, sample_id)
+
+    def lend(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
+        """Let `slot` point to `leaves`, which are not copied and must never be written to."""
+        for column, leaf in zip(self.columns, leaves, strict=True):
+            column.lend(slot, leaf, sample_id)
+
+    def leaves(self, slot: int) -> list[Any]:
+        """The leaves in `slot`: tensors over its memory, and objects."""
+        return [column.at(slot) for column in self.columns]
+
+    def sample(self, slot: int) -> Sample:
+        """A copy of the sample in `slot`, as the data set returned it."""
+        return self.nest.sample([column.copy(slot) for column in self.columns])
+
+    def with_picture(
+        self, nested: Any, change: Callable[[Any], Any], nest: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """A sample or a batch with its picture replaced by `change(picture)`. `nest` is the
+        function of `self.nest` that builds it: `sample` or `batch`."""
+        leaves = self.nest.leaves(nested)
+        leaves[self.picture_number] = change(leaves[self.picture_number])
+        return nest(leaves)
+
+
+class Allowance:
+    """The bytes that all columns of a slab together may take, rows and larger slots."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, slot_bytes: int) -> None:
+        """Take `nbytes` for a slot of `slot_bytes`. A negative number gives bytes back."""
+        with self._lock:
+            if self.limit is not None and self._taken + nbytes > self.limit:
+                raise BufferTooSmall(
+                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
+                    f" {self._taken} of at most {self.limit} bytes; raise buffer_bytes, lower"
+                    " batch_size, or store smaller samples"
+                )
+            self._taken += nbytes
+
+
+class Objects:
+    """A column of leaves that are neither arrays nor numbers."""
+
+    def __init__(self, slots: int) -> None:
+        self._held: list[object] = [None] * slots
+
+    def write(self, slot: int, leaf: object, sample_id: int) -> None:
+        self._held[slot] = leaf
+
+    lend = write
+
+    def at(self, slot: int) -> object:
+        return self._held[slot]
+
+    copy = at
+
+    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> list[object]:
+        return [self._held[slot] for slot in slots.tolist()]
+
+
+class Arrays:
+    """A column of array leaves of one type and one number of dimensions.
+
+    Its memory has the template's dimensions from the outermost to the innermost in memory. `shape`
+    and rows list them in that order too.
+    """
+
+    def __init__(
+        self,
+        template: Any,
+        value: torch.Tensor,
+        slots: int,
+        number: int,
+        allowance: "Allowance",
+        resident: torch.Tensor | None = None,
+    ) -> None:
+        self.template = template
+        self.dtype = value.dtype
+        # Resident columns may have another order of dimensions than the samples of the data set
+        # (torchvision's CIFAR10 has planes), or gaps.
+        lies = (value if resident is None else resident[0]).stride()
+        self.order = sorted(range(value.ndim), key=lambda d: -lies[d])
+        self.number = number
+        self._allowance = allowance
+        example = self._carried(value)
+        self.shape = example.shape
+        self.memory = (
+            np.empty((slots, *example.shape), example.dtype)
+            if resident is None
+            else self._carried(resident, 1)
+        )
+        if resident is None:
+            allowance.take(self.memory.nbytes, example.nbytes)
+        self._elsewhere = np.zeros(slots, dtype=bool)
+        self._odd: dict[int, Array] = {}
+        """The rows of those slots that lie elsewhere, or have another shape than the template."""
+        self._own: dict[int, Array] = {}
+        """The memory of those slots whose arrays do not fit into their rows."""
+        # Where pictures lie, for the kernels. It is kept because asking numpy for it is slow.
+        row = self.memory.nbytes // slots
+        self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row
+        self._size = np.tile(np.array(example.shape, np.int64), (slots, 1))
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes + sum(own.nbytes for own in list(self._own.values()))
+
+    def write(self, slot: int, leaf: Any, sample_id: int) -> None:
+        if not self.shape and type(leaf) in NUMBERS:
+            if NUMBERS[type(leaf)] != self.dtype:
+                raise self._of_another_type(NUMBERS[type(leaf)], sample_id)
+            self.memory[slot] = leaf
+            return
+        array = self._arranged(leaf, sample_id)
+        at = _address(array)
+        if at != self._address[slot]:  # otherwise it was decoded there
+            np.copyto(self.room(slot, array.shape), array)
+
+    def room(self, slot: int, shape: tuple[int, ...]) -> Array:
+        """The memory of `slot` for an array of `shape`, which lists dimensions as the column
+        does."""
+        if shape == self.shape:
+            row = self.memory[slot, ...]
+            if self._elsewhere[slot]:
+                self._place(slot, row, elsewhere=False)
+            return row
+        count = prod(shape)
+        own = self._own.get(slot)
+        if count <= self.memory[0].size:
+            if own is not None and self._allowance.limit is not None:
+                self._allowance.take(-self._own.pop(slot).nbytes, 0)
+            row = self.memory[slot].reshape(-1)[:count].reshape(shape)
+        else:
+            # Where memory is limited, a slot keeps no memory that it does not need now.
+            too_much = self._allowance.limit is not None and own is not None and own.size > count
+            if own is None or own.size < count or too_much:
+                needed = count * self.memory.itemsize
+                self._allowance.take(needed - (0 if own is None else own.nbytes), needed)
+                own = self._own[slot] = np.empty(count, self.memory.dtype)
+            row = own[:count].reshape(shape)
+        self._place(slot, row, elsewhere=True)
+        return row
+
+    def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
+        if not self.shape:
+            self.write(slot, leaf, sample_id)
+            return
+        array = self._arranged(leaf, sample_id)
+        if not array.flags.c_contiguous:
+            self.write(slot, leaf, sample_id)
+            return
+        self._place(slot, array, elsewhere=True)
+
+    def at(self, slot: int) -> torch.Tensor:
+        return self._uncarried(self._row(slot), 0)
+
+    def copy(self, slot: int) -> Any:
+        return like(self.template, self.at(slot).clone(memory_format=torch.preserve_format))
+
+    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> torch.Tensor:
+        """A copy of these slots as a batch. The slots may be refilled at once."""
+        sizes = self._size[slots]
+        if not (sizes == sizes[0]).all():
+            odd = slots[np.flatnonzero((sizes != sizes[0]).any(axis=1))[0]]
+            one, other = (tuple(self.at(int(s)).shape) for s in (slots[0], odd))
+            raise SampleShapeError(
+                f"part {self.number} is {one} in one sample of a batch and {other} in another:"
+                " begin augment with RandomResizedCrop, give a collate function, or resize pictures"
+                " in the data set"
+            )
+        out = blocks.array((len(slots), *sizes[0].tolist()), self.memory.dtype)
+        if not self._elsewhere[slots].any():
+            # With any mode but "raise", numpy writes straight into `out`.
+            np.take(self.memory, slots, axis=0, out=out, mode="clip")
+        else:
+            for n, slot in enumerate(slots.tolist()):
+                np.copyto(out[n], self._row(slot))
+        return self._uncarried(out, 1)
+
+    def pictures(self, slots: NDArray[np.int64]) -> tuple[Pictures, int] | None:
+        """Where the pictures lie, and the number of planes of each. None: a kernel cannot read them
+        there."""
+        if self.memory.dtype != np.uint8 or len(self.shape) != 3:
+            return None
+        if not self.memory.flags.c_contiguous:
+            return None
+        if self.order == [1, 2, 0]:
+            sizes, planes = self._size[slots], 1
+            channels = self.shape[2]
+            height, width = sizes[:, 0], sizes[:, 1]
+            if not (sizes[:, 2] == channels).all():
+                return None
+            addresses = self._address[slots]
+        elif self.order == [0, 1, 2]:
+            # Each plane is a picture of one channel.
+            sizes, planes, channels = self._size[slots], self.shape[0], 1
+            if not (sizes[:, 0] == planes).all():
+                return None
+            height, width = np.repeat(sizes[:, 1], planes), np.repeat(sizes[:, 2], planes)
+            offset = np.arange(planes) * (sizes[:, 1] * sizes[:, 2])[:, None]
+            addresses = (self._address[slots][:, None] + offset).reshape(-1)
+        else:
+            return None
+        odd = slots[self._elsewhere[slots]].tolist()
+        keep = (self.memory, [self._odd[slot] for slot in odd])
+        at = Pictures(
+            addresses.astype(np.uintp), height.astype(np.int32), width.astype(np.int32),
+            channels, keep,
+        )  # fmt: skip
+        return at, planes
+
+    # ---- between a leaf and memory --------------------------------------------------------------
+
+    def _arranged(self, leaf: Any, sample_id: int) -> Array:
+        """A leaf as an array of this column's type and order of dimensions."""
+        value: Leaf = as_tensor(leaf)
+        if not isinstance(value, torch.Tensor) or value.ndim != len(self.order):
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(leaf).__name__
+            raise SampleShapeError(
+                f"part {self.number} of sample {sample_id} is {got}, the first one was"
+                f" {self._logical(self.shape)}: let the data set return parts of one kind"
+            )
+        if value.dtype != self.dtype:
+            raise self._of_another_type(value.dtype, sample_id)
+        return self._carried(value)
+
+    def _of_another_type(self, dtype: torch.dtype, sample_id: int) -> SampleShapeError:
+        return SampleShapeError(
+            f"part {self.number} of sample {sample_id} is {dtype}, the first one was {self.dtype}:"
+            " let the data set return parts of one type"
+        )
+
+    def _carried(self, value: torch.Tensor, lead: int = 0) -> Array:
+        for dtype, carrier in CARRIERS:
+            if value.dtype == dtype:
+                value = value.view(carrier)
+        return value.permute([*range(lead), *(d + lead for d in self.order)]).numpy()
+
+    def _uncarried(self, array: Array, lead: int) -> torch.Tensor:
+        """A tensor with the dimensions of a sample, behind `lead` dimensions of a batch."""
+        tensor = torch.from_numpy(array)
+        for dtype, carrier in CARRIERS:
+            if self.dtype == dtype:
+                assert tensor.dtype == carrier
+                tensor = tensor.view(dtype)
+        back = [self.order.index(d) + lead for d in range(len(self.order))]
+        return tensor.permute([*range(lead), *back])
+
+    def _logical(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(shape[self.order.index(d)] for d in range(len(shape)))
+
+    def _row(self, slot: int) -> Array:
+        return self._odd[slot] if self._elsewhere[slot] else self.memory[slot, ...]
+
+    def _place(self, slot: int, row: Array, elsewhere: bool) -> None:
+        if elsewhere:
+            self._odd[slot] = row
+        else:
+            self._odd.pop(slot, None)
+        self._elsewhere[slot] = elsewhere
+        self._address[slot] = _address(row)
+        self._size[slot] = row.shape
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]

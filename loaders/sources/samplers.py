@@ -1,0 +1,115 @@
+"""The ids of a pass that a user's own sampler draws, as a function of (seed, pass).
+
+Samplers draw from generators whose state lives on: torch's, numpy's, Python's, or their own. While
+the ids of a pass are drawn, all of these are seeded from (seed, pass), and afterwards they are put
+back. So a resumed run asks again and gets the same ids, and nobody else's randomness changes. If a
+sampler has `set_epoch`, it is called with the number of the pass. Anything else that a sampler
+remembers (a position, a history) cannot be restored.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from operator import index
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from loaders.errors import LoaderError
+
+SAMPLER_STREAM = 2
+"""Samplers draw from another stream of the seed than order and augmentation."""
+MASK = (1 << 64) - 1
+
+
+class SamplerOrder:
+    """Draws ids from a user's sampler, repeatably."""
+
+    @staticmethod
+    def order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray[np.int64]:
+        """Draw `len(sampler)` ids, in the sampler's order."""
+        name = type(sampler).__name__
+        if not hasattr(sampler, "__len__"):
+            raise LoaderError(
+                f"the sampler {name} has no len(), which is the length of a pass: give it one"
+            )
+        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+            set_epoch(pass_index)
+        wanted = len(cast(Any, sampler))
+        with seeded_randomness(seed, SAMPLER_STREAM, pass_index, owner=sampler):
+            drawn = list(islice(sampler, wanted + 1))
+        if len(drawn) != wanted:
+            gave = "more" if len(drawn) > wanted else str(len(drawn))
+            raise LoaderError(
+                f"the sampler {name} has a len() of {wanted} and gave {gave} in pass {pass_index}:"
+                " make them agree"
+            )
+        try:
+            return np.array([index(each) for each in drawn], dtype=np.int64)
+        except TypeError as error:
+            raise LoaderError(
+                f"the sampler {name} gave {drawn[0]!r}, which is not one id: give single ids; batch"
+                " them with batch_size"
+            ) from error
+
+
+def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every position, how often its id came at earlier positions."""
+    by_id = np.argsort(ids, kind="stable")
+    first = np.searchsorted(ids[by_id], ids[by_id])
+    before = np.empty_like(ids)
+    before[by_id] = np.arange(len(ids)) - first
+    return before
+
+
+@contextmanager
+def seeded_randomness(*entropy: int, owner: object = None) -> Iterator[None]:
+    """Seed the generators of torch (CPU), numpy and Python, and those that `owner` holds, from
+    `entropy`; put them back at the end."""
+    numbers = np.random.SeedSequence([each & MASK for each in entropy])
+    with ExitStack() as back:
+        for generator in [torch.default_generator, random, np.random, *_held_by(owner)]:
+            [seed] = numbers.spawn(1)
+            back.callback(_seed(generator, int(seed.generate_state(1, np.uint64)[0])))
+        yield
+
+
+def _seed(generator: Any, seed: int) -> Callable[[], object]:
+    """Seed a generator of any kind; returns a function that restores its state."""
+    if isinstance(generator, torch.Generator):
+        state = generator.get_state()
+        generator.manual_seed(seed)
+        return lambda: generator.set_state(state)
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        kept = bits.state
+        bits.state = type(bits)(seed).state
+        return lambda: setattr(bits, "state", kept)
+    if generator is np.random or isinstance(generator, np.random.RandomState):
+        legacy = generator.get_state()
+        generator.seed(seed % (1 << 32))
+        return lambda: generator.set_state(legacy)
+    python = generator.getstate()
+    generator.seed(seed)
+    return lambda: generator.setstate(python)
+
+
+def _held_by(owner: object) -> Iterator[object]:
+    """The generators among the attributes of a sampler, and of the samplers inside it."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    known: set[int] = set()
+    samplers = [owner]
+    while samplers:
+        holder = samplers.pop()
+        for value in getattr(holder, "__dict__", {}).values():
+            if id(value) in known:
+                continue
+            known.add(id(value))
+            if isinstance(value, Sampler):
+                samplers.append(value)
+            elif isinstance(value, kinds):
+                yield value

@@ -1,0 +1,78 @@
+"""How many CPUs this rank may use. `workers="auto"` means this number.
+
+    CPUs that this process may run on (taskset, Slurm)  |
+    what its container may use of them (cgroup)         | -> tuning.available_cpus
+    ranks on this machine (LOCAL_WORLD_SIZE)            |
+
+`os.cpu_count()` is none of these: in a container with 4 of 128 CPUs it says 128.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from loaders.errors import LoaderError
+from loaders.order.tuning import available_cpus
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def usable_cpus(local_ranks: int | None = None) -> int:
+    """The CPUs that this rank may use. `local_ranks` is the number of ranks that share this
+    machine; None: the launcher says it in LOCAL_WORLD_SIZE."""
+    if hasattr(os, "sched_getaffinity"):
+        affinity = len(os.sched_getaffinity(0))
+    else:
+        affinity = os.cpu_count() or 1
+    ranks = _launched_ranks() if local_ranks is None else local_ranks
+    return available_cpus(affinity, cpu_quota(CGROUPS, MEMBERSHIP), ranks)
+
+
+def cpu_quota(cgroups: Path, membership: Path) -> tuple[int, int] | None:
+    """The tightest (quota, period) of this process's cgroup and of the groups above it, whose
+    quotas bind it too. None: there is no limit."""
+    tightest = None
+    for folder in _groups(cgroups, membership):
+        found = _quota_of(folder)
+        if found and (tightest is None or found[0] * tightest[1] < tightest[0] * found[1]):
+            tightest = found
+    return tightest
+
+
+def _groups(cgroups: Path, membership: Path) -> Iterator[Path]:
+    """The folders that may hold a quota for this process, of cgroups version 2 and version 1."""
+    lines = membership.read_text(encoding="utf-8").splitlines() if membership.is_file() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mounts = [cgroups, cgroups / "unified"]
+        elif "cpu" in controllers.split(","):
+            mounts = [cgroups / controllers, cgroups / "cpu"]
+        else:
+            continue
+        for mount in mounts:
+            group = mount / path.lstrip("/")
+            # Inside a container the path may be the host's. Then only the mount itself exists.
+            yield from (f for f in (group, *group.parents) if f.is_relative_to(mount))
+
+
+def _quota_of(group: Path) -> tuple[int, int] | None:
+    if (group / "cpu.max").is_file():
+        quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+    elif (group / "cpu.cfs_quota_us").is_file():
+        quota = (group / "cpu.cfs_quota_us").read_text(encoding="utf-8").strip()
+        period = (group / "cpu.cfs_period_us").read_text(encoding="utf-8").strip()
+    else:
+        return None
+    return None if quota in ("max", "-1") else (int(quota), int(period))
+
+
+def _launched_ranks() -> int:
+    said = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not said.isdecimal() or int(said) < 1:
+        raise LoaderError(
+            f"the launcher's LOCAL_WORLD_SIZE is '{said}', which is not a number of ranks on this"
+            " machine: set it to a whole number from 1, or leave it out"
+        )
+    return int(said)

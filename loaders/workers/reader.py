@@ -1,0 +1,318 @@
+"""From a sample's number to its slot: the cache or the data set, the crop once a pass, errors.
+
+    cache hit  -> lent, or cropped into the slot                     (no decode)
+    miss       -> data set [, worker process] -> cropped or copied into the slot -> offered to the
+                  cache
+
+The prefetcher's workers call this, several at once. With `on_error="skip"`, a sample that cannot be
+read is replaced by the one that lies half a pass away; if that one fails too, by the next one, and
+so on. Which sample replaces it depends on the order alone. The two are in the buffer at the same
+time only if the data set is tiny.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.blocks import Blocks
+from loaders.cache.cache import DecodedCache
+from loaders.errors import DecodeError, LoaderError, SampleShapeError
+from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
+from loaders.pixels.placing import pictures_in_place
+from loaders.slots.leaves import Chunk, Fetch, Nest, Sample, as_stored, as_tensor, leaves_of, own
+from loaders.slots.slab import Slab
+from loaders.sources.datasets import unwrapped
+from loaders.workers.decode_work import Done
+from loaders.workers.pass_order import PassOrder
+from loaders.workers.prefetcher import MOST_IN_CHUNK
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["raise", "skip"]
+
+REPLACEMENTS = 10
+"""If this many samples in a row are unreadable, the data set is given up."""
+ONCE = 1 << 40
+"""An augmentation that is drawn once a pass draws as if this were the number of the serve."""
+
+
+Borrow = Callable[[], AbstractContextManager[Fetch]]
+
+
+@dataclass(slots=True, eq=False)
+class IncomingSample:
+    """A sample on its way to its slot."""
+
+    position: int
+    slot: int
+    sample_id: int
+    leaves: list[Any]
+    lent: bool = False
+    """Whether its memory does not change, so that the slot may point there."""
+
+
+class Reader:
+    """Reads the samples of a data set into the slots of a slab."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        once: Augmentation | None,
+        on_error: OnError,
+        cache: DecodedCache | None,
+        borrow: Borrow | None,
+    ) -> None:
+        """`borrow()` lends a function that reads samples by their ids in a worker process. Without
+        it, the calling thread reads them."""
+        self._dataset = dataset
+        self._seed = seed
+        self._once = once
+        self._on_error = on_error
+        self._cache = cache
+        self._base, self._rows = unwrapped(dataset)
+        self._many = getattr(self._base, "__getitems__", None)
+        self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
+        self._borrow: Borrow = borrow or (lambda: nullcontext(self._fetch))
+        self._at_once = bool(borrow or self._many or once)
+        """Whether reading several samples at once is cheaper."""
+        self._scratch = Blocks(spare=MOST_IN_CHUNK)
+        self._lock = threading.Lock()
+        self._first: dict[int, Sample] = {}
+        self.skipped: dict[int, str] = {}
+        """The samples that could not be read, and why."""
+
+    def read(
+        self,
+        order: PassOrder,
+        slab: Slab,
+        positions: Sequence[int],
+        slots: Sequence[int],
+        done: Done,
+    ) -> None:
+        hits: list[IncomingSample] = []
+        missed: list[tuple[int, int]] = []
+        for position, slot in zip(positions, slots, strict=True):
+            sample_id = int(order.progress.ids[position])
+            leaves = None if self._cache is None else self._cache.read(sample_id)
+            if leaves is None:
+                missed.append((position, slot))
+            else:
+                order.progress.cached[position] = True
+                hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
+        self._keep(hits, order, slab, done)
+        if self._read_into is not None and self._once is None and slab.interleaved:
+            missed = [job for job in missed if not self._read_into_slot(order, slab, *job, done)]
+        if missed:
+            with self._borrow() as fetch:
+                while missed:
+                    missed = self._read_missed(order, slab, missed, fetch, done)
+
+    def first(self, ids: NDArray[np.int64], pass_index: int) -> Sample:
+        """The first of `ids` that can be read. It shows how large the slots of a slab must be."""
+        order = PassOrder(pass_index, ids[:1] if self._on_error == "raise" else ids)
+        sample_id = int(ids[0])
+        with self._borrow() as fetch:
+            chunk = fetch([sample_id])
+            if chunk.error is None:
+                sample = self._first[sample_id] = own(chunk.samples[0])
+            else:
+                replacement, sample_id = self._replacement(order, 0, chunk.error, fetch)
+                sample = own(replacement)
+        if self._once is None:
+            return sample
+        leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
+        dimensions = [getattr(leaf, "ndim", 0) for leaf in leaves]
+        if max(dimensions, default=0) < 2:
+            raise LoaderError(
+                "once was given, but no part of a sample has two dimensions or more, so there is no"
+                " picture to crop: leave once out"
+            )
+        number = next(n for n, many in enumerate(dimensions) if many >= 2)
+        nowhere = np.zeros(1, dtype=np.int64)
+        leaves[number] = self._cropped([leaves[number]], [sample_id], nowhere, order)[0]
+        return Nest(sample).sample(leaves)
+
+    # ---- misses ---------------------------------------------------------------------------------
+
+    def _read_missed(
+        self,
+        order: PassOrder,
+        slab: Slab,
+        missed: list[tuple[int, int]],
+        fetch: Fetch,
+        done: Done,
+    ) -> list[tuple[int, int]]:
+        """Read samples up to the first unreadable one, and replace that one or raise its error.
+        Returns the jobs that are left."""
+        ids = [int(order.progress.ids[position]) for position, _ in missed]
+        chunk = fetch(ids if self._at_once else ids[:1])
+        read = [
+            (job, sample_id, sample)
+            for job, sample_id, sample in zip(missed, ids, chunk.samples, strict=False)
+        ]
+        self._keep_decoded(read, order, slab, done)
+        if chunk.error is None:
+            return missed[len(read) :]
+        failed = missed[len(read)]
+        sample, sample_id = self._replacement(order, failed[0], chunk.error, fetch)
+        self._keep_decoded([(failed, sample_id, sample)], order, slab, done)
+        return missed[len(read) + 1 :]
+
+    def _fetch(self, ids: Sequence[int]) -> Chunk:
+        """Read from the data set on this thread."""
+        if self._many is not None and len(ids) > 1:
+            try:
+                return Chunk(list(self._many(self._of_base(ids))))
+            except Exception:
+                log.debug("%d samples could not be read at once, so they are read singly", len(ids))
+        samples: list[Sample] = []
+        for sample_id in ids:
+            try:
+                samples.append(self._one(sample_id))
+            except Exception as error:
+                return Chunk(samples, error)
+        return Chunk(samples)
+
+    def _one(self, sample_id: int) -> Sample:
+        if self._first and (first := self._first.pop(sample_id, None)) is not None:
+            return first
+        if self._read_into is None:
+            return self._dataset[sample_id]
+        return self._read_into(self._of_base([sample_id])[0], self._anywhere)
+
+    def _anywhere(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+        """Memory that was used before, because fresh memory costs a page fault every 4 KiB."""
+        return self._scratch.array(shape, np.dtype(np.uint8))
+
+    def _read_into_slot(
+        self, order: PassOrder, slab: Slab, position: int, slot: int, done: Done
+    ) -> bool:
+        """Decode straight into the slot; returns whether that was possible. A sample that cannot be
+        read is left to `_read_missed`."""
+        sample_id, picture = int(order.progress.ids[position]), slab.picture
+        if sample_id in self._first or self._read_into is None or picture is None:
+            return False
+        try:
+            sample = self._read_into(
+                self._of_base([sample_id])[0], lambda shape: picture.room(slot, shape)
+            )
+        except DecodeError:
+            return False
+        self._keep_decoded([((position, slot), sample_id, sample)], order, slab, done)
+        return True
+
+    def _replacement(
+        self, order: PassOrder, position: int, error: BaseException, fetch: Fetch
+    ) -> tuple[Sample, int]:
+        """A sample that replaces an unreadable one, and its id. Raises `error` where none may."""
+        wanted = int(order.ids[position])
+        if self._on_error == "raise" or not isinstance(error, Exception):
+            error.add_note(_while_decoding(wanted, order))
+            raise error
+        self._skip(wanted, error)
+        samples = len(order.ids)
+        for step in range(REPLACEMENTS):
+            other = int(order.ids[(position + samples // 2 + step) % samples])
+            if other == wanted:
+                continue
+            chunk = fetch([other])
+            if chunk.error is None:
+                order.progress.ids[position] = other
+                return chunk.samples[0], other
+            if isinstance(chunk.error, Exception):
+                self._skip(other, chunk.error)
+        raise DecodeError(
+            f"sample {wanted} cannot be read ({self.skipped[wanted]}), nor can the {REPLACEMENTS}"
+            f" that could stand in for it; {len(self.skipped)} samples were skipped so far: repair"
+            " the data set"
+        ) from error
+
+    def _skip(self, sample_id: int, error: Exception) -> None:
+        with self._lock:
+            if sample_id in self.skipped:
+                return
+            self.skipped[sample_id] = f"{type(error).__name__}: {error}"
+        log.warning("skipped sample %d: %s", sample_id, self.skipped[sample_id])
+
+    def _of_base(self, ids: Sequence[int]) -> list[int]:
+        return list(ids) if self._rows is None else self._rows[list(ids)].tolist()
+
+    # ---- into the slots -------------------------------------------------------------------------
+
+    def _keep_decoded(
+        self,
+        read: Sequence[tuple[tuple[int, int], int, Sample]],
+        order: PassOrder,
+        slab: Slab,
+        done: Done,
+    ) -> None:
+        """Put decoded samples into their slots, and offer them to the cache. `read` lists
+        ((position, slot), id, sample)."""
+        with self._lock:
+            order.progress.decoded += len(read)
+        found = []
+        for (position, slot), sample_id, sample in read:
+            try:
+                leaves = slab.leaves_like_template(sample, sample_id)
+            except SampleShapeError as error:
+                error.add_note(_while_decoding(sample_id, order))
+                raise
+            if self._cache is not None:
+                self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
+            found.append(IncomingSample(position, slot, sample_id, leaves))
+        self._keep(found, order, slab, done)
+
+    def _keep(
+        self, found: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
+    ) -> None:
+        if self._once is not None and found:
+            number = slab.picture_number
+            pictures = [as_tensor(one.leaves[number]) for one in found]
+            ids = [one.sample_id for one in found]
+            positions = np.array([one.position for one in found])
+            cropped = self._cropped(cast(Any, pictures), ids, positions, order)
+            for one, picture in zip(found, cropped, strict=True):
+                one.leaves, one.lent = list(one.leaves), False
+                one.leaves[number] = picture
+        for one in found:
+            put = slab.lend if one.lent else slab.write_leaves
+            try:
+                put(one.slot, one.leaves, one.sample_id)
+            except Exception as error:
+                error.add_note(_while_decoding(one.sample_id, order))
+                raise
+            done(one.position)
+
+    def _cropped(
+        self,
+        pictures: Sequence[torch.Tensor],
+        ids: Sequence[int],
+        positions: NDArray[np.int64],
+        order: PassOrder,
+    ) -> Sequence[torch.Tensor]:
+        """Crop pictures with the augmentation that is drawn once a pass: all of them in one call,
+        where they lie in memory as bytes."""
+        once, which = self._once, np.asarray(ids, dtype=np.int64)
+        assert once is not None
+        serves = order.draws(positions, np.full_like(which, ONCE))
+        keys = draw_keys(self._seed, order.pass_index, which, serves)
+        if (
+            reads_slots(once)
+            and (in_place := pictures_in_place(pictures, self._scratch)) is not None
+        ):
+            return once(cast(Any, in_place), Draws(keys)).unbind()
+        return [
+            once(picture[None], Draws(keys[n : n + 1]))[0] for n, picture in enumerate(pictures)
+        ]
+
+
+def _while_decoding(sample_id: int, order: PassOrder) -> str:
+    return f"while decoding sample {sample_id} of pass {order.pass_index}"

@@ -1,0 +1,6 @@
+"""What a step does and what a plan is, as plain data. Pure: every file.
+
+taskgraph (tasks over buffers), memgraph (a plan's nodes and places), costs and rates (seconds).
+
+May import: errors.
+"""

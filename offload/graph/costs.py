@@ -1,0 +1,45 @@
+"""Estimates the seconds of tasks and copies: a roofline until they are measured. Pure."""
+
+from dataclasses import dataclass
+
+from offload.graph.taskgraph import RANKS, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The rates of a machine. The defaults are those of one CPU core and its memory."""
+
+    flops: float = 5e10
+    """Operations per second of a compute lane."""
+    memory: float = 1e10
+    """Bytes per second that a compute lane reads and writes."""
+    launch: float = 5e-6
+    """The least seconds that a task takes."""
+    h2d: float = 8e9
+    """Bytes per second of copies to the device; `d2h`: of copies to the host."""
+    d2h: float = 8e9
+    shared: float = 1.0
+    """The share of its rate that a direction keeps while the other one copies, too."""
+    d2d: float = 8e9
+    copy: float = 1e-5
+    """The least seconds that a copy takes."""
+    ranks: float = 1e9
+    """Bytes per second that all processes add up together."""
+    host_memory: float = 8e9
+    """Bytes per second that a host worker reads and writes."""
+    host_workers: int = 1
+
+    def of_task(self, task: Task) -> float:
+        if task.seconds is not None:
+            return task.seconds
+        if task.lane == "d2d":
+            return self.copy + task.traffic / self.d2d
+        if task.lane == RANKS:
+            return self.copy + task.traffic / self.ranks
+        if task.lane == "host":
+            return self.launch + task.traffic / self.host_memory
+        return self.launch + max(task.flops / self.flops, task.traffic / self.memory)
+
+    def of_copy(self, kind: str, nbytes: int) -> float:
+        """Seconds of a copy. `kind`: offload or reload."""
+        return self.copy + nbytes / (self.h2d if kind == "reload" else self.d2h)

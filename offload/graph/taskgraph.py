@@ -1,0 +1,281 @@
+"""What a step does, as tasks over buffers (the TASKGRAPH of the DISCO paper, section 3). Pure.
+
+    buffers  x(input) w(parameter) y z        tasks  f: x w -> y      g: y -> z      u: z w -> w
+
+The tasks are listed in an order in which they may run one after the other. That run defines the
+meaning of the graph. Another order gives the same bits if every two tasks that touch the same
+buffer, one of them writing, keep their order. A view is no buffer: a buffer is a whole storage.
+
+A task that lists a buffer in `writes` but not in `reads` overwrites its contents completely. A task
+that changes a part of it, or adds to it, lists it in both.
+
+Passes turn a graph into another. They never renumber buffers, because kernels name them by number.
+They add buffers at the end and leave some without a user.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from offload.errors import GraphError
+
+ALIGNMENT = 64
+"""Every offset in an arena is a multiple of it, unless the program needs more."""
+HOST = -1
+"""The arena number of the host."""
+RANKS = "ranks"
+"""The lane for work that several processes do together."""
+
+
+class Role(StrEnum):
+    """What a buffer is for."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    """A module's own buffers: statistics, counters."""
+    STATE = "state"
+    """The optimizer's state."""
+    CONSTANT = "constant"
+    ACTIVATION = "activation"
+    """Made in the forward pass and read in the backward pass."""
+    GRADIENT = "gradient"
+    SUM = "sum"
+    """The sum of gradients over micro-batches."""
+    TEMPORARY = "temporary"
+    WORKSPACE = "workspace"
+    """Memory that a kernel allocates and frees within itself."""
+
+
+PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.SUM, Role.CONSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One storage. A persistent one lives from step to step."""
+
+    name: str
+    nbytes: int
+    role: Role = Role.TEMPORARY
+    device: int = 0
+    tensor: str = ""
+    """The user's tensor whose bytes these are, from `start` on. At home its pieces lie side by
+    side, so that it stays one tensor."""
+    start: int = 0
+
+    @property
+    def persistent(self) -> bool:
+        return self.role in PERSISTENT
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kernel call, or several that always run together."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    lane: str = "compute"
+    """compute; host: works on the buffers' host copies; d2d: copies from one device to another;
+    ranks: all processes do it together, one such task after the other."""
+    device: int = 0
+    after: tuple[int, ...] = ()
+    """Tasks that must run before it although no buffer says so: random draws, for example."""
+    workspace: int = 0
+    """Bytes that it allocates and frees within itself if its outputs are placed."""
+    unplaced: int = 0
+    """Bytes that it allocates outside of the arena if its outputs are not placed."""
+    stray: int = 0
+    """Bytes that threads of its own allocate; they cannot be placed."""
+    flops: float = 0.0
+    traffic: int = 0
+    """Bytes that it reads and writes."""
+    seconds: float | None = None
+    """Measured seconds."""
+    phase: str = "forward"
+    """forward, backward or update."""
+    repeatable: bool = False
+    """Whether running it again on the same reads gives the same bits and changes nothing else."""
+    random: bool = False
+    """Whether it draws random numbers. `after` chains such tasks."""
+    turn: int = 0
+    """The number of its micro-batch among several (lowering/micro_batches.py)."""
+    pointwise: bool = False
+    recomputes: str = ""
+    """The task that this one runs once more."""
+    kernel: Any = None
+    """A kernel to bind to addresses (kernels.py), or `fn(reads, writes)` over views of bytes."""
+    where: str = ""
+    """The user's line: `model.py:31 in forward`."""
+
+    @property
+    def touches(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self.reads, *self.writes)))
+
+    def renamed(self, names: Mapping[int, int]) -> "Task":
+        """The same task over renamed buffers."""
+        kernel = self.kernel.renamed(names) if hasattr(self.kernel, "renamed") else self.kernel
+        return replace(
+            self,
+            reads=tuple(names.get(b, b) for b in self.reads),
+            writes=tuple(names.get(b, b) for b in self.writes),
+            kernel=kernel,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class TaskGraph:
+    """Grows by `buffer`, `task` and `output`. A pass makes a new one."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    """Buffers that the caller reads after the step."""
+    program: Any = None
+    """How it is bound to the user's program (`kernels.Program`); None for a handmade graph."""
+    notes: list[str] = field(default_factory=list)
+    """What passes did that a person should know. `explain()` shows it."""
+
+    def buffer(
+        self, name: str, nbytes: int, role: Role | str = Role.TEMPORARY, device: int = 0
+    ) -> int:
+        self.buffers.append(Buffer(name, int(nbytes), Role(role), device, tensor=name))
+        return len(self.buffers) - 1
+
+    def task(
+        self, name: str, reads: Iterable[int] = (), writes: Iterable[int] = (), **more: Any
+    ) -> int:
+        self.tasks.append(Task(name, tuple(reads), tuple(writes), **more))
+        return len(self.tasks) - 1
+
+    def output(self, buffer: int) -> None:
+        self.outputs.append(buffer)
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices that need an arena."""
+        tasks = {task.device for task in self.tasks if task.lane == "compute"}
+        return sorted(tasks.union(buffer.device for buffer in self.buffers) - {HOST})
+
+    @property
+    def alignment(self) -> int:
+        """Every offset in an arena is a multiple of it."""
+        return ALIGNMENT if self.program is None else self.program.alignment
+
+    def aligned(self, nbytes: int) -> int:
+        """The bytes that a buffer of `nbytes` takes in an arena."""
+        return max(1, -(-nbytes // self.alignment)) * self.alignment
+
+    def with_tasks(
+        self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, note: str = ""
+    ) -> "TaskGraph":
+        """The same step with other tasks. Their `after` has the numbers of these tasks."""
+        return TaskGraph(
+            list(self.buffers if buffers is None else buffers),
+            list(tasks),
+            list(self.outputs),
+            self.program,
+            [*self.notes, *([note] if note else [])],
+        )
+
+    def reordered(self, order: Sequence[int]) -> "TaskGraph":
+        """The tasks in another order, which must keep `dependencies`."""
+        place = {old: new for new, old in enumerate(order)}
+        return self.with_tasks(
+            [
+                replace(self.tasks[old], after=tuple(place[a] for a in self.tasks[old].after))
+                for old in order
+            ]
+        )
+
+    def dependencies(self) -> list[list[int]]:
+        """For every task, the tasks that must run before it: reads after writes, writes after
+        reads, writes after writes, and `after`. Ascending, without repeats."""
+        writer: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
+        needed: list[list[int]] = []
+        for number, task in enumerate(self.tasks):
+            before = set(task.after)
+            for b in task.reads:
+                if b in writer:
+                    before.add(writer[b])
+            for b in task.writes:
+                if b in writer:
+                    before.add(writer[b])
+                before.update(readers.get(b, ()))
+            before.discard(number)
+            needed.append(sorted(before))
+            for b in task.reads:
+                readers.setdefault(b, []).append(number)
+            for b in task.writes:
+                writer[b] = number
+                readers[b] = []
+        return needed
+
+    def check(self) -> None:
+        """Raise `GraphError` if the graph is not valid."""
+        known = len(self.buffers)
+        written = {n for n, b in enumerate(self.buffers) if b.persistent or b.role is Role.INPUT}
+        for number, buffer in enumerate(self.buffers):
+            if buffer.nbytes < 0:
+                raise GraphError(f"buffer {buffer.name} has {buffer.nbytes} bytes")
+            if buffer.device < HOST:
+                raise GraphError(f"buffer {number} ({buffer.name}) is on device {buffer.device}")
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                if not 0 <= b < known:
+                    raise GraphError(
+                        f"task {task.name} touches buffer {b}; the last buffer is {known - 1}"
+                    )
+                if task.lane != "d2d" and self.buffers[b].device != task.device:
+                    raise GraphError(
+                        f"task {task.name} on device {task.device} touches {self.buffers[b].name},"
+                        f" which is on device {self.buffers[b].device}; only a d2d task can do that"
+                    )
+            for b in task.reads:
+                if b not in written:
+                    raise GraphError(
+                        f"task {task.name} reads {self.buffers[b].name}, but no task has written it"
+                    )
+            written.update(task.writes)
+            if any(not 0 <= a < number for a in task.after):
+                raise GraphError(
+                    f"task {number} ({task.name}) has after={task.after}; give smaller numbers"
+                )
+            if len(set(task.writes)) < len(task.writes):
+                raise GraphError(f"task {task.name} lists a buffer twice in its writes")
+        for b in self.outputs:
+            if not (0 <= b < known and b in written):
+                raise GraphError(f"no task writes output {b}")
+
+    def live_bytes(self) -> list[int]:
+        """For every task, the bytes on the devices while it runs if nothing is ever offloaded.
+        Persistent buffers and inputs lie there from the start."""
+        first, last = self.spans()
+        change = [0] * (len(self.tasks) + 1)
+        for b, buffer in enumerate(self.buffers):
+            if b in first:
+                change[first[b]] += buffer.nbytes
+                change[last[b] + 1] -= buffer.nbytes
+        live, now = [], 0
+        for number, task in enumerate(self.tasks):
+            now += change[number]
+            live.append(now + task.workspace)
+        return live
+
+    def spans(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The first and the last task at which each used buffer must exist."""
+        end = len(self.tasks) - 1
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                first.setdefault(b, number)
+                last[b] = number
+        for b, buffer in enumerate(self.buffers):
+            if b in first and (buffer.persistent or buffer.role is Role.INPUT):
+                first[b] = 0
+            if b in first and (buffer.persistent or b in self.outputs):
+                last[b] = end
+        return first, last

@@ -1,0 +1,26 @@
+"""Removes tasks that leave nothing behind: views, and tasks whose results nobody reads.
+
+    x -> y   y -> z   w -> z   z -> out        the second goes: the third makes z anew before a read
+
+The pass goes backwards and keeps a task if it writes a live buffer. Outputs and persistent buffers
+are live at the end of the step. Draws of random numbers stay, because later draws depend on them.
+"""
+
+from offload.graph.taskgraph import TaskGraph
+from offload.lowering.merging import held_in_order, regrouped
+
+
+def without_views_and_dead(graph: TaskGraph) -> TaskGraph:
+    """Remove the tasks that write nothing that is read later."""
+    held = held_in_order(graph)
+    live = {b for b, buffer in enumerate(graph.buffers) if buffer.persistent} | {*graph.outputs}
+    kept: list[int] = []
+    for number in reversed(range(len(graph.tasks))):
+        task = graph.tasks[number]
+        if number in held or not live.isdisjoint(task.writes):
+            kept.append(number)
+            live.difference_update(task.writes)
+            live.update(task.reads)
+    gone = len(graph.tasks) - len(kept)
+    note = f"{gone} tasks whose results nobody reads are left out" if gone else ""
+    return regrouped(graph, [[number] for number in reversed(kept)], note)

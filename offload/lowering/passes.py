@@ -1,0 +1,64 @@
+"""Names the graph passes and runs them in order. Each has a file and can be tested alone.
+
+    captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> planner
+
+These passes keep every bit of the step's results. Passes that do not (chunked_loss, fused) run only
+for those who name them in `also`, and `explain()` says so. The search for a plan chooses where
+updates run (`host_updates`), which of them wait for the next step's forward pass (`rotation`), and
+for how many micro-batches a weight comes in at once (`micro_batches`).
+"""
+
+from collections.abc import Iterable
+
+from offload.errors import GraphError
+from offload.graph.taskgraph import TaskGraph
+from offload.lowering.buckets import bucketed_updates
+from offload.lowering.counters import fold_counters
+from offload.lowering.dead_tasks import without_views_and_dead
+from offload.lowering.early_updates import early_updates
+from offload.lowering.fusion import fused
+from offload.lowering.host_updates import host_updates
+from offload.lowering.micro_batches import in_turn, layer_by_layer
+from offload.lowering.pointwise_groups import grouped
+from offload.lowering.sums import add_in_place
+from offload.lowering.update_splits import split_updates
+from offload.lowering.vocabulary_loss import chunked_loss
+
+__all__ = [
+    "add_in_place",
+    "bucketed_updates",
+    "chunked_loss",
+    "early_updates",
+    "fold_counters",
+    "fused",
+    "grouped",
+    "host_updates",
+    "in_turn",
+    "layer_by_layer",
+    "lower",
+    "split_updates",
+    "without_views_and_dead",
+]
+
+_DEFAULT = (
+    without_views_and_dead,
+    fold_counters,
+    add_in_place,
+    split_updates,
+    early_updates,
+    bucketed_updates,
+    grouped,
+)
+_BY_NAME = (chunked_loss, fused)
+
+
+def lower(graph: TaskGraph, also: Iterable[str] = ()) -> TaskGraph:
+    """Run the passes asked for by name, then those that keep every bit."""
+    known = {one.__name__: one for one in _BY_NAME}
+    for name in also:
+        if name not in known:
+            raise GraphError(f"there is no pass {name!r}; passes by name are: {sorted(known)}")
+        graph = known[name](graph)
+    for one in _DEFAULT:
+        graph = one(graph)
+    return graph

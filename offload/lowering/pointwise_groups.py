@@ -1,0 +1,37 @@
+"""Groups small neighbouring pointwise tasks, so that a task's overhead is paid once a group.
+
+    to_copy  mul  add | mm | gelu  mul        ->        to_copy+2 | mm | gelu+1
+
+A group stays small, in tasks and in bytes, so it needs no more room than a large task does anyway.
+The tensors between its members stay in the plan.
+"""
+
+from offload.graph.taskgraph import TaskGraph
+from offload.lowering.merging import held_in_order, kin, regrouped
+
+
+def grouped(graph: TaskGraph, at_most: int = 16, nbytes: int = 256 << 10) -> TaskGraph:
+    """Merge up to `at_most` neighbouring pointwise tasks that together touch at most `nbytes`."""
+    held = held_in_order(graph)
+    groups: list[list[int]] = []
+    touched: set[int] = set()
+    kind: object = None
+    for number, task in enumerate(graph.tasks):
+        together = touched.union(task.touches)
+        own = kin(task) if task.pointwise and number not in held else None
+        if (
+            own is not None
+            and own == kind
+            and len(groups[-1]) < at_most
+            and sum(graph.buffers[b].nbytes for b in together) <= nbytes
+        ):
+            groups[-1].append(number)
+            touched = together
+        else:
+            groups.append([number])
+            touched = {*task.touches}
+            kind = own
+    fewer = len(graph.tasks) - len(groups)
+    chains = sum(len(group) > 1 for group in groups)
+    note = f"{fewer + chains} small pointwise tasks form {chains} groups" if fewer else ""
+    return regrouped(graph, groups, note)

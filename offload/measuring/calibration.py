@@ -1,0 +1,256 @@
+"""Measures a machine's rates in a few seconds, so that a plan can be made before anything ran.
+
+    links    small and large copies, each way and both ways at once
+    device   a matrix product by dtype, a kernel that only moves bytes, one that does nothing
+    host     the optimizer's update, by more and more workers at once, as they share the memory
+
+`calibrate(device)` returns the `Costs` for `plan(costs=)`; `rates(device)` returns the numbers
+behind them. On a GPU, copies use pinned memory and events on the streams tell the time. On a CPU
+("cpu"), the copies are those of a CPU's plan (memmove) and a clock tells the time.
+
+Nothing else should use the machine meanwhile. Callers: trainers before they plan, benchmarks.
+"""
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+from offload.graph.costs import Costs
+from offload.graph.rates import Rates, Sample, Samples, rates_of
+from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, in_a_row
+from offload.memory.device_memory import measuring
+from offload.torch_seams import fused_adamw_op
+
+MIB = 1 << 20
+SMALL = 4096
+PARTS = 16
+"""The number of measurements that share the seconds."""
+LEAST, MOST = 3, 50
+"""The least and the most repeats of a measurement."""
+ROW = 32
+"""How often small things run in a row under one measurement."""
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of what is measured."""
+
+    link: int = 64 * MIB
+    memory: int = 256 * MIB
+    gemm: Mapping[str, int] | None = None
+    """Rows of a square matrix, by dtype."""
+    update: int = 32 * MIB
+    """Bytes of a parameter. A set is four such tensors: parameter, gradient and two states."""
+    sets: int = 8
+    """The least number of sets. They take 1 GiB or more in all, which no cache holds."""
+
+
+ON_GPU = Sizes(gemm={"float32": 4096, "tf32": 8192, "bfloat16": 8192})
+ON_CPU = Sizes(memory=64 * MIB, gemm={"float32": 768, "bfloat16": 512}, update=16 * MIB, sets=16)
+
+
+def calibrate(
+    device: str | torch.device, precision: str = "float32", seconds: float = 2.5
+) -> Costs:
+    """The costs of this machine, for `plan(costs=calibrate("cuda"))`.
+
+    `precision` of the program's matrix products: float32, tf32 or bfloat16."""
+    return rates(device, seconds).costs(precision)
+
+
+def rates(
+    device: str | torch.device,
+    seconds: float = 2.5,
+    sizes: Sizes | None = None,
+    workers: int | None = None,
+) -> Rates:
+    """All rates of this machine, measured in about `seconds`.
+
+    `workers`: the most host workers; by default all CPUs of this process but one, which issues
+    kernels."""
+    target = torch.device(device)
+    if target.type == "cuda":
+        bench: TimedDevice = Gpu(target)
+        name = torch.cuda.get_device_name(target)
+    elif target.type == "cpu":
+        bench, name = Cpu(), "cpu"
+    else:
+        raise ValueError(f"device={device!r} cannot be measured: give cuda or cpu")
+    sizes = sizes or (ON_GPU if target.type == "cuda" else ON_CPU)
+    try:
+        with torch.no_grad(), measuring("its rates", target):
+            samples = measure(bench, sizes, seconds, workers or max(1, _cpus() - 1))
+    finally:
+        bench.close()
+    return rates_of(samples, name, bench.notes)
+
+
+def _cpus() -> int:
+    """The number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def measure(
+    bench: TimedDevice, sizes: Sizes, seconds: float, workers: int, clock: Clock = time.perf_counter
+) -> Samples:
+    """Take all samples. `clock` ends a measurement after its share of the time, and times the
+    host."""
+    again = functools.partial(_again, share=seconds / PARTS, clock=clock)
+    host, there = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
+    host_too, there_too = bench.host_memory(sizes.link), _bytes(sizes.link, bench.device)
+    into, out = bench.copy(there, host), bench.copy(host_too, there_too)
+    both = again(lambda: bench.both(into, out, 2))
+    return Samples(
+        gemm={
+            name: Sample(2.0 * rows**3, again(_product(bench, name, rows)))
+            for name, rows in (sizes.gemm or {}).items()
+        },
+        memory=_memory(bench, sizes.memory, again),
+        launch=Sample(ROW, again(_launches(bench))),
+        h2d=_pair(bench, there, host, again),
+        d2h=_pair(bench, host, there, again),
+        both=(
+            Sample(sizes.link, [one for one, _ in both]),
+            Sample(sizes.link, [one for _, one in both]),
+        ),
+        d2d=_within(bench, there, there_too, again),
+        host=_updates(sizes, workers, again, clock),
+    )
+
+
+def _again(run: Callable[[], T], share: float, clock: Clock) -> list[T]:
+    """Repeat for a share of the seconds. The first run fills caches and does not count."""
+    run()
+    end = clock() + share
+    found: list[T] = []
+    while len(found) < LEAST or (len(found) < MOST and clock() < end):
+        found.append(run())
+    return found
+
+
+Again = Callable[[Callable[[], float]], list[float]]
+
+
+def _bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(nbytes, dtype=torch.uint8, device=device)
+
+
+def _product(bench: TimedDevice, name: str, rows: int) -> Callable[[], float]:
+    kind = torch.bfloat16 if name == "bfloat16" else torch.float32
+    # A GPU draws less power on a matrix of ones, and is faster than on real numbers.
+    draws = torch.Generator(bench.device).manual_seed(0)
+    a, b, to = (
+        torch.randn(rows, rows, dtype=kind, device=bench.device, generator=draws) for _ in range(3)
+    )
+    product = functools.partial(torch.mm, a, b, out=to)
+
+    def timed() -> float:
+        if bench.device.type != "cuda":
+            return bench.timed(product)
+        with _tf32(name == "tf32"):
+            return bench.timed(product)
+
+    return timed
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Allow TF32 by the one setting that can always be read and restored: `allow_tf32` raises if
+    the user has set others, and would write "ieee" where nothing was set."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def _memory(bench: TimedDevice, nbytes: int, again: Again) -> Sample:
+    a, b, to = (torch.ones(nbytes // 4, device=bench.device) for _ in range(3))
+    add = functools.partial(torch.add, a, b, out=to)
+    return Sample(3.0 * nbytes, again(lambda: bench.timed(add)))
+
+
+def _launches(bench: TimedDevice) -> Callable[[], float]:
+    one = torch.zeros(1, device=bench.device)
+    return lambda: bench.timed(functools.partial(in_a_row, functools.partial(one.add_, 1), ROW))
+
+
+def _pair(
+    bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again
+) -> tuple[Sample, Sample]:
+    small = bench.copy(to[:SMALL], source[:SMALL])
+    large = bench.copy(to, source)
+    row = again(lambda: bench.timed(functools.partial(in_a_row, small, ROW)))
+    return (
+        Sample(SMALL, [one / ROW for one in row]),
+        Sample(to.numel(), again(lambda: bench.timed(large))),
+    )
+
+
+def _within(bench: TimedDevice, to: torch.Tensor, source: torch.Tensor, again: Again) -> Sample:
+    """Time copies within one device's memory, as a bound for copies to another device.
+
+    They are faster than a link between two devices. The other device is not used: a process that
+    uses a device once keeps memory there until it ends, and that device may belong to somebody
+    else."""
+    copy = functools.partial(to.copy_, source, non_blocking=True)
+    return Sample(to.numel(), again(lambda: bench.timed(copy)))
+
+
+def _updates(sizes: Sizes, workers: int, again: Again, clock: Clock) -> dict[int, Sample]:
+    """Time updates by several workers at once.
+
+    A worker is a thread that calls the kernel, as the threads of an engine do; torch splits each
+    call over a team of threads for each worker. Each worker takes the set that was used longest
+    ago, because in a real step, too, an update finds nothing in the cache."""
+    counts = [count for count in WORKERS if count < workers] + [workers]
+    sets = [
+        [torch.zeros(sizes.update // 4) for _ in range(4)] for _ in range(max(workers, sizes.sets))
+    ]
+    turns = itertools.cycle(sets)
+    found: dict[int, Sample] = {}
+    with ThreadPoolExecutor(workers, "calibrate-host") as pool:
+        for count in counts:
+            once = functools.partial(_at_once, pool, turns, count, clock)
+            found[count] = Sample(7.0 * sizes.update * count, again(once))
+    return found
+
+
+def _at_once(
+    pool: ThreadPoolExecutor, turns: Iterator[Sequence[torch.Tensor]], count: int, clock: Clock
+) -> float:
+    start = Barrier(count + 1)
+
+    def work(tensors: Sequence[torch.Tensor]) -> None:
+        start.wait()
+        _update(*tensors)
+
+    running = [pool.submit(work, tensors) for tensors in itertools.islice(turns, count)]
+    start.wait()
+    begin = clock()
+    for future in running:
+        future.result()
+    return clock() - begin
+
+
+def _update(p: torch.Tensor, g: torch.Tensor, average: torch.Tensor, squares: torch.Tensor) -> None:
+    fused_adamw_op(
+        [p], [g], [average], [squares], [], [torch.ones(())], lr=0.0, beta1=0.9, beta2=0.999,
+        weight_decay=0.0, eps=1.0, amsgrad=False, maximize=False,
+    )  # fmt: skip

@@ -1,0 +1,452 @@
+"""Runs every kernel on made-up tensors to find what it allocates and how long it takes.
+
+    allocate 64 ........ free              hidden: a place in the task's workspace while it lives
+          allocate 128 ..................  an output: the LAST allocation at its address
+    ------------------------------> t      (an op may get an address again that it has freed)
+
+Calls that differ only in their buffers run once for all. They take turns in the same memory, which
+has the size of the largest call. The random generator is put back afterwards.
+
+Allocations on worker threads of an op are counted but cannot be placed.
+
+Without the allocator shim nothing can be placed. Then PyTorch's own profiler, or the statistics of
+its caching allocator, give the bytes.
+
+On a device a call runs once before it is measured, because libraries fill caches then. Its seconds
+are those between two events behind a spin kernel, so the host's own time is not in them. What runs
+on the host is measured on the host.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile, record_function
+
+from offload.graph.memgraph import TASK, Access, Node, Place
+from offload.graph.taskgraph import RANKS, Task, TaskGraph
+from offload.memory.cpu_shim import AllocatorEvent, Log, Shim
+from offload.memory.cuda_shim import available_on
+from offload.memory.device_memory import measuring
+from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
+from offload.memory.workspaces import kept_bytes, steady, warm
+from offload.program.kernels import CPU, Call, Calls, Value, device_of
+from offload.torch_seams import pytree, spin
+
+MARK = "perfect-training: another call"
+SHORT = 0.005
+"""Seconds. What takes less is timed a second time, because the first may be an outlier."""
+DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SPIN = 400_000
+"""Cycles that a device spins, about a fifth of a millisecond, so that the host gets ahead."""
+HOST_LANE = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one call costs."""
+
+    allocations: tuple[Allocation, ...] | None
+    """None: they are unknown, and the outputs are copied."""
+    workspace: int
+    unplaced: int
+    seconds: float | None
+    elsewhere: int = 0
+    """Bytes that it allocates on threads of its own. They cannot be placed."""
+    failure: str = ""
+    absent: frozenset[int] = frozenset()
+    """Positions of outputs that the kernel does not make although its fake does."""
+
+
+def measured(graph: TaskGraph) -> TaskGraph:
+    """The graph with the workspace and seconds of every task, and the allocations of its calls."""
+    device = device_of(graph)
+    calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
+    wheres = [CPU if task.lane == HOST_LANE else device for task in graph.tasks]
+    keys = [
+        _keys(task, calls[where], where, graph.alignment)
+        for task, where in zip(graph.tasks, wheres, strict=True)
+    ]
+    costs: dict[Any, Cost] = {}
+    with (
+        measuring("every kernel once", device, remedy=", or make the batch smaller"),
+        torch.no_grad(),
+        steady(device),
+        _random_put_back(device),
+    ):
+        for where, found in calls.items():
+            costs |= _Bench(where, found, graph.alignment).costs(found)
+        fixed = kept_bytes(device)
+    new = graph.with_tasks(
+        [
+            _with(task, [costs[key] for key in found]) if found else task
+            for task, found in zip(graph.tasks, keys, strict=True)
+        ]
+    )
+    new.notes.extend(_notes(costs))
+    if new.program is not None:
+        new.program = replace(new.program, fixed=fixed)
+    return new
+
+
+@contextmanager
+def _random_put_back(device: torch.device) -> Iterator[None]:
+    on_host = torch.get_rng_state()
+    there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(on_host)
+        if there is not None:
+            torch.cuda.set_rng_state(there, device)
+
+
+def _keys(task: Task, calls: dict[Any, Call], where: torch.device, alignment: int) -> list[Any]:
+    """The keys of a task's calls, which are added to `calls`. None for calls that the other ranks
+    would have to make as well."""
+    if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
+        return []
+    keys = []
+    for call in (_at_zero(call, alignment) for call in task.kernel.calls):
+        keys.append((*_signature(call), where))
+        calls.setdefault(keys[-1], call)
+    return keys
+
+
+def _with(task: Task, costs: Sequence[Cost]) -> Task:
+    calls = tuple(
+        replace(call, allocations=cost.allocations, outputs=_without(call.outputs, cost.absent))
+        for call, cost in zip(task.kernel.calls, costs, strict=True)
+    )
+    absent = {
+        value.buffer
+        for call, cost in zip(task.kernel.calls, costs, strict=True)
+        for n, value in enumerate(call.outputs)
+        if value is not None and n in cost.absent
+    }
+    seconds = [cost.seconds for cost in costs if cost.seconds is not None]
+    return replace(
+        task,
+        writes=tuple(b for b in task.writes if b not in absent),
+        kernel=calls[0] if isinstance(task.kernel, Call) else Calls(calls),
+        workspace=max(cost.workspace for cost in costs),
+        unplaced=max(cost.unplaced + cost.elsewhere for cost in costs),
+        stray=max(cost.elsewhere for cost in costs),
+        seconds=sum(seconds) if len(seconds) == len(costs) else task.seconds,
+    )
+
+
+def _notes(costs: Mapping[Any, Cost]) -> list[str]:
+    failed = {cost.failure for cost in costs.values() if cost.failure}
+    lines = [f"did not run on made-up tensors, so outputs are copied: {f}" for f in failed]
+    most = max((cost.elsewhere for cost in costs.values()), default=0)
+    if most:
+        apart = {name(key[0]) for key, cost in costs.items() if cost.elsewhere}
+        lines.append(
+            f"up to {most} bytes that threads of {', '.join(sorted(apart))} allocate lie outside of"
+            " the arena; the plan counts them"
+        )
+    return sorted(lines)
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, Value)
+
+
+def _values(tree: Any) -> list[Value]:
+    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_value) if _is_value(leaf)]
+
+
+def _end(value: Value) -> int:
+    """Bytes from the beginning of the buffer to the end of the value."""
+    if 0 in value.size:
+        return 0
+    last = sum((n - 1) * step for n, step in zip(value.size, value.stride, strict=True))
+    return (value.offset + last + 1) * value.dtype.itemsize
+
+
+def _at_zero(call: Call, alignment: int) -> Call:
+    """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
+    inputs = _values((call.args, dict(call.kwargs)))
+    names: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for value in (*inputs, *filter(None, call.outputs)):
+        names.setdefault(value.buffer, len(names))
+        begin = value.offset * value.dtype.itemsize // alignment * alignment
+        first[value.buffer] = min(first.get(value.buffer, begin), begin)
+    for value in filter(None, call.outputs):
+        first[value.buffer] = 0  # memory that the op allocates begins where the buffer does
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        offset = leaf.offset - first[leaf.buffer] // leaf.dtype.itemsize
+        return replace(leaf, buffer=names[leaf.buffer], offset=offset)
+
+    args, kwargs = pytree.tree_map(moved, (call.args, dict(call.kwargs)), is_leaf=_is_value)
+    outputs = tuple(None if v is None else moved(v) for v in call.outputs)
+    return replace(call, args=args, kwargs=kwargs, outputs=outputs, allocations=None)
+
+
+def _signature(call: Call) -> tuple[Any, ...]:
+    # Objects that do the same to other tensors (updates) have a key in `alike`.
+    op = getattr(call.op, "alike", call.op)
+    return (op, _frozen(call.args), _frozen(dict(call.kwargs)), call.outputs)
+
+
+def _frozen(tree: Any) -> Any:
+    """A key for lookups in which 1, 1.0 and True differ."""
+    if isinstance(tree, dict):
+        return tuple((name, _frozen(tree[name])) for name in sorted(tree))
+    if isinstance(tree, tuple | list):
+        return (type(tree), *map(_frozen, tree))
+    return (type(tree), tree)
+
+
+def _sizes(call: Call) -> tuple[int, ...]:
+    """For each buffer, the bytes of it that the call touches."""
+    ends: dict[int, int] = {}
+    for value in (*_values((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
+        ends[value.buffer] = max(ends.get(value.buffer, 0), _end(value))
+    return tuple(ends[b] for b in range(len(ends)))
+
+
+def _rounded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
+
+
+class _Bench:
+    """Runs calls in memory that it uses again and again."""
+
+    def __init__(self, device: torch.device, calls: Mapping[Any, Call], alignment: int) -> None:
+        """Make memory for the largest of the calls."""
+        self._device, self._alignment = device, alignment
+        ends = (self._places(call)[-1:] for call in calls.values())
+        nbytes = max((self._rounded(p.offset + p.nbytes) for [p] in filter(None, ends)), default=0)
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
+        self._bindings = Bindings()
+
+    def costs(self, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
+        warm(self._device)
+        shim = available_on(self._device)
+        if shim is not None:
+            one = functools.partial(self._placed, shim)
+            return {key: self._cost(one, call) for key, call in calls.items()}
+        if self._device.type == "cuda":
+            return {key: self._cost(self._counted, call) for key, call in calls.items()}
+        watched: Any = profile(use_cpu=True, profile_memory=True)
+        with watched:
+            costs = [self._cost(self._copied, call) for call in calls.values()]
+        peaks = _peaks(watched.kineto_results.events())
+        return {
+            key: cost if cost.failure else replace(cost, unplaced=peak)
+            for key, cost, peak in zip(calls, costs, peaks, strict=True)
+        }
+
+    def _rounded(self, nbytes: int) -> int:
+        return _rounded(nbytes, self._alignment)
+
+    def _places(self, call: Call) -> list[Place]:
+        """Places for the call's buffers, one after the other."""
+        places, end = [], 0
+        for nbytes in _sizes(call):
+            places.append(Place(0, end, nbytes))
+            end += self._rounded(nbytes)
+        return places
+
+    def _cost(self, one: Callable[[Call], Cost], call: Call) -> Cost:
+        with record_function(MARK):
+            self._fill(call)
+        try:
+            return one(call)
+        except Exception as error:
+            failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
+            outputs = self._rounded(sum(_end(value) for value in call.outputs if value is not None))
+            return Cost(None, outputs, outputs, None, failure=failure)
+
+    def _placed(self, shim: Shim, call: Call) -> Cost:
+        run = self._bound(replace(call, outputs=()), 0, COPY)
+        if self._device.type == "cuda":
+            run()
+        begin = time.perf_counter()
+        homes, log = shim.record(run, _homes)
+        if time.perf_counter() - begin < SHORT:  # the first run may have filled caches
+            homes, log = shim.record(run, _homes)
+        absent = _absent(call, homes)
+        call = replace(call, outputs=_without(call.outputs, absent))
+        outputs = {n: homes[n] or 0 for n, value in enumerate(call.outputs) if value is not None}
+        allocations = _allocations(log, outputs, self._alignment)
+        ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
+        workspace = self._rounded(max(ends, default=0))
+        run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
+        seconds = self._seconds(run)
+        return Cost(allocations, workspace, _peak(log), seconds, log.elsewhere, absent=absent)
+
+    def _copied(self, call: Call) -> Cost:
+        return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
+
+    def _counted(self, call: Call) -> Cost:
+        """Use the statistics of the device's allocator, which rounds what it gives out."""
+        absent = _absent(call, _homes(self._bound(replace(call, outputs=()), 0, COPY)()))
+        run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
+        run()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        run()
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        return Cost(None, 0, peak, self._seconds(run), absent=absent)
+
+    def _seconds(self, run: Run) -> float:
+        timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
+        best = timed(run)
+        return min(best, timed(run)) if best < SHORT else best
+
+    def _bound(self, call: Call, workspace: int, mode: str) -> Run:
+        """The call on made-up tensors with arbitrary contents."""
+        if workspace > self._workspace.numel():
+            self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
+        graph = TaskGraph()
+        places = self._places(call)
+        graph.task("call", range(len(places)), kernel=call, workspace=workspace)
+        accesses = [Access(place, b, True, True) for b, place in enumerate(places)]
+        if workspace:
+            accesses.append(Access(Place(1, 0, workspace), None, True, True))
+        node = Node(TASK, "compute", tuple(accesses), (), task=0)
+        arenas = {0: self._memory, 1: self._workspace}
+        return bind_task(graph, node, arenas, mode, None, self._bindings)
+
+    def _fill(self, call: Call) -> None:
+        """Set floats to 1 and everything else to 0, as an index must be.
+
+        On a device floats are random: with equal numbers matrix products take less power and a
+        tenth less time."""
+        places = self._places(call)
+        for value in _values((call.args, dict(call.kwargs))):
+            place = places[value.buffer]
+            whole = place.nbytes // value.dtype.itemsize * value.dtype.itemsize
+            memory = self._memory[place.offset : place.offset + whole].view(value.dtype)
+            if not value.dtype.is_floating_point:
+                memory.fill_(0)
+            elif self._device.type == "cuda" and value.dtype in DRAWN:
+                memory.normal_()
+            else:
+                memory.fill_(1)
+
+
+def _timed(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _spanned(device: torch.device, run: Run) -> float:
+    """Seconds between two events of the device."""
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    spin(SPIN)
+    begin.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+def _homes(result: Any) -> list[int | None]:
+    """Addresses of the results' storages; None for results that are no tensors."""
+    return [
+        found.untyped_storage().data_ptr() if isinstance(found, torch.Tensor) else None
+        for found in flat(result)
+    ]
+
+
+def _absent(call: Call, homes: Sequence[int | None]) -> frozenset[int]:
+    """Positions of outputs that were not made. cuDNN's attention, for example, returns no sums if
+    no backward pass needs them."""
+    return frozenset(
+        n for n, value in enumerate(call.outputs) if value is not None and homes[n] is None
+    )
+
+
+def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:
+    return tuple(None if n in absent else value for n, value in enumerate(outputs))
+
+
+def _allocations(log: Log, outputs: Mapping[int, int], alignment: int) -> tuple[Allocation, ...]:
+    """The call's allocations. `outputs`: addresses by position.
+
+    What outlives the call and its results has no place, because the op keeps it."""
+    sizes: list[int] = []
+    ends: list[int | None] = []
+    begins: list[int] = []
+    live: dict[int, int] = {}
+    owner: dict[int, int] = {}
+    for moment, event in enumerate((*log.events, AllocatorEvent(0, 0))):
+        if moment == log.returned:
+            owner = {live[a]: n for n, a in outputs.items() if a in live}
+        if event.nbytes:
+            live[event.address] = len(sizes)
+            sizes.append(event.nbytes)
+            begins.append(moment)
+            ends.append(None)
+        elif event.address in live:
+            ends[live.pop(event.address)] = moment
+    hidden = [
+        (sizes[n], begins[n], end, n)
+        for n, end in enumerate(ends)
+        if end is not None and n not in owner
+    ]
+    offsets = _packed(hidden, alignment)
+    return tuple(
+        Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
+        for n, nbytes in enumerate(sizes)
+    )
+
+
+def _packed(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
+    """Offsets for (bytes, begin, end, number). Blocks that live at once lie apart; large ones
+    first."""
+    placed: list[tuple[int, int, int, int]] = []
+    offsets: dict[int, int] = {}
+    for nbytes, begin, end, number in sorted(blocks, key=lambda block: (-block[0], block[3])):
+        offset = 0
+        for low, high, first, last in sorted(placed):
+            if first < end and begin < last:
+                if offset + nbytes <= low:
+                    break
+                offset = max(offset, _rounded(high, alignment))
+        placed.append((offset, offset + nbytes, begin, end))
+        offsets[number] = offset
+    return offsets
+
+
+def _peak(log: Log) -> int:
+    """The most bytes that were live at once, without frees of what others allocated."""
+    live: dict[int, int] = {}
+    now = peak = 0
+    for event in log.events:
+        if event.nbytes:
+            live[event.address] = event.nbytes
+            now += event.nbytes
+            peak = max(peak, now)
+        else:
+            now -= live.pop(event.address, 0)
+    return peak
+
+
+def _peaks(events: Sequence[Any]) -> list[int]:
+    """The same for every call from PyTorch's profiler: from the call's mark to the next one."""
+    peaks: list[int] = []
+    live = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == MARK:
+            peaks.append(0)
+            live = 0
+        elif event.name() == "[memory]" and peaks:
+            live += event.nbytes()
+            peaks[-1] = max(peaks[-1], live)
+    return peaks

@@ -1,0 +1,145 @@
+"""Copies and kernels of a GPU or of this CPU, and how they are timed.
+
+    Gpu   begin.record() run() end.record()    events on the streams that the work runs on
+    Cpu   clock() run() clock()                one memory as if it were two: copies are memmove
+
+The CPU is a GPU's twin: whatever is measured on one can be measured on the other (calibration.py).
+"""
+
+import ctypes
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Protocol
+
+import torch
+
+from offload.torch_seams import clear_cublas_workspaces, empty_host_cache
+
+Run = Callable[[], object]
+Clock = Callable[[], float]
+
+
+class TimedDevice(Protocol):
+    """What is timed, and how: a GPU, or this CPU as if it were one."""
+
+    device: torch.device
+    notes: list[str]
+
+    def timed(self, run: Run) -> float:
+        """Seconds that the device takes for `run`."""
+        ...
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """Host memory for copies to and from the device."""
+        ...
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run: ...
+
+    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+        """Seconds of each copy while the other one runs too, `times` in a row."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory that torch keeps for later."""
+        ...
+
+
+def in_a_row(run: Run, times: int) -> None:
+    for _ in range(times):
+        run()
+
+
+class Cpu:
+    """This machine as if its memory were two: a CPU's plan runs on it."""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.device = torch.device("cpu")
+        self.notes = ["there is no GPU: links are memmove, and share the memory with the kernels"]
+        self._clock = clock
+
+    def timed(self, run: Run) -> float:
+        begin = self._clock()
+        run()
+        return self._clock() - begin
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        return torch.ones(nbytes, dtype=torch.uint8)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
+        return functools.partial(_moved, to, source)
+
+    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+        start = Barrier(2)
+
+        def lane(run: Run) -> float:
+            start.wait()
+            return self.timed(functools.partial(in_a_row, run, times)) / times
+
+        with ThreadPoolExecutor(1, "calibrate-d2h") as pool:
+            other = pool.submit(lane, out)
+            return lane(into), other.result()
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _moved(to: torch.Tensor, source: torch.Tensor) -> None:
+    ctypes.memmove(to.data_ptr(), source.data_ptr(), to.numel())
+
+
+class Gpu:
+    """A GPU, timed by events on its streams, so the host's own time does not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        if not torch.cuda.is_available():
+            raise ValueError(f"device={str(device)!r}: there is no CUDA here; use device='cpu'")
+        self.device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
+        self.notes: list[str] = []
+
+    def timed(self, run: Run) -> float:
+        stream = torch.cuda.current_stream(self.device)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        run()
+        end.record(stream)
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.ones(nbytes, dtype=torch.uint8).pin_memory()
+        except RuntimeError as error:
+            self.notes.append(f"the links' memory is not pinned: {error}".splitlines()[0])
+            return torch.ones(nbytes, dtype=torch.uint8)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> Run:
+        return functools.partial(to.copy_, source, non_blocking=True)
+
+    def both(self, into: Run, out: Run, times: int) -> tuple[float, float]:
+        lanes = [torch.cuda.Stream(self.device, priority=-1) for _ in range(2)]
+        begin = torch.cuda.Event(enable_timing=True)
+        ends = [torch.cuda.Event(enable_timing=True) for _ in lanes]
+        begin.record(torch.cuda.current_stream(self.device))
+        for stream in lanes:
+            stream.wait_event(begin)
+        for _ in range(times):  # alternate, so that both begin at once
+            for stream, run in zip(lanes, (into, out), strict=True):
+                with torch.cuda.stream(stream):
+                    run()
+        for stream, end in zip(lanes, ends, strict=True):
+            end.record(stream)
+            end.synchronize()
+        seconds = [begin.elapsed_time(end) / 1e3 / times for end in ends]
+        return seconds[0], seconds[1]
+
+    def close(self) -> None:
+        """Give back all memory, because the next plan counts what is taken of the device."""
+        torch.cuda.synchronize(self.device)
+        clear_cublas_workspaces()
+        torch.cuda.empty_cache()
+        empty_host_cache()

@@ -1,0 +1,242 @@
+"""The arenas of a plan as real memory: those of the devices, and the host's.
+
+    region   [..|64-aligned .....................................]
+                      |<- place ->|  -> an address, or a storage of exactly these bytes
+
+A tensor that leaves the runner (a parameter, an optimizer's state) gets a storage of its own size
+over the arena's bytes: saving it to a file saves it alone, and not the arena.
+
+    kernels on     DeviceArena                            HostArena
+    cpu            this machine's memory                  the same
+    cuda           one allocation of PyTorch's on each    page-locked (pinned_arena.py)
+
+The two are apart because they have two owners: a device's arena is lent to one job after the
+other, and every job keeps its own arena on the host.
+"""
+
+import mmap
+import sys
+from collections.abc import Iterable, Mapping
+from ctypes import CDLL, c_int, c_size_t, c_void_p
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from offload.errors import OffloadError
+from offload.graph.memgraph import ALIGNMENT, Place
+from offload.graph.taskgraph import HOST
+from offload.memory.pinned_arena import PinnedArena, cuda_runtime
+from offload.program.kernels import CPU, Value
+from offload.sizes import say_size
+
+
+class ArenaMemory:
+    """The memory of one arena: one piece, taken at once and freed with its last view."""
+
+    def __init__(self, memory: "memoryview | torch.Tensor", nbytes: int) -> None:
+        self._memory = memory
+        self.nbytes = nbytes
+        self.tensor = _over(memory, 0, nbytes)
+        self.begin = self.tensor.data_ptr()
+
+    def contains(self, address: int) -> bool:
+        return self.begin <= address < self.begin + self.nbytes
+
+    def bytes(self, offset: int, nbytes: int) -> torch.Tensor:
+        """These bytes alone, in a storage of their own."""
+        return _over(self._memory, offset, nbytes)
+
+    def give_back(self, keep: Iterable[Place]) -> None:
+        """Whole pages go back to the machine, but for those of `keep`. A device's arena stays
+        until it is freed as a whole."""
+        if self.tensor.device.type != "cpu":
+            return
+        at = self.begin
+        for place in sorted(keep, key=lambda place: place.offset):
+            start = self.begin + place.offset
+            _give_back(at, start)
+            at = max(at, start + place.nbytes)
+        _give_back(at, self.begin + self.nbytes)
+
+
+class DeviceArena:
+    """The memory of a stage's device, lent to one job at a time. A graph may use several devices:
+    their regions are numbered."""
+
+    def __init__(self, sizes: Mapping[int, int], device: torch.device = CPU) -> None:
+        """`device`: where kernels run; of a graph over several, region 0's."""
+        self.device = device
+        give_cached_back(device)
+        self.regions = MappingProxyType(
+            {number: ArenaMemory(self._taken(number, n), n) for number, n in sizes.items()}
+        )
+
+    def _taken(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
+        if self.device.type == "cpu":
+            return _aligned(number, nbytes)
+        return _on_device(number, nbytes, _numbered(self.device, number))
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        return {number: region.nbytes for number, region in self.regions.items()}
+
+    def holds(self, sizes: Mapping[int, int]) -> bool:
+        """Whether every region is there and large enough."""
+        return all(self.sizes.get(number, -1) >= nbytes for number, nbytes in sizes.items())
+
+
+class HostArena:
+    """The memory that a job keeps on the host. For a CUDA device it is page-locked."""
+
+    def __init__(self, nbytes: int, device: torch.device = CPU) -> None:
+        self._pinned: PinnedArena | None = None
+        if device.type == "cpu" or not nbytes:
+            self.region = ArenaMemory(_aligned(HOST, nbytes), nbytes)
+            return
+        from offload.memory.host_memory import memory_left  # it knows plans, and those know arenas
+
+        self._pinned = PinnedArena(nbytes, cuda_runtime(device), memory_left)
+        self.region = ArenaMemory(self._pinned.bytes, nbytes)
+
+    @property
+    def note(self) -> str:
+        """Why the memory is not page-locked; empty where it is, or need not be."""
+        return self._pinned.why_not if self._pinned else ""
+
+    def unlock(self) -> None:
+        """Locked pages cannot be given back. Safe to call again."""
+        if self._pinned:
+            self._pinned.close()
+
+
+class Arenas:
+    """The device's arena and the host's as one address space of `Place`s, for one job."""
+
+    def __init__(
+        self, lent: DeviceArena, host: HostArena, origins: dict[str, torch.device] | None = None
+    ) -> None:
+        """`origins`: where each tensor of the user's was before it came here, by its name."""
+        self.device = lent.device
+        self.lent = lent
+        self.host = host
+        self.origins = {} if origins is None else origins
+        self._regions = {HOST: host.region, **lent.regions}
+        self.tensors = MappingProxyType({n: region.tensor for n, region in self._regions.items()})
+
+    @classmethod
+    def of(cls, sizes: Mapping[int, int], device: torch.device = CPU) -> "Arenas":
+        """Both of them anew: `sizes` has bytes by device, and of the host."""
+        on_device = {number: nbytes for number, nbytes in sizes.items() if number != HOST}
+        return cls(DeviceArena(on_device, device), HostArena(sizes.get(HOST, 0), device))
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        return {number: region.nbytes for number, region in self._regions.items()}
+
+    @property
+    def note(self) -> str:
+        """What a person should know of them; mostly nothing."""
+        return self.host.note
+
+    def address(self, place: Place) -> int:
+        return self._regions[place.arena].begin + place.offset
+
+    def contain(self, address: int) -> bool:
+        return any(region.contains(address) for region in self._regions.values())
+
+    def rest(self) -> None:
+        """Wait until no copy runs: before the host itself touches bytes that one may still move."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def forget(self, keep: Iterable[Place], *, lent: bool = True) -> None:
+        """Give memory back to the machine, but for these places, when no step comes any more.
+        `lent`: whether the device's arena is this job's now; it may hold another's tensors."""
+        keep = tuple(keep)
+        self.rest()
+        self.host.unlock()
+        for number, region in self._regions.items():
+            if number == HOST or lent:
+                region.give_back(place for place in keep if place.arena == number)
+
+    def bytes(self, place: Place) -> torch.Tensor:
+        """These bytes alone, in a storage of their own."""
+        return self._regions[place.arena].bytes(place.offset, place.nbytes)
+
+    def view(self, place: Place, value: Value) -> torch.Tensor:
+        """The tensor over a buffer that lies at `place`."""
+        memory = self.bytes(place)
+        empty = torch.empty(0, dtype=value.dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), value.offset, value.size, value.stride)
+
+
+def _give_back(begin: int, end: int) -> None:
+    """Whole pages between two addresses: what is in them is gone, and they take no memory."""
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end and sys.platform == "linux":
+        madvise = CDLL(None).madvise
+        madvise.argtypes = c_void_p, c_size_t, c_int
+        madvise(begin, end - begin, mmap.MADV_DONTNEED)  # refused, it only saves nothing
+
+
+def give_cached_back(device: torch.device) -> None:
+    """What PyTorch keeps for later and nobody uses: to whoever asks the device next."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _numbered(device: torch.device, arena: int) -> torch.device:
+    return torch.device(device.type, (device.index or 0) + arena)
+
+
+def _aligned(arena: int, size: int) -> memoryview:
+    try:
+        raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    except (MemoryError, RuntimeError) as error:
+        raise _refused(arena, size) from error
+    start = -raw.data_ptr() % ALIGNMENT
+    memory: Any = raw.numpy()  # a buffer, which its type does not say in Python 3.11
+    return memoryview(memory)[start : start + size]
+
+
+def _on_device(arena: int, size: int, device: torch.device) -> torch.Tensor:
+    """PyTorch aligns it to 512 bytes."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        raise _refused(arena, size) from error
+
+
+def _refused(arena: int, size: int) -> OffloadError:
+    whose = "the host" if arena == HOST else f"device {arena}"
+    remedy = "give a host_budget" if arena == HOST else "lower the budget"
+    return OffloadError(
+        f"{size} bytes ({say_size(size)}) for the arena of {whose} were refused by this"
+        f" machine: {remedy}, make the batch smaller, or end what else uses memory"
+    )
+
+
+class _Exported:
+    """Bytes of a tensor on a CUDA device, as others take memory over: a storage of their own, that
+    keeps the whole alive."""
+
+    def __init__(self, memory: torch.Tensor, offset: int, nbytes: int) -> None:
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (memory.data_ptr() + offset, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+def _over(memory: "memoryview | torch.Tensor", offset: int, nbytes: int) -> torch.Tensor:
+    if isinstance(memory, torch.Tensor):
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8, device=memory.device)
+        return torch.as_tensor(_Exported(memory, offset, nbytes), device=memory.device)
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)

@@ -1,0 +1,164 @@
+"""How much of a CUDA device may be taken now, and who holds the rest.
+
+    total |== other processes ==|== this one ==|~~ cached ~~|........ free ........|
+                                                \\_ given back before an arena is taken
+
+A plan is made for a budget, whatever the device holds at the moment. So the device is asked just
+before the arena is taken. If the plan does not fit, it is refused with numbers, and nothing was
+touched yet. Measuring kernels before there is a plan takes memory too; if that fails, the error
+says who has the rest. NVML names the other processes if its package (pynvml) is installed;
+otherwise only their sum is known. CUDA's own context (some hundred MiB a process) is not free
+memory, so no budget counts it.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload.errors import MemoryTooSmall
+from offload.graph.taskgraph import HOST
+from offload.memory.runnable import RunnablePlan
+from offload.sizes import say_size
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessShare:
+    """What one process has of a device."""
+
+    pid: int
+    nbytes: int | None
+    """None: the driver does not say, as in containers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLeft:
+    """What is left of one device."""
+
+    device: torch.device
+    free: int
+    total: int
+    ours: int = 0
+    """What this process holds through PyTorch's allocator."""
+    others: tuple[ProcessShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReaders:
+    """Functions that read the memory of a device."""
+
+    memory: Callable[[torch.device], tuple[int, int]]
+    """Returns the free and the total bytes."""
+    reserved: Callable[[torch.device], int]
+    processes: Callable[[torch.device], Sequence[ProcessShare]]
+
+
+def cuda_readers() -> MemoryReaders:
+    return MemoryReaders(
+        lambda device: torch.cuda.mem_get_info(device),
+        lambda device: torch.cuda.memory_reserved(device),
+        _processes,
+    )
+
+
+def device_left(device: torch.device, readers: MemoryReaders | None = None) -> DeviceLeft:
+    """What is left of a device after PyTorch has given back what it cached (arenas.py)."""
+    asked = readers or cuda_readers()
+    free, total = asked.memory(device)
+    others = tuple(held for held in asked.processes(device) if held.pid != os.getpid())
+    return DeviceLeft(device, free, total, asked.reserved(device), others)
+
+
+def check_device(plan: RunnablePlan, arenas: Mapping[int, int], left: DeviceLeft) -> None:
+    """Raise `MemoryTooSmall` unless the arena and what kernels need beside it fit now.
+
+    Tensors that are on the device already are copied into the arena one after the other, so until
+    then they take memory twice."""
+    arena = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
+    needed = max(arena, arena + plan.reserve - _moving(plan, left.device))
+    if needed <= left.free:
+        return
+    raise MemoryTooSmall(
+        f"{say_size(needed)} of {left.device} are needed ({say_size(arena)} for the arena,"
+        f" {say_size(plan.reserve)} for kernels and libraries), but only {say_size(left.free)} of"
+        f" its {say_size(left.total)} are free: {_holders(left)}. End other programs on the device,"
+        " give a smaller budget, or leave the module on the CPU before the plan runs\n\n"
+        + plan.explain(),
+        needed=needed,
+        left=left.free,
+    )
+
+
+@contextmanager
+def measuring(what: str, device: torch.device, remedy: str = "") -> Iterator[None]:
+    """Raise `MemoryTooSmall` if measuring `what` needs more memory than the device has."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        left = device_left(device)
+        raise MemoryTooSmall(
+            f"there is too little memory on {device} to measure {what}: {say_size(left.free)} of"
+            f" its {say_size(left.total)} are free: {_holders(left)}. End other programs on the"
+            f" device{remedy}",
+            needed=left.free + 1,  # the least it can be; the allocator does not say
+            left=left.free,
+        ) from error
+
+
+def _holders(left: DeviceLeft) -> str:
+    elsewhere = max(0, left.total - left.free - left.ours)
+    parts = [f"this process has {say_size(left.ours)}"]
+    for held in left.others:
+        much = "an unknown part" if held.nbytes is None else say_size(held.nbytes)
+        parts.append(f"process {held.pid} has {much}")
+    if not left.others:
+        parts.append(f"other processes and CUDA itself have {say_size(elsewhere)}")
+    return ", ".join(parts)
+
+
+def _moving(plan: RunnablePlan, device: torch.device) -> int:
+    """Bytes of tensors that are on the device now and will live in its arena."""
+    graph = plan.graph
+    if graph.program is None:
+        return 0
+    return sum(
+        graph.buffers[b].nbytes
+        for b, place in plan.memgraph.starts.items()
+        if graph.buffers[b].persistent
+        and place.arena != HOST
+        and is_on(graph.program.tensors.get(graph.buffers[b].tensor), device)
+    )
+
+
+def is_on(source: Any, device: torch.device) -> bool:
+    """Whether a source lies on the device: a tensor, several over a storage, or a function for
+    one."""
+    if callable(source) and not isinstance(source, torch.Tensor):
+        source = source()
+    found = source if isinstance(source, torch.Tensor) else next(iter(source or ()), None)
+    return found is not None and found.device == device
+
+
+def _processes(device: torch.device) -> Sequence[ProcessShare]:
+    """The processes on a device, if NVML's package is installed and answers."""
+    if importlib.util.find_spec("pynvml") is None:
+        return ()
+    import pynvml  # pyright: ignore[reportMissingImports]
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            # Look it up by its UUID: NVML numbers the machine's devices, torch only the visible
+            # ones.
+            name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return ()
+    return [ProcessShare(process.pid, process.usedGpuMemory) for process in found]

@@ -1,0 +1,361 @@
+"""Binds a task of the graph to the addresses that the plan gave it.
+
+    Call(aten.mm, (x, w), outputs=(y,))   places x@0 w@64 y@128   --bind_task-->   run()
+
+    shim   the allocator hands the planned addresses to the op, so it writes its outputs there
+    copy   the op allocates as usual, and its outputs are copied there (needs no compiler)
+
+Views and arguments are built once, and `run()` does as little in Python as possible. The first run
+compares what the op returned with the plan. From then on an output that lies elsewhere is copied;
+an output of another shape is an error. The bits are the same either way.
+
+Call `run()` under `torch.no_grad()`.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from offload.errors import GraphError
+from offload.graph.memgraph import SMALL_WORKSPACE, Node, Place
+from offload.graph.taskgraph import Task, TaskGraph
+from offload.memory.cuda_shim import available_on, load_on
+from offload.optimizer.joint_updates import joined
+from offload.optimizer.scalars import Scalars
+from offload.program.kernels import CPU, Call, Value
+from offload.torch_seams import OpOverload, TorchDispatchMode, name_of
+
+SHIM, COPY = "shim", "copy"
+MODES = (SHIM, COPY)
+
+Run = Callable[[], object]
+Arenas = Mapping[int, torch.Tensor]
+Targets = Sequence[tuple[int, torch.Tensor]]
+"""Positions among the outputs, and the planned views of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """An allocation of a call: an output, or hidden memory at `offset` of the task's workspace."""
+
+    nbytes: int
+    output: int | None = None
+    """Position of the output."""
+    offset: int | None = None
+    """If `output` is None too, the memory stays where the allocator puts it."""
+
+
+@dataclass(slots=True)
+class Bindings:
+    """Counts what happened to outputs of the calls that ran at least once; one for a whole
+    runner."""
+
+    placed: int = 0
+    """Outputs that the op itself wrote at the planned address."""
+    copied: int = 0
+    """Outputs that are copied there after every run."""
+    missed: int = 0
+    """Runs that allocated differently than recorded. Their outputs were copied where needed."""
+    twins: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """The callables that `fast` found, by op and kinds of arguments."""
+
+
+def chosen(mode: str = "auto", device: torch.device = CPU) -> str:
+    """The mode that `auto` stands for on a device. An error if the shim is asked for and
+    missing."""
+    if mode == "auto":
+        return SHIM if available_on(device) else COPY
+    if mode not in MODES:
+        raise ValueError(f"placement {mode!r} is unknown; choose one of auto, {', '.join(MODES)}")
+    if mode == SHIM:
+        load_on(device)
+    return mode
+
+
+def bind_task(
+    graph: TaskGraph,
+    node: Node,
+    arenas: Arenas,
+    mode: str,
+    scratch: Place | None = None,
+    bindings: Bindings | None = None,
+    scalars: Scalars | None = None,
+) -> Run:
+    """A function that runs the task.
+
+    `arenas`: a 1-D uint8 tensor for each device and the host; `scratch`: a place for workspaces of
+    up to `SMALL_WORKSPACE` bytes that have none of their own; `scalars`: the numbers that updates
+    on the device read from memory."""
+    task = graph.tasks[node.task]
+    places = {b: access.place for b, access in zip(task.touches, node.accesses, strict=False)}
+    kernel = task.kernel
+    if kernel is None:
+        return _without_kernel(task, places, arenas)
+    if not hasattr(kernel, "calls"):
+        return functools.partial(
+            kernel,
+            [_bytes(arenas, places[b]) for b in task.reads],
+            [_bytes(arenas, places[b]) for b in task.writes],
+        )
+    workspace = scratch if task.workspace <= SMALL_WORKSPACE else None
+    if len(node.accesses) > len(task.touches):
+        workspace = node.accesses[-1].place
+    device = _device(arenas, node)
+    mode = chosen(mode, device)
+    bindings = Bindings() if bindings is None else bindings
+    binder = _Binder(arenas, places, mode, workspace, bindings, device)
+    calls = kernel.calls
+    if scalars is not None and task.lane != "host":
+        calls = [scalars.bound(call) for call in calls]
+    runs = [binder.served(call, run) for call, run in joined(calls, binder.view)]
+    runs = runs or [binder.bound(call) for call in calls]
+    return runs[0] if len(runs) == 1 else functools.partial(_in_a_row, tuple(runs))
+
+
+def _device(arenas: Arenas, node: Node) -> torch.device:
+    """The device of a task's bytes; the CPU for tasks on the host."""
+    return next((arenas[access.place.arena].device for access in node.accesses), CPU)
+
+
+def _in_a_row(runs: tuple[Run, ...]) -> None:
+    for run in runs:
+        run()
+
+
+def _without_kernel(task: Task, places: Mapping[int, Place], arenas: Arenas) -> Run:
+    """Run a task without kernel: a copy if it moves a buffer to another device, nothing if it
+    writes nothing."""
+    if task.lane == "d2d" and len(task.reads) == len(task.writes) == 1:
+        target = _bytes(arenas, places[task.writes[0]])
+        return functools.partial(target.copy_, _bytes(arenas, places[task.reads[0]]))
+    if task.writes:
+        raise GraphError(f"task {task.name} writes buffers but has no kernel; give it one")
+    return tuple  # does nothing
+
+
+def _bytes(arenas: Arenas, place: Place) -> torch.Tensor:
+    return arenas[place.arena][place.offset : place.offset + place.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Binder:
+    """Binds the calls of one task."""
+
+    arenas: Arenas
+    places: Mapping[int, Place]
+    mode: str
+    workspace: Place | None
+    bindings: Bindings
+    device: torch.device
+
+    def bound(self, call: Call) -> Run:
+        args, kwargs = call.arguments(self.view)
+        op = fast(call.op, args, kwargs, self.bindings.twins)
+        return self.served(call, functools.partial(op, *args, **kwargs))
+
+    def served(self, call: Call, run: Run) -> Run:
+        """The run with the call's allocations at their planned addresses."""
+        targets = tuple((n, self.view(v)) for n, v in enumerate(call.outputs) if v is not None)
+        if self.mode == COPY or call.allocations is None:
+            return _Copied(run, _OutputCopier(call, targets, self.bindings)) if targets else run
+        if not call.allocations and not targets:
+            return run
+        slots = [(a.nbytes, self.address(call, a)) for a in call.allocations]
+        settle = _OutputCopier(call, targets, self.bindings)
+        return load_on(self.device).bind(run, slots, settle, self.device.index or 0)
+
+    def view(self, value: Value) -> torch.Tensor:
+        """The value's tensor in its arena."""
+        place = self.places[value.buffer]
+        arena = self.arenas[place.arena]
+        item = value.dtype.itemsize
+        first = arena.storage_offset() + place.offset
+        steps = zip(value.size, value.stride, strict=True)
+        end = value.offset + 1 + sum((n - 1) * step for n, step in steps)
+        if first % item or (0 not in value.size and end * item > place.nbytes):
+            raise GraphError(
+                f"buffer {value.buffer} has {place.nbytes} bytes at {first}, and a {value.dtype}"
+                f" tensor of size {value.size}, stride {value.stride}, offset {value.offset} does"
+                " not fit into it"
+            )
+        empty = torch.empty(0, dtype=value.dtype, device=arena.device)
+        storage = arena.untyped_storage()
+        return empty.set_(storage, first // item + value.offset, value.size, value.stride)
+
+    def address(self, call: Call, allocation: Allocation) -> int:
+        """The planned address of an allocation; 0 if it has none."""
+        place, offset = self.workspace, allocation.offset
+        if allocation.output is not None:
+            value = call.outputs[allocation.output]
+            place, offset = (self.places[value.buffer], 0) if value else (None, None)
+        if place is None or offset is None or offset + allocation.nbytes > place.nbytes:
+            return 0
+        return self.arenas[place.arena].data_ptr() + place.offset + offset
+
+
+@dataclass(slots=True)
+class _OutputCopier:
+    """Copies outputs that lie elsewhere into the planned views. A call returns true as long as it
+    has to see the next result, too."""
+
+    call: Call
+    targets: Targets
+    bindings: Bindings
+    seen: bool = False
+    copies: int = 0
+
+    def __call__(self, result: Any) -> bool:
+        results = flat(result)
+        if not self.seen:
+            _check(self.call, results, self.targets)
+        moved = [
+            (results[n], view) for n, view in self.targets if not _is_in_place(results[n], view)
+        ]
+        self._count(len(moved))
+        if self._overlap([found for found, _ in moved]):
+            moved = [(found.clone(), view) for found, view in moved]
+        for found, view in moved:
+            view.copy_(found)
+        return self.copies > 0
+
+    def _overlap(self, moved: Sequence[torch.Tensor]) -> bool:
+        """Whether an output lies where another one belongs, or on its own place in another
+        order."""
+        homes = {view.data_ptr() for _, view in self.targets}
+        return any(found.data_ptr() in homes for found in moved)
+
+    def _count(self, moved: int) -> None:
+        if self.seen:
+            self.bindings.missed += not self.copies  # the shim called it because of a mismatch
+            return
+        self.seen = True
+        self.copies = moved
+        self.bindings.copied += moved
+        self.bindings.placed += len(self.targets) - moved
+
+
+@dataclass(slots=True)
+class _Copied:
+    """A call whose outputs are copied into the planned views."""
+
+    run: Run
+    settle: _OutputCopier
+
+    def __call__(self) -> None:
+        if not self.settle.seen:
+            self.settle(self.run())
+            return
+        results = flat(self.run())
+        for position, view in self.settle.targets:
+            view.copy_(results[position])
+
+
+def flat(result: Any) -> Sequence[Any]:
+    """What an op returned, as a flat sequence."""
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    if not isinstance(result, tuple | list):
+        return ()
+    if not any(isinstance(item, list) for item in result):
+        return result
+    return [leaf for item in result for leaf in (item if isinstance(item, list) else (item,))]
+
+
+def name(op: Callable[..., Any]) -> str:
+    """A readable name of an op."""
+    return str(op) if isinstance(op, OpOverload) else type(op).__name__
+
+
+def _is_in_place(found: torch.Tensor, view: torch.Tensor) -> bool:
+    return found.data_ptr() == view.data_ptr() and found.stride() == view.stride()
+
+
+def _check(call: Call, results: Sequence[Any], targets: Targets) -> None:
+    """Raise if an output differs in dtype or size: `copy_` would convert or broadcast it."""
+    for position, target in targets:
+        found = results[position] if position < len(results) else None
+        if not isinstance(found, torch.Tensor):
+            got = type(found).__name__
+        elif found.size() != target.size() or found.dtype is not target.dtype:
+            got = f"{found.dtype} {tuple(found.size())}"
+        else:
+            continue
+        raise GraphError(
+            f"{name(call.op)}: output {position} is {got}, but the plan has {target.dtype}"
+            f" {tuple(target.size())}. Capture the step again"
+        )
+
+
+def fast(
+    op: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: dict[Any, Any],
+) -> Callable[..., Any]:
+    """The cheapest callable that runs the same op, such as `torch.mm` for `aten.mm.default`.
+
+    Python's bindings cost half of what an `OpOverload` does, but they choose the overload
+    themselves. So one is used only if it chooses this overload for these arguments."""
+    if not isinstance(op, OpOverload) or op.namespace != "aten":
+        return op
+    key = (op, _kinds(args), _kinds(kwargs))
+    if key not in known:
+        known[key] = next(_candidates(op, args, kwargs), op)
+    return known[key]
+
+
+def _candidates(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    wanted = _dispatched(op, args, kwargs)
+    for home in (torch, torch.nn.functional, torch.Tensor):
+        found = getattr(home, name_of(op), None)
+        builtin = isinstance(found, types.BuiltinFunctionType | types.MethodDescriptorType)
+        if builtin and wanted and _same(_dispatched(found, args, kwargs), wanted):
+            yield found
+
+
+def _kinds(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return tuple((key, _kinds(leaf)) for key, leaf in tree.items())
+    return tuple(map(_kinds, tree)) if isinstance(tree, tuple | list) else type(tree)
+
+
+class _DispatchSeen(Exception):
+    """Ends a dispatch before anything is computed."""
+
+
+class _DispatchSpy(TorchDispatchMode):
+    """Finds out which op a call would run."""
+
+    seen: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = (func, args, kwargs or {})
+        raise _DispatchSeen
+
+
+def _dispatched(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """The (op, args, kwargs) that a call dispatches to; None if it dispatches to none."""
+    spy = _DispatchSpy()
+    try:
+        with spy:
+            function(*args, **kwargs)
+    except (_DispatchSeen, TypeError, ValueError, IndexError, RuntimeError):
+        return spy.seen
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare tensors by identity, everything else by type and value."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return a is b
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b

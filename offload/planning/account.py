@@ -1,0 +1,288 @@
+"""The numbers of a plan for its table and its picture. Pure.
+
+    block   |-- its first node starts ....... its last node ends --|
+            0 if it is there from the start     the step's end if it stays
+    usage   bytes of an arena that hold something, by role, from moment to moment
+
+Everything is read off the MemGraph and its simulated run; nothing is decided here.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.graph.costs import Costs
+from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, TASK, Block, MemGraph, Node
+from offload.graph.taskgraph import HOST, Buffer, Role, Task, TaskGraph
+from offload.planning.refusal import scratch_bytes
+
+Timeline = Sequence[tuple[int, str, float, float]]
+"""Each node with its lane, start and end."""
+NAMES = MappingProxyType(
+    {
+        Role.PARAMETER: "parameters",
+        Role.STATE: "optimizer state",
+        Role.BUFFER: "buffers",
+        Role.CONSTANT: "constants",
+        Role.INPUT: "inputs",
+        Role.ACTIVATION: "activations",
+        Role.GRADIENT: "gradients",
+        Role.SUM: "gradient sums",
+        Role.TEMPORARY: "temporaries",
+        Role.WORKSPACE: "workspace",
+    }
+)
+ROLES = tuple(NAMES)
+"""The roles in the order in which people see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number of things and their bytes together."""
+
+    count: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How long a block holds something."""
+
+    block: Block
+    role: Role
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Usage:
+    """The bytes of an arena that hold something, over time."""
+
+    times: NDArray[np.float64]
+    by_role: Mapping[Role, NDArray[np.int64]]
+    """The bytes of each role, from each of `times` to the next."""
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        return np.stack(list(self.by_role.values())).sum(axis=0)
+
+    @property
+    def fullest(self) -> int:
+        """The number of the moment of `times` at which most bytes are held."""
+        return int(np.argmax(self.total))
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What is computed a second time instead of being kept or moved."""
+
+    tasks: tuple[str, ...] = ()
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGradients:
+    """Gradients that wait until one task, a norm, has read all of them."""
+
+    task: str
+    buffers: frozenset[int]
+    nbytes: int
+    copied: int
+    """Bytes of them that are copied to the host meanwhile."""
+
+
+def waiting(graph: TaskGraph, nodes: Sequence[Node] = ()) -> WaitingGradients | None:
+    """The gradients that wait for one task; None if there is no such task.
+
+    It is the last task on which every update depends, provided that it depends on all gradients and
+    that later tasks only scale them. `nodes`: those of a plan, to find what is copied."""
+    needed = graph.dependencies()
+    updates = [n for n, task in enumerate(graph.tasks) if _takes_a_gradient(graph, task)]
+    below = _below(needed, updates)
+    everything = (1 << len(updates)) - 1
+    common = [n for n, mask in enumerate(below) if mask == everything and n not in updates]
+    if not updates or not common:
+        return None
+    last = max(common)
+    after = [n for n in range(last + 1, len(graph.tasks)) if below[n]]
+    if any(graph.tasks[n].phase != "update" and not graph.tasks[n].pointwise for n in after):
+        return None  # later tasks still make gradients
+    writer = {b: n for n in range(last + 1) for b in graph.tasks[n].writes}
+    read = {b for n in after for b in graph.tasks[n].reads if b in writer}
+    found = frozenset(b for b in read if not graph.buffers[b].persistent)
+    seen = _below(needed, [last])
+    if len(found) < 2 or not all(seen[writer[b]] for b in found):
+        return None
+    copied = sum(n.nbytes for n in nodes if n.kind == OFFLOAD and n.buffer in found)
+    nbytes = sum(graph.buffers[b].nbytes for b in found)
+    return WaitingGradients(graph.tasks[last].name, found, nbytes, copied)
+
+
+def _takes_a_gradient(graph: TaskGraph, task: Task) -> bool:
+    """Whether the task is an update: clipping changes nothing that outlasts the step."""
+    made = any(not graph.buffers[b].persistent for b in task.reads)
+    lasts = any(graph.buffers[b].persistent for b in task.writes)
+    return task.phase == "update" and made and lasts
+
+
+def _below(needed: Sequence[Sequence[int]], tasks: Sequence[int]) -> list[int]:
+    """For every task, which of `tasks` depend on it (itself included), as bits of an int."""
+    below = [0] * len(needed)
+    for bit, number in enumerate(tasks):
+        below[number] = 1 << bit
+    for number in reversed(range(len(needed))):
+        for before in needed[number]:
+            below[before] |= below[number]
+    return below
+
+
+def used(graph: TaskGraph) -> dict[Role, Amount]:
+    """Every buffer that a task touches, counted once."""
+    return _amounts(graph.buffers[b] for b in {b for task in graph.tasks for b in task.touches})
+
+
+def at_home(memgraph: MemGraph, arenas: Collection[int]) -> dict[Role, Amount]:
+    """What lives in these arenas from step to step: resident on a device, streamed in HOST."""
+    return _amounts(
+        memgraph.graph.buffers[b]
+        for b, place in memgraph.starts.items()
+        if memgraph.graph.buffers[b].persistent and place.arena in arenas
+    )
+
+
+def moved(memgraph: MemGraph, kind: str) -> dict[Role, Amount]:
+    """The copies of one step. `kind`: offload or reload."""
+    return _amounts(memgraph.graph.buffers[n.buffer] for n in memgraph.nodes if n.kind == kind)
+
+
+def dropped(memgraph: MemGraph) -> Amount:
+    """Device copies that give up their place without a copy, because the host has the same
+    bytes."""
+    nodes = memgraph.nodes
+    last_reload = {node.buffer: n for n, node in enumerate(nodes) if node.kind == RELOAD}
+    found: list[Buffer] = []
+    for block in memgraph.blocks:
+        b = block.buffer
+        if b is None or block.to_end or block.place.arena == HOST or not block.nodes:
+            continue
+        offloaded = any(nodes[n].kind == OFFLOAD for n in block.nodes)
+        wanted = memgraph.graph.buffers[b].persistent or last_reload.get(b, -1) > max(block.nodes)
+        if wanted and not offloaded:
+            found.append(memgraph.graph.buffers[b])
+    return total(_amounts(found))
+
+
+def total(amounts: Mapping[Role, Amount]) -> Amount:
+    return Amount(
+        sum(amount.count for amount in amounts.values()),
+        sum(amount.nbytes for amount in amounts.values()),
+    )
+
+
+def recomputed(graph: TaskGraph, costs: Costs) -> Recomputed:
+    again = [task for task in graph.tasks if task.recomputes]
+    return Recomputed(
+        tuple(task.recomputes for task in again),
+        sum(graph.buffers[b].nbytes for b in {b for task in again for b in task.writes}),
+        sum(costs.of_task(task) for task in again),
+    )
+
+
+def lives(memgraph: MemGraph, timeline: Timeline) -> list[Life]:
+    """How long each block holds something in the run of `timeline`."""
+    starts, ends = [0.0] * len(memgraph.nodes), [0.0] * len(memgraph.nodes)
+    for node, _, start, end in timeline:
+        starts[node], ends[node] = start, end
+    whole = max(ends, default=0.0)
+    found: list[Life] = []
+    for block in memgraph.blocks:
+        begin = 0.0 if block.from_start else min((starts[n] for n in block.nodes), default=0.0)
+        end = whole if block.to_end else max((ends[n] for n in block.nodes), default=0.0)
+        role = Role.WORKSPACE
+        if block.buffer is not None:
+            role = memgraph.graph.buffers[block.buffer].role
+        found.append(Life(block, role, begin, end))
+    return found
+
+
+def usage(memgraph: MemGraph, lived: Iterable[Life], arena: int, beside: int = 0) -> Usage:
+    """The use of an arena over time. `beside`: bytes that kernels allocate outside of it."""
+    here = [life for life in lived if life.block.place.arena == arena and life.start < life.end]
+    moments = [0.0, *(life.start for life in here), *(life.end for life in here)]
+    times = np.unique(np.asarray(moments, dtype=np.float64))
+    changes = {role: np.zeros(len(times), dtype=np.int64) for role in ROLES}
+    starts = np.searchsorted(times, [life.start for life in here])
+    ends = np.searchsorted(times, [life.end for life in here])
+    for life, start, end in zip(here, starts, ends, strict=True):
+        changes[life.role][start] += life.block.place.nbytes
+        changes[life.role][end] -= life.block.place.nbytes
+    scratch = memgraph.scratch.get(arena)
+    changes[Role.WORKSPACE][0] += beside + (scratch.nbytes if scratch else 0)
+    return Usage(times, {role: np.cumsum(change) for role, change in changes.items()})
+
+
+def unmoved(
+    source: TaskGraph, memgraph: MemGraph, timeline: Timeline, device: int
+) -> tuple[list[float], list[int]]:
+    """When the tasks of `source` start in this run, and the bytes of a device that would be live
+    then if nothing ever left it and nothing were computed twice."""
+    started = {node: start for node, _, start, _ in timeline}
+    tasks = memgraph.graph.tasks
+    times = [
+        started[n]
+        for n, node in enumerate(memgraph.nodes)
+        if node.kind == TASK and not tasks[node.task].recomputes
+    ]
+    change = [scratch_bytes(source, device)] + [0] * len(source.tasks)
+    first, last = source.spans()
+    for b, begin in first.items():
+        if source.buffers[b].device == device:
+            change[begin] += source.aligned(source.buffers[b].nbytes)
+            change[last[b] + 1] -= source.aligned(source.buffers[b].nbytes)
+    levels: list[int] = []
+    live = 0
+    for task, more in zip(source.tasks, change, strict=False):
+        live += more
+        own = (
+            task.device == device and task.workspace > SMALL_WORKSPACE
+        )  # smaller ones share scratch
+        levels.append(live + (source.aligned(task.workspace) if own else 0))
+    # Keep the program's order: a task that starts before its turn must not turn the curve back.
+    return np.maximum.accumulate(times).tolist() if times else [], levels
+
+
+def highest(
+    times: NDArray[np.float64], sizes: NDArray[np.int64], columns: int
+) -> NDArray[np.int64]:
+    """The moments to draw in a picture with so many columns: the highest of each column."""
+    if len(times) <= columns:
+        return np.arange(len(times))
+    column = np.floor(times / times[-1] * (columns - 1)).astype(np.int64)
+    by_size = np.lexsort((sizes, column))
+    ends = np.append(np.flatnonzero(np.diff(column[by_size])), len(by_size) - 1)
+    return by_size[ends]
+
+
+def _amounts(buffers: Iterable[Buffer]) -> dict[Role, Amount]:
+    found: dict[Role, list[int]] = {}
+    for buffer in buffers:
+        found.setdefault(buffer.role, []).append(buffer.nbytes)
+    return {role: Amount(len(sizes), sum(sizes)) for role, sizes in found.items()}
+
+
+def say_seconds(seconds: float) -> str:
+    """A readable time: `12.3 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.{3 if seconds < 999 * size else 5}g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def say_share(part: float, whole: float) -> str:
+    """A readable share: `60 %`."""
+    percent = 100 * part / whole if whole else 0.0
+    return "<1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"

@@ -1,0 +1,475 @@
+"""Turns a TaskGraph and bytes into a MemGraph: BUILDMEMGRAPH (DISCO, section 4). Pure.
+
+    tasks    0 1 2 3 4 5 6 7 8 9 ...
+                 ^exec     ^alloc       tasks in between have their places and have not "run" yet
+
+The walk moves `alloc` ahead while there is room: a task gets space for its results and reloads for
+its inputs early, so at run time these do not wait for its turn. If there is no room, the walk
+"runs" the task at `exec`, and buffers that die there become free. A task at both horizons must get
+its place. It takes the window of blocks whose next use is furthest, weighed by the bytes to move.
+If its own operands are in the way, everything moves and they are laid side by side. So a plan
+exists for every budget that holds the largest task.
+
+A buffer has up to two copies, on its device and in the host arena. A clean device copy is dropped
+long before its place is needed; a dirty one is offloaded shortly before. Every copy knows its last
+writer and the readers since then, and free bytes remember who touched them. All dependencies are
+read off these.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from offload.graph.memgraph import (
+    OFFLOAD,
+    RELOAD,
+    SMALL_WORKSPACE,
+    TASK,
+    Access,
+    Block,
+    MemGraph,
+    Node,
+    Place,
+    lane_name,
+)
+from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.arena import Piece, Space
+from offload.planning.copies import Copy
+from offload.planning.packing import Owner
+from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
+from offload.planning.victims import NEVER, Stake, Victims
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that a plan may be tried with."""
+
+    resident: frozenset[int] = frozenset()
+    """Persistent buffers that stay on their device for the whole step."""
+    ahead: int = 64
+    """How many tasks may get their places before they run, while there is room."""
+    evict_ahead: int = 0
+    """For how many tasks ahead other blocks may be evicted."""
+    drop_ahead: int = 0
+    """For how many tasks ahead other blocks may be dropped, if the host has them and they are
+    needed later."""
+    offsets: Mapping[Owner, int] = field(default_factory=dict)
+    """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
+    ahead."""
+
+
+def build_memgraph(
+    graph: TaskGraph,
+    capacities: Mapping[int, int],
+    policy: Policy,
+    clock: Collection[float] = (),
+    homes: Mapping[int, Place] | None = None,
+) -> MemGraph:
+    """Make one plan.
+
+    `capacities`: bytes of each device's arena, and of the host's (no entry: no limit). `clock`:
+    when each task begins if nothing waits; task numbers by default. `homes`: where buffers must lie
+    when the step begins."""
+    return _Walk(graph, capacities, policy, list(clock), homes or {}).run()
+
+
+class _Walk:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        capacities: Mapping[int, int],
+        policy: Policy,
+        clock: list[float],
+        homes: Mapping[int, Place],
+    ) -> None:
+        self.graph, self.policy = graph, policy
+        self.buffers, self.tasks = graph.buffers, graph.tasks
+        self.clock = clock or [float(n) for n in range(len(graph.tasks))]
+        self.capacities = dict(capacities)
+        self.homes = homes
+        self.outputs = frozenset(graph.outputs)
+        self.uses: list[list[int]] = [[] for _ in graph.buffers]
+        self.next: list[int] = [0] * len(graph.buffers)
+        """By buffer: how many of its uses have their place."""
+        self.pins: list[int] = [0] * len(graph.buffers)
+        """By buffer: how many of its uses have their place and have not run."""
+        self.on_device: dict[int, Copy] = {}
+        self.on_host: dict[int, Copy] = {}
+        self.host_valid: set[int] = set()
+        self.workspaces: dict[int, Copy] = {}
+        self.task_nodes: list[int] = [-1] * len(graph.tasks)
+        self.nodes: list[Node] = []
+        self.blocks: list[Block] = []
+        self.starts: dict[int, Place] = {}
+        self.ends: dict[int, Place] = {}
+        self.spaces: dict[int, Space] = {}
+        self.scratch: dict[int, Place] = {}
+        self.victims: dict[int, Victims] = {}
+        self.unpinned: set[int] = set()
+        """Devices where blocks may be dropped that could not be at the last look."""
+        self.host_writes: set[int] = set()
+        """Buffers that placed host tasks will write when they run."""
+
+    # ---- the walk -------------------------------------------------------------------------------
+
+    def run(self) -> MemGraph:
+        self._lay_out_the_start()
+        alloc = execute = 0
+        while execute < len(self.tasks):
+            ahead = alloc - execute
+            if alloc < len(self.tasks) and self._find_place(alloc, ahead):
+                alloc += 1
+            elif ahead == 0:
+                self._pack(alloc)
+                alloc += 1
+            else:
+                self._execute(execute)
+                execute += 1
+        return self._finish()
+
+    def _lay_out_the_start(self) -> None:
+        for number, task in enumerate(self.tasks):
+            for b in task.touches:
+                self.uses[b].append(number)
+        for device in self.graph.devices:
+            space = self.spaces[device] = Space(self.capacities[device])
+            self.victims[device] = Victims(space, self._stake)
+        self.spaces[HOST] = Space(self.capacities.get(HOST, NEVER))
+        begin = [
+            number
+            for number, buffer in enumerate(self.buffers)
+            if (buffer.persistent or buffer.role is Role.INPUT)
+            and (self.uses[number] or number in self.outputs or number in self.homes)
+        ]
+        # The pieces of a tensor lie side by side. Inputs come last, as they leave a free rest.
+        begin.sort(
+            key=lambda b: (
+                b not in self.homes,
+                self.buffers[b].role is Role.INPUT,
+                self.buffers[b].tensor,
+                self.buffers[b].start,
+                b,
+            )
+        )
+        for number in begin:
+            self._settle(number)
+        for device in self.victims:
+            if small := scratch_bytes(self.graph, device):
+                offset = self._take_at_start(device, small, "the scratch memory", None)
+                self.scratch[device] = Place(device, offset, small)
+
+    def _settle(self, number: int) -> None:
+        """Give a buffer that holds something before the step its place."""
+        buffer, wanted = self.buffers[number], self.homes.get(number)
+        arena = buffer.device if number in self.policy.resident else HOST
+        if wanted is not None:
+            arena = wanted.arena
+        size, offset = self.graph.aligned(buffer.nbytes), None if wanted is None else wanted.offset
+        place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
+        self.starts[number] = place
+        copy = Copy(place, size, number, [], from_start=True)
+        if arena == HOST:
+            self.on_host[number] = copy
+            self.host_valid.add(number)
+        else:
+            self.on_device[number] = copy
+
+    def _take_at_start(self, arena: int, size: int, name: str, offset: int | None) -> int:
+        space = self.spaces[arena]
+        # Nothing was freed yet, so the best fit is the lowest address, side by side with the
+        # others.
+        found = space.best_fit(size) if offset is None else offset
+        if found is None:
+            refuse_arena(arena, space.used + size, space.capacity, name)
+        space.take(found, size, name)
+        return found
+
+    # ---- places ---------------------------------------------------------------------------------
+
+    def _find_place(self, number: int, ahead: int) -> bool:
+        """Find places for all that a task needs, or for nothing."""
+        task = self.tasks[number]
+        policy = self.policy
+        if ahead > max(policy.ahead, policy.evict_ahead, policy.drop_ahead):
+            return False
+        if ahead and not self.host_writes.isdisjoint(task.touches):
+            return False  # the copy on the device will be out of date by then
+        wanted = self._wanted(number)
+        evict, drop = ahead <= policy.evict_ahead, ahead <= policy.drop_ahead
+        for b in task.touches:
+            self.pins[b] += 1
+        taken: list[tuple[Space, int, list[Piece]]] = []
+        found: dict[int | None, Copy] = {}
+        for b, size in wanted:
+            device = task.device if b is None else self.buffers[b].device
+            space = self.spaces[device]
+            high = b is None or self._dies_soon(b, number)
+            fixed = policy.offsets.get((number,) if b is None else b)
+            offset = space.best_fit(size, high) if fixed is None else fixed
+            if offset is None and (evict or (drop and device in self.unpinned)):
+                offset = self._make_room(device, size, number, only_drop=not evict)
+            if offset is None:
+                for space, offset, pieces in reversed(taken):
+                    space.give(offset, pieces)
+                for b in task.touches:
+                    self.pins[b] -= 1
+                return False
+            pieces = space.take(offset, size, b)
+            taken.append((space, offset, pieces))
+            nbytes = task.workspace if b is None else self.buffers[b].nbytes
+            found[b] = Copy(Place(device, offset, nbytes), size, b, pieces)
+        self._settle_in(number, found)
+        return True
+
+    def _wanted(self, number: int) -> list[tuple[int | None, int]]:
+        """The operands that are not on its device, largest first; None stands for its workspace."""
+        task = self.tasks[number]
+        if task.lane == "host":
+            return []
+        wanted: list[tuple[int | None, int]] = [
+            (b, self.graph.aligned(self.buffers[b].nbytes))
+            for b in task.touches
+            if b not in self.on_device and self.buffers[b].device != HOST
+        ]
+        if task.workspace > SMALL_WORKSPACE:
+            wanted.append((None, self.graph.aligned(task.workspace)))
+        return sorted(wanted, key=lambda pair: -pair[1])
+
+    def _settle_in(self, number: int, found: Mapping[int | None, Copy]) -> None:
+        task = self.tasks[number]
+        for b, copy in found.items():
+            if b is None:
+                self.workspaces[number] = copy
+                continue
+            self.on_device[b] = copy
+            if b in task.reads:
+                self._reload(b, copy, number)
+        if task.lane == "host":
+            self.host_writes.update(task.writes)
+        for b in task.touches:
+            self.next[b] += 1
+            if b in self.on_device and self._moves(b):
+                offset = self.on_device[b].place.offset
+                self.victims[self.buffers[b].device].remember(b, self._next_use(b), offset)
+
+    def _next_use(self, b: int) -> int:
+        uses, at = self.uses[b], self.next[b]
+        return uses[at] if at < len(uses) else NEVER
+
+    def _dies_soon(self, b: int, number: int) -> bool:
+        uses = self.uses[b]
+        return b not in self.outputs and uses[-1] - number <= 8
+
+    # ---- eviction -------------------------------------------------------------------------------
+
+    def _moves(self, b: int) -> bool:
+        return b not in self.starts or self.starts[b].arena == HOST
+
+    def _make_room(self, device: int, size: int, number: int, only_drop: bool) -> int | None:
+        """Evict the cheapest window that holds `size` bytes. Returns where it begins."""
+        window = self.victims[device].window(
+            size, self.clock[number], number if only_drop else None
+        )
+        if window is None:
+            if only_drop:
+                self.unpinned.discard(device)
+            return None
+        for start in window:
+            owner = self.spaces[device].owner(start)
+            if isinstance(owner, int):
+                self._evict(owner, number)
+        return window[0]
+
+    def _stake(self, b: int) -> Stake | None:
+        """What it costs to evict a buffer now; None if it cannot go."""
+        if self.pins[b] or not self._moves(b) or b not in self.on_device:
+            return None
+        later = self._next_use(b)
+        reload = later != NEVER and b in self.tasks[later].reads
+        offload = b not in self.host_valid and (reload or later == NEVER)
+        until = self.clock[later] if later != NEVER else self.clock[-1]
+        moved = self.buffers[b].nbytes * (offload + reload)
+        return Stake(later, until, moved, dropped=not offload)
+
+    def _evict(self, b: int, number: int) -> None:
+        """Take a buffer off its device. Copy it if it will be read and the host has no valid
+        copy."""
+        later = self._next_use(b)
+        if b not in self.host_valid and (later == NEVER or b in self.tasks[later].reads):
+            self._offload(b, number)
+        self._release(self.on_device.pop(b))
+
+    def _pack(self, number: int) -> None:
+        """Place a task that finds no window: everything that can move goes, its own operands too,
+        and they are laid side by side."""
+        task = self.tasks[number]
+        devices = {self.buffers[b].device for b in task.touches} - {HOST}
+        for b in [b for b in self.on_device if self.buffers[b].device in devices]:
+            if self._moves(b):
+                self._evict(b, number)
+        if not self._find_place(number, 0):
+            refuse(self.graph, self.capacities, task.device)
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def _reload(self, b: int, copy: Copy, number: int) -> None:
+        host = self.on_host[b]
+        deps = {*host.before_reading(), *copy.before_writing()}
+        accesses = (Access(host.place, b, True, False), Access(copy.place, b, False, True))
+        node = self._add(RELOAD, "h2d", b, number, accesses, deps)
+        host.read_by(node)
+        copy.written_by(node)
+
+    def _offload(self, b: int, number: int) -> None:
+        copy = self.on_device[b]
+        if b not in self.on_host:
+            self._host_copy(b)
+        host = self.on_host[b]
+        deps = {*copy.before_reading(), *host.before_writing()}
+        accesses = (Access(copy.place, b, True, False), Access(host.place, b, False, True))
+        node = self._add(OFFLOAD, "d2h", b, number, accesses, deps)
+        copy.read_by(node)
+        host.written_by(node)
+        self.host_valid.add(b)
+
+    def _add(
+        self,
+        kind: str,
+        lane: str,
+        b: int,
+        number: int,
+        accesses: tuple[Access, ...],
+        deps: set[int],
+    ) -> int:
+        buffer = self.buffers[b]
+        self.nodes.append(
+            Node(
+                kind,
+                lane_name(lane, buffer.device),
+                accesses,
+                tuple(sorted(deps)),
+                task=number,
+                buffer=b,
+                nbytes=buffer.nbytes,
+            )
+        )
+        return len(self.nodes) - 1
+
+    def _host_copy(self, b: int) -> None:
+        self.on_host[b] = self._on_host(self.buffers[b].nbytes, self.buffers[b].name, b)
+
+    def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
+        size, space = self.graph.aligned(nbytes), self.spaces[HOST]
+        offset = space.best_fit(size)
+        if offset is None:
+            refuse_arena(HOST, space.used + size, space.capacity, name)
+        return Copy(Place(HOST, offset, nbytes), size, b, space.take(offset, size, b))
+
+    def _execute(self, number: int) -> None:
+        task = self.tasks[number]
+        host = task.lane == "host"
+        copies = [self._operand(b, number, host) for b in task.touches]
+        deps = {self.task_nodes[a] for a in task.after}
+        accesses: list[Access] = []
+        for b, copy in zip(task.touches, copies, strict=True):
+            reads, writes = b in task.reads, b in task.writes
+            if reads:
+                deps.update(copy.before_reading())
+            if writes:
+                deps.update(copy.before_writing())
+            accesses.append(Access(copy.place, b, reads, writes))
+        workspace = self.workspaces.pop(number, None)
+        if host and task.workspace:
+            workspace = self._on_host(task.workspace, task.name, None)
+        if workspace is not None:
+            deps.update(workspace.before_writing())
+            accesses.append(Access(workspace.place, None, False, True))
+        node = len(self.nodes)
+        self.task_nodes[number] = node
+        if host:
+            self.host_writes.difference_update(task.writes)
+        self.nodes.append(
+            Node(TASK, self._lane(number), tuple(accesses), tuple(sorted(deps)), task=number)
+        )
+        for b, copy in zip(task.touches, copies, strict=True):
+            if b in task.reads:
+                copy.read_by(node)
+            if b in task.writes:
+                copy.written_by(node)
+                self._changed(b, host)
+        if workspace is not None:
+            workspace.written_by(node)
+            self._release(workspace)
+        for b in task.touches:
+            self.pins[b] -= 1
+            self._after_use(b, number)
+
+    def _operand(self, b: int, number: int, host: bool) -> Copy:
+        if not host and self.buffers[b].device != HOST:
+            return self.on_device[b]
+        if b not in self.on_host:
+            self._host_copy(b)
+        if b in self.tasks[number].reads and b not in self.host_valid:
+            self._offload(b, number)
+        return self.on_host[b]
+
+    def _lane(self, number: int) -> str:
+        task = self.tasks[number]
+        if task.lane != "d2d":
+            return lane_name(task.lane, task.device)
+        source = self.buffers[task.reads[0]].device
+        return lane_name("d2d", source, self.buffers[task.writes[0]].device)
+
+    def _changed(self, b: int, host: bool) -> None:
+        """Note that the other copy is out of date."""
+        if host:
+            self.host_valid.add(b)
+            if b in self.on_device:
+                self._release(self.on_device.pop(b))
+            return
+        self.host_valid.discard(b)
+        if b in self.on_host and b not in self.starts:
+            self._release(self.on_host.pop(b))
+
+    def _after_use(self, b: int, number: int) -> None:
+        if self.pins[b] or not self._moves(b):
+            return
+        if self._next_use(b) != NEVER:
+            if b in self.host_valid:
+                self.unpinned.add(self.buffers[b].device)
+            return
+        on_device = b in self.on_device
+        if self.buffers[b].persistent:
+            if on_device:
+                self._evict(b, number)
+            return
+        if b in self.outputs:
+            return
+        if on_device:
+            self._release(self.on_device.pop(b))
+        if b in self.on_host:
+            self._release(self.on_host.pop(b))
+
+    def _release(self, copy: Copy, to_end: bool = False) -> None:
+        self.blocks.append(
+            Block(copy.place, copy.buffer, tuple(copy.nodes), copy.from_start, to_end)
+        )
+        if not to_end:
+            self.spaces[copy.place.arena].give(copy.place.offset, copy.history())
+
+    def _finish(self) -> MemGraph:
+        for b in self.graph.outputs:
+            copies = self.on_host if b in self.host_valid else self.on_device
+            self.ends[b] = copies[b].place
+        for copies in (self.on_device, self.on_host):
+            for copy in copies.values():
+                self._release(copy, to_end=True)
+        arenas = {arena: space.used for arena, space in self.spaces.items()}
+        return MemGraph(
+            self.graph,
+            tuple(self.nodes),
+            arenas,
+            self.starts,
+            self.ends,
+            tuple(self.blocks),
+            self.scratch,
+        )

@@ -1,0 +1,197 @@
+"""Computes activations once more instead of keeping or moving them. Pure.
+
+    f: x w -> a  ...  b: a g -> h     ->     f: x w -> a  ...  f again: x w -> a'  b: a' g -> h
+
+In between, `a` needs no room at all. It pays if f is quick and `a` is large: a norm, an activation
+function, a cast. The inputs of f must be there, unchanged, when it runs again: a parameter, or an
+activation that is kept until then anyway. So no other buffer lives longer. An input of f may itself
+be recomputed just before, in a short chain.
+
+The search plans and simulates the graphs of `variants` and keeps the best. With less recomputing
+there is less work but also less room.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from offload.errors import GraphError
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
+
+LONGEST_CHAIN = 4
+SMALLEST = 64 << 10
+"""Smaller activations, in bytes, never matter."""
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.75)
+"""Shares of the bytes that can be recomputed, cheapest first. They are tried in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An activation that can be recomputed."""
+
+    ratio: float
+    """Seconds to compute it again, divided by seconds to move it out and in."""
+    buffer: int
+    chain: tuple[int, ...]
+    """The tasks that run again for it; its own task is the last."""
+
+
+@dataclass(slots=True)
+class _Uses:
+    """The tasks that make and read each buffer."""
+
+    graph: TaskGraph
+    writers: dict[int, list[int]]
+    needed: dict[int, int]
+    """By buffer: the first backward task that reads it."""
+    last: Mapping[int, int]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> "_Uses":
+        writers: dict[int, list[int]] = {}
+        needed: dict[int, int] = {}
+        for number, task in enumerate(graph.tasks):
+            for b in task.writes:
+                writers.setdefault(b, []).append(number)
+            if task.phase != "forward":
+                for b in task.reads:
+                    needed.setdefault(b, number)
+        return cls(graph, writers, needed, graph.spans()[1])
+
+    def maker(self, b: int) -> int | None:
+        """The only task that makes the buffer, if that task may run again."""
+        makers = self.writers.get(b, ())
+        if len(makers) != 1 or b in self.graph.outputs:
+            return None
+        task = self.graph.tasks[makers[0]]
+        again = task.repeatable and task.lane == "compute" and task.phase == "forward"
+        kept = any(_kept(self.graph.buffers[w]) or w in task.reads for w in task.writes)
+        if not again or kept or task.after:
+            return None
+        return makers[0]
+
+    def unchanged(self, b: int, since: int, until: int) -> bool:
+        return not any(since < writer < until for writer in self.writers.get(b, ()))
+
+    def there(self, b: int, until: int) -> bool:
+        """Whether the buffer is kept until then anyway."""
+        return self.graph.buffers[b].persistent or self.last[b] >= until
+
+
+def candidates(graph: TaskGraph, costs: Costs, smallest: int = SMALLEST) -> list[Candidate]:
+    """What can be recomputed without keeping other buffers longer, cheapest first."""
+    uses = _Uses.of(graph)
+    found: list[Candidate] = []
+    for b, until in uses.needed.items():
+        nbytes = graph.buffers[b].nbytes
+        chain = _chain(uses, b, until) if nbytes >= smallest else ()
+        if not chain:
+            continue
+        again = sum(costs.of_task(graph.tasks[uses.writers[c][0]]) for c in chain)
+        move = costs.of_copy("offload", nbytes) + costs.of_copy("reload", nbytes)
+        found.append(Candidate(again / move, b, chain))
+    return sorted(found, key=lambda candidate: (candidate.ratio, candidate.buffer))
+
+
+def recomputed(graph: TaskGraph, buffers: Collection[int]) -> TaskGraph:
+    """The graph in which these activations are computed again before the backward pass reads
+    them."""
+    uses = _Uses.of(graph)
+    points = _points(uses, buffers)
+    known = list(graph.buffers)
+    before: dict[int, list[int]] = {}
+    for b in sorted(points, key=lambda b: uses.writers[b][0]):
+        before.setdefault(points[b], []).append(b)
+    names: dict[int, int] = {}
+    tasks: list[Task] = []
+    place: list[int] = []
+    for number, task in enumerate(graph.tasks):
+        for b in before.get(number, ()):
+            tasks.append(_again(graph.tasks[uses.writers[b][0]], b, names, known))
+        place.append(len(tasks))
+        renamed = task if names.keys().isdisjoint(task.touches) else task.renamed(names)
+        tasks.append(replace(renamed, after=tuple(place[a] for a in task.after)))
+    moved = sum(graph.buffers[b].nbytes for b in points)
+    note = f"{len(points)} activations ({moved >> 20} MiB) are recomputed" if points else ""
+    return graph.with_tasks(tasks, known, note)
+
+
+def variants(graph: TaskGraph, costs: Costs) -> Iterator[tuple[str, TaskGraph]]:
+    """Different graphs: the graph itself, then with more or less of it recomputed."""
+    yield "none", graph
+    found = candidates(graph, costs)
+    whole = sum(graph.buffers[c.buffer].nbytes for c in found)
+    seen: set[frozenset[int]] = {frozenset()}
+    for share in SHARES:
+        chosen: set[int] = set()
+        left = share * whole
+        for candidate in found:
+            left -= graph.buffers[candidate.buffer].nbytes
+            if left < 0:
+                break
+            chosen.update(candidate.chain)
+        if (key := frozenset(chosen)) not in seen:
+            seen.add(key)
+            yield f"{share:.0%} of what can be", recomputed(graph, chosen)
+
+
+def _kept(buffer: Buffer) -> bool:
+    return buffer.persistent or buffer.role is Role.INPUT
+
+
+def _chain(uses: _Uses, b: int, until: int, longest: int = LONGEST_CHAIN) -> tuple[int, ...]:
+    """The buffers to make again to have `b` at `until`, with `b` last; empty if that is
+    impossible."""
+    number = uses.maker(b)
+    if number is None or number >= until or longest == 0:
+        return ()
+    task = uses.graph.tasks[number]
+    beside = sum(uses.graph.buffers[w].nbytes for w in task.writes if w != b)
+    if beside * 4 > uses.graph.buffers[b].nbytes:
+        return ()
+    chain: list[int] = []
+    for read in task.reads:
+        if uses.there(read, until) and uses.unchanged(read, number, until):
+            continue
+        more = _chain(uses, read, until, longest - 1 - len(chain))
+        if not more:
+            return ()
+        chain.extend(c for c in more if c not in chain)
+    return (*chain, b)
+
+
+def _points(uses: _Uses, buffers: Collection[int]) -> dict[int, int]:
+    """By buffer: the task before which it is made again. That is the first backward task that reads
+    it, or the first one before which something else is made again from it."""
+    points: dict[int, int] = {}
+    makers = {b: uses.maker(b) for b in buffers}
+    for b, number in makers.items():
+        if number is None:
+            raise GraphError(f"{uses.graph.buffers[b].name} cannot be recomputed; see `candidates`")
+    demand = {b: uses.needed[b] for b in buffers if b in uses.needed}
+    for b in sorted(buffers, key=lambda b: makers[b] or 0, reverse=True):
+        number = makers[b]
+        if number is None or b not in demand:
+            raise GraphError(f"{uses.graph.buffers[b].name} is not needed again; see `candidates`")
+        points[b] = demand[b]
+        for read in uses.graph.tasks[number].reads:
+            if read in makers:
+                demand[read] = min(demand.get(read, points[b]), points[b])
+            elif not uses.unchanged(read, number, points[b]):
+                raise GraphError(
+                    f"{uses.graph.buffers[b].name} cannot be recomputed before "
+                    f"{uses.graph.tasks[points[b]].name}: {uses.graph.buffers[read].name} changes"
+                )
+    return points
+
+
+def _again(task: Task, b: int, names: dict[int, int], known: list[Buffer]) -> Task:
+    """The task once more, with new buffers for its results. From then on `b` means the new one."""
+    fresh = dict(names)
+    for written in task.writes:
+        known.append(replace(known[written], name=f"{known[written].name} again"))
+        fresh[written] = len(known) - 1
+    names[b] = fresh[b]
+    return replace(
+        task.renamed(fresh), name=f"{task.name} again", recomputes=task.name, phase="backward"
+    )

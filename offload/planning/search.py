@@ -1,0 +1,436 @@
+"""Tries several plans, with other horizons and residents, and keeps the fastest in simulation.
+Pure.
+
+    nothing moves                            if the budget allows that, there is no other choice
+    how much of the weights stays resident   then where updates run
+    then what is computed once more          and then again how much stays resident
+    then how far ahead tasks are placed
+
+Making a plan takes about a second per 10,000 tasks, so large graphs get fewer tries. The search
+ends when no other plan can be faster.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NoReturn
+
+from offload.errors import BudgetTooSmall
+from offload.graph.costs import Costs
+from offload.graph.memgraph import SMALL_WORKSPACE, TASK, MemGraph, Place
+from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.packing import Owner, packed
+from offload.planning.planner import Policy, build_memgraph
+from offload.planning.recompute import variants as recompute_variants
+from offload.planning.reduction import reduced
+from offload.planning.refusal import (
+    refuse,
+    refuse_host,
+    resident_bytes,
+    scratch_bytes,
+    smallest_budget,
+    working_set,
+)
+from offload.planning.residency import exposed, most_resident
+from offload.planning.simulator import Simulation, least_seconds, simulate
+from offload.planning.victims import NEVER
+
+SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
+"""Sizes of the arena to try for the plan without copies, as multiples of the peak."""
+HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
+"""Limits of the host arena to try, as multiples of what a plan takes without a limit."""
+DROPS, EVICTING = (64, 0), 4
+"""Tasks ahead for which others are dropped; and tasks ahead for which others are evicted."""
+CLOSER = 2
+"""How many of the best plans are tried again with eviction ahead."""
+EXPOSED = 0.25
+"""The share of the room for resident weights that a step's first inputs may take."""
+WALKED, LEAST = 80_000, 6
+"""Tasks that are walked in all plans together, and the least number of plans."""
+ENOUGH = 1.002
+"""Multiple of the busiest lane's seconds. A plan that is this fast ends the search."""
+WORTH = 0.99
+"""The share of a step's seconds that a rotated step may take at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Which plans are tried."""
+
+    shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
+    """Shares of the room for resident weights."""
+    drops: tuple[int, ...] = DROPS
+    """Tried with each share. Values of `DROPS` that are missing here are tried with the best
+    shares."""
+    horizons: tuple[tuple[int, int, int], ...] = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
+    """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
+    recomputations: int = 5
+
+
+EFFORTS = (
+    (5_000, Effort()),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=(), recomputations=2)),
+    (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
+)
+"""By the largest number of tasks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundPlan:
+    """A plan that was tried."""
+
+    memgraph: MemGraph
+    policy: Policy
+    simulation: Simulation
+    tried: tuple[str, ...] = ()
+    """A line for each plan that was tried."""
+    without_rotation: float | None = None
+    """Seconds of the best plan that is not rotated, if rotated ones were tried."""
+    nothing_moves: bool = False
+    """Whether nothing moves, so that there was no other plan to choose."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """What the plan must fit, and which graphs may be planned."""
+
+    graph: TaskGraph
+    capacities: Mapping[int, int]
+    """Bytes of each device's arena, and of the host's if it has a limit."""
+    costs: Costs
+    homes: Mapping[int, Place]
+    """Where persistent buffers lie already."""
+    reserve: int = 0
+    """Bytes of the budget outside of all arenas; a refusal names them."""
+    recompute: bool = True
+    others: Sequence[tuple[str, TaskGraph]] = ()
+    """Other graphs of the same step that may be planned instead, with names for the user."""
+    rotated: Sequence[tuple[str, TaskGraph]] = ()
+    """Rotated steps. One is taken only if it needs at most `WORTH` of the seconds."""
+
+
+def best_plan(wanted: Wanted) -> FoundPlan:
+    """The plan that is fastest in simulation, with its edges reduced."""
+    wanted = _fitting(wanted)
+    found = _without_copies(wanted) or _Search(wanted).best()
+    deps = reduced([node.deps for node in found.memgraph.nodes])
+    nodes = tuple(
+        replace(node, deps=before) for node, before in zip(found.memgraph.nodes, deps, strict=True)
+    )
+    return replace(found, memgraph=replace(found.memgraph, nodes=nodes))
+
+
+def _fitting(wanted: Wanted) -> Wanted:
+    """The same, with only the graphs whose largest task fits into the budget."""
+    graphs = [("", wanted.graph), *wanted.others]
+    lacks = [_lack(graph, wanted.capacities) for _, graph in graphs]
+    fitting = [pair for pair, (lack, _) in zip(graphs, lacks, strict=True) if lack <= 0]
+    if not fitting:
+        least = min(range(len(graphs)), key=lambda n: lacks[n][0])
+        refuse(graphs[least][1], wanted.capacities, lacks[least][1], wanted.reserve)
+    return replace(wanted, graph=fitting[0][1], others=tuple(fitting[1:]))
+
+
+def _lack(graph: TaskGraph, capacities: Mapping[int, int]) -> tuple[int, int]:
+    """How many bytes of the largest task do not fit, and on which device."""
+    lacks = [(smallest_budget(graph, d)[0] - capacities[d], d) for d in graph.devices]
+    return max(lacks, key=lambda lack: lack[0], default=(0, 0))
+
+
+def peak_bytes(graph: TaskGraph, device: int) -> int:
+    """The bytes that a device needs if nothing ever leaves it."""
+    change = [0] * (len(graph.tasks) + 1)
+    first, last = graph.spans()
+    for b, begin in first.items():
+        if graph.buffers[b].device == device:
+            change[begin] += graph.aligned(graph.buffers[b].nbytes)
+            change[last[b] + 1] -= graph.aligned(graph.buffers[b].nbytes)
+    peak = live = 0
+    for number, task in enumerate(graph.tasks):
+        live += change[number]
+        hidden = task.device == device and task.workspace > SMALL_WORKSPACE
+        peak = max(peak, live + (graph.aligned(task.workspace) if hidden else 0))
+    return peak + scratch_bytes(graph, device)
+
+
+def _without_copies(wanted: Wanted) -> FoundPlan | None:
+    """The plan in which everything is resident, in as little of the arena as it fits into."""
+    graph = wanted.graph
+    if any(peak_bytes(graph, device) > wanted.capacities[device] for device in graph.devices):
+        return None
+    at_home = any(graph.buffers[b].persistent and p.arena == HOST for b, p in wanted.homes.items())
+    if at_home or any(task.lane == "host" for task in graph.tasks):
+        return None  # it does not fit without moving
+    persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
+    for policy, arenas in (_packed(wanted, persistent), *_by_time(wanted, persistent)):
+        if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
+            continue
+        try:
+            memgraph = _walked(wanted, arenas, policy)
+        except BudgetTooSmall:
+            continue
+        inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
+        if sum(node.kind != TASK for node in memgraph.nodes) <= inputs:
+            simulation = simulate(memgraph, wanted.costs)
+            return FoundPlan(
+                memgraph, policy, simulation, ("everything resident",), nothing_moves=True
+            )
+    return None
+
+
+def _packed(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[int, int]]:
+    """Pack by size. If that fails the arenas have no bytes, so the walk is refused."""
+    offsets: dict[Owner, int] = {}
+    tops: dict[int, int] = {}
+    for device in wanted.graph.devices:
+        base = resident_bytes(wanted.graph, device, persistent, wanted.homes)
+        places, tops[device] = packed(wanted.graph, device, base)
+        offsets.update(places)
+    return Policy(persistent, ahead=0, offsets=offsets), tops
+
+
+def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Policy, dict[int, int]]]:
+    alignment = wanted.graph.alignment
+    for slack in SLACK:
+        yield (
+            Policy(persistent, ahead=4),
+            {
+                device: int(peak_bytes(wanted.graph, device) * slack) // alignment * alignment
+                for device in wanted.graph.devices
+            },
+        )
+
+
+def _walked(
+    wanted: Wanted, arenas: Mapping[int, int], policy: Policy, graph: TaskGraph | None = None
+) -> MemGraph:
+    graph = graph or wanted.graph
+    clock, now = [], 0.0
+    for task in graph.tasks:
+        clock.append(now)
+        now += wanted.costs.of_task(task)
+    capacities = {**wanted.capacities, **arenas}
+    return build_memgraph(graph, capacities, policy, clock, wanted.homes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """One try. `seconds`: inf if the plan does not fit."""
+
+    seconds: float
+    name: str
+    share: float
+    policy: Policy
+    graph: TaskGraph
+
+
+class _Search:
+    """The best plan so far, and everything that was tried."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
+        self._best: FoundPlan | None = None
+        self._refused: BudgetTooSmall | None = None
+        self._tried: list[str] = []
+        self._without_rotation: float | None = None
+        self._room: tuple[TaskGraph, dict[int, int]] | None = None
+        """The room of the last graph, kept because it takes long to find."""
+
+    def best(self) -> FoundPlan:
+        took = self._shares("", self._wanted.graph, self._effort.drops)
+        self._other_graphs()
+        self._rotated_graphs()
+        if self._best is None:
+            self._refuse()
+        before = self._best
+        if self._wanted.recompute:
+            self._recomputed_graphs(before)
+        if self._best is before:
+            self._closer(took)
+        else:  # activations take less room in that graph
+            graph, drops = self._best.memgraph.graph, (before.policy.drop_ahead,)
+            self._closer(self._shares("with that, ", graph, drops))
+        self._nearby()
+        return replace(
+            self._best, tried=tuple(self._tried), without_rotation=self._without_rotation
+        )
+
+    def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
+        took: list[Tried] = []
+        for share, policy in self._policies(graph, drops):
+            if self._enough(graph):
+                break
+            said = f"{name}{_in_words(share, policy)}"
+            took.append(Tried(self._try(said, policy, graph), name, share, policy, graph))
+        return took
+
+    def _closer(self, took: Sequence[Tried]) -> None:
+        """Try the best of these again with eviction ahead, and dropping at distances not tried
+        yet."""
+        left = [drop for drop in DROPS if drop not in {one.policy.drop_ahead for one in took}]
+        for one in sorted(took, key=lambda one: one.seconds)[:CLOSER]:
+            others = [replace(one.policy, evict_ahead=EVICTING)]
+            others += [self._policy(one.graph, one.share, drop) for drop in left]
+            for policy in others:
+                if not self._enough(one.graph):
+                    said = f"{one.name}{_in_words(one.share, policy)}"
+                    self._try(said, policy, one.graph)
+
+    def _nearby(self) -> None:
+        """Try the best plan again with tasks placed further ahead or less far."""
+        for ahead, evict, drop in self._effort.horizons:
+            assert self._best is not None
+            graph = self._best.memgraph.graph
+            if self._enough(graph):
+                return
+            policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
+            self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
+
+    def _enough(self, graph: TaskGraph) -> bool:
+        """Whether the graph was tried and no plan of it, or of one that recomputes more, is
+        faster."""
+        if self._best is None:
+            return False
+        used_up = len(self._tried) >= max(LEAST, WALKED // len(self._wanted.graph.tasks))
+        work = least_seconds(graph, self._wanted.costs)
+        return used_up or self._best.simulation.makespan <= ENOUGH * work
+
+    def _other_graphs(self) -> None:
+        """Try a few plans of each other graph. What its host tasks touch is not resident."""
+        for name, graph in self._wanted.others:
+            policies = list(self._policies(graph))
+            most, less = policies[: len(DROPS)], policies[len(DROPS) :]
+            for share, policy in (*most, *less[-len(DROPS) :]):
+                self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
+
+    def _rotated_graphs(self) -> None:
+        """Try rotated graphs with as much resident as fits, unless their work alone takes too
+        long."""
+        self._without_rotation = self._best.simulation.makespan if self._best else None
+        for name, graph in self._wanted.rotated:
+            most = WORTH * self._best.simulation.makespan if self._best else math.inf
+            if least_seconds(graph, self._wanted.costs) < most:
+                for _, policy in islice(self._policies(graph), len(DROPS)):
+                    self._try(name, policy, graph, most)
+
+    def _recomputed_graphs(self, before: FoundPlan) -> None:
+        """Try less or more recomputing: placed as before, and with as much resident as fits."""
+        graph, drops = before.memgraph.graph, (before.policy.drop_ahead,)
+        if self._enough(graph):
+            return
+        found = recompute_variants(graph, self._wanted.costs)
+        others = ((name, other) for name, other in found if other is not graph)
+        for name, other in islice(others, self._effort.recomputations):
+            self._try(f"recompute {name}", before.policy, other)
+            share, policy = next(self._policies(other, drops))
+            self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
+
+    def _refuse(self) -> NoReturn:
+        """Refuse, because no plan fits. Every budget that holds the largest task has a plan, so it
+        is host memory that is missing: say how much would do."""
+        assert self._refused is not None
+        if HOST not in self._wanted.capacities:
+            raise self._refused
+        endless, alignment = self._host_bytes_within(NEVER), self._wanted.graph.alignment
+        for slack in HOST_SLACK:
+            enough = int(endless * slack) // alignment * alignment
+            if self._host_bytes_within(enough) <= enough:
+                refuse_host(enough, self._wanted.capacities[HOST], self._refused.task)
+        raise self._refused
+
+    def _host_bytes_within(self, limit: int) -> int:
+        """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
+        least = NEVER
+        for _, policy in self._policies():
+            with suppress(BudgetTooSmall):
+                least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
+        return least
+
+    def _policies(
+        self, graph: TaskGraph | None = None, drops: Sequence[int] = DROPS
+    ) -> Iterator[tuple[float, Policy]]:
+        """Policies from much resident to little; for each share, those of `drops`."""
+        graph = graph or self._wanted.graph
+        seen: set[frozenset[int]] = set()
+        for share in self._effort.shares:
+            found = [self._policy(graph, share, drop) for drop in drops]
+            if found[-1].resident not in seen:
+                seen.add(found[-1].resident)
+                yield from ((share, policy) for policy in found)
+
+    def _policy(self, graph: TaskGraph, share: float, drop: int) -> Policy:
+        """One policy. One that drops ahead also keeps the step's first inputs resident."""
+        plain, first = self._residents(graph, share)
+        return Policy(first if drop else plain, drop_ahead=drop)
+
+    def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
+        """What may stay in this share of the room, without and with the step's first inputs."""
+        most = self._most_room(graph)
+        room = {device: int(nbytes * share) for device, nbytes in most.items()}
+        plain = most_resident(graph, room)
+        some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
+        found = exposed(graph, self._wanted.costs, plain, some)
+        return plain, most_resident(graph, room, found) if found else plain
+
+    def _most_room(self, graph: TaskGraph) -> dict[int, int]:
+        """The most resident bytes that leave enough for each task, whose operands may be
+        resident."""
+        if self._room is not None and self._room[0] is graph:
+            return self._room[1]
+        capacities = self._wanted.capacities
+        room: dict[int, int] = {}
+        for device in graph.devices:
+            low, high = 0, capacities[device]
+            while high - low > capacities[device] // 64:
+                middle = (low + high) // 2
+                if self._leaves_enough(graph, device, most_resident(graph, {device: middle})):
+                    low = middle
+                else:
+                    high = middle
+            room[device] = low
+        self._room = graph, room
+        return room
+
+    def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
+        largest = max(
+            (working_set(graph, task, device, resident) for task in graph.tasks), default=0
+        )
+        taken = resident_bytes(graph, device, resident, {})
+        return taken + largest <= self._wanted.capacities[device]
+
+    def _try(
+        self,
+        name: str,
+        policy: Policy,
+        graph: TaskGraph | None = None,
+        most: float = math.inf,
+    ) -> float:
+        """Try one plan. Returns its seconds; inf if it does not fit."""
+        try:
+            memgraph = _walked(self._wanted, {}, policy, graph)
+        except BudgetTooSmall as refused:
+            self._refused = refused
+            self._tried.append(f"{name}: does not fit")
+            return math.inf
+        simulation = simulate(memgraph, self._wanted.costs)
+        moved = sum(node.nbytes for node in memgraph.nodes)
+        self._tried.append(f"{name}: {simulation.makespan:.3g} s")
+        if simulation.makespan <= most and (
+            self._best is None
+            or (simulation.makespan, moved)
+            < (
+                self._best.simulation.makespan,
+                sum(node.nbytes for node in self._best.memgraph.nodes),
+            )
+        ):
+            self._best = FoundPlan(memgraph, policy, simulation)
+        return simulation.makespan
+
+
+def _in_words(share: float, policy: Policy) -> str:
+    ahead = {"dropping": policy.drop_ahead, "evicting": policy.evict_ahead}
+    words = [f"{how} {tasks} tasks ahead" for how, tasks in ahead.items() if tasks]
+    return ", ".join([f"{share:.0%} of the room resident", *words])

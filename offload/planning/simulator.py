@@ -1,0 +1,251 @@
+"""How long a MemGraph takes on a machine of given rates, and the bound that no order can beat.
+Pure.
+
+    h2d      R w1 | R w2 |      | R w3 |         a free lane takes what is ready at once,
+    compute       |  F1  |  F2  |      |  F3     the smallest number first ("priority")
+
+Lanes run one node at a time; the host runs as many as it has workers. The two directions of a
+link slow each other down by `Costs.shared`. A step lasts at least as long as its longest path of
+nodes, and as the work of its busiest lane (`Bound`).
+
+A step that offloads in the forward pass and reloads in the backward pass cannot fill both
+directions at once. So its two phases, before and after the fullest moment, add up to the estimate
+`two_phase`.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+from offload.graph.costs import Costs
+from offload.graph.memgraph import TASK, MemGraph
+from offload.graph.taskgraph import TaskGraph
+
+_End = tuple[int, float]
+CRITICAL_PATH, LINK = "critical path", "link"
+
+
+class HasMemGraph(Protocol):
+    """Anything that has a MemGraph, such as a plan."""
+
+    @property
+    def memgraph(self) -> MemGraph: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least seconds of a step in any order."""
+
+    seconds: float
+    lane: str
+    """The part that sets the bound, one of `parts`."""
+    parts: Mapping[str, float]
+    """The work of each lane (for the host, a worker's share) and the critical path. For a link
+    whose directions share its rate, also the work of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One simulated run of a step."""
+
+    makespan: float
+    busy: Mapping[str, float]
+    """Seconds of work of each lane; for the host, of all workers together."""
+    bound: Bound
+    two_phase: float
+    timeline: tuple[tuple[int, str, float, float], ...]
+    """Node, lane, start, end, in the order of the starts."""
+
+
+def simulate(
+    plan: MemGraph | HasMemGraph, costs: Costs, order: str = "priority", seed: int = 0
+) -> Simulation:
+    """Simulate a step. `order`: "priority" (a free lane takes the ready node of lowest number),
+    "random" (it takes any ready node), "in_order" (only its own next node, as a queue would)."""
+    if order not in ("priority", "random", "in_order"):
+        raise ValueError(f"order={order!r} is unknown; choose priority, random or in_order")
+    memgraph = plan if isinstance(plan, MemGraph) else plan.memgraph
+    seconds = _seconds(memgraph, costs)
+    timeline = _run(memgraph, seconds, costs, order, seed)
+    busy: dict[str, float] = {}
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        busy[node.lane] = busy.get(node.lane, 0.0) + took
+    bound = _bound(memgraph, seconds, busy, costs)
+    return Simulation(
+        makespan=max((end for *_, end in timeline), default=0.0),
+        busy=busy,
+        bound=bound,
+        two_phase=max(bound.seconds, _two_phase(memgraph, seconds, costs)),
+        timeline=timeline,
+    )
+
+
+def least_seconds(graph: TaskGraph, costs: Costs) -> float:
+    """Seconds of the work of the busiest lane, without copies."""
+    busy: dict[tuple[str, int], float] = {}
+    for task in graph.tasks:
+        key = task.lane, task.device
+        busy[key] = busy.get(key, 0.0) + costs.of_task(task) / _workers(task.lane, costs)
+    return max(busy.values(), default=0.0)
+
+
+def _seconds(memgraph: MemGraph, costs: Costs) -> list[float]:
+    tasks = memgraph.graph.tasks
+    return [
+        costs.of_task(tasks[node.task])
+        if node.kind == TASK
+        else costs.of_copy(node.kind, node.nbytes)
+        for node in memgraph.nodes
+    ]
+
+
+def _workers(lane: str, costs: Costs) -> int:
+    return costs.host_workers if lane == "host" else 1
+
+
+@dataclass(slots=True, eq=False)
+class _SimulatedLane:
+    """The ready nodes of one lane, by rank, and how many more it can take now."""
+
+    name: str
+    free: int
+    ready: list[tuple[int, int]] = field(default_factory=list)
+    queue: deque[int] = field(default_factory=deque)
+    """Its nodes that have not started, in order."""
+
+    def next(self, in_order: bool) -> int | None:
+        if not self.free or not self.ready or (in_order and self.ready[0][1] != self.queue[0]):
+            return None
+        self.free -= 1
+        if in_order:
+            self.queue.popleft()
+        return heappop(self.ready)[1]
+
+
+@dataclass(slots=True, eq=False)
+class _Links:
+    """The copies that run now. While one direction copies, what is left of the other one
+    stretches."""
+
+    shared: float
+    left: dict[str, tuple[int, float, float, float]] = field(default_factory=dict)
+    """By lane: the node, the undisturbed seconds that are left, since when, and its pace."""
+
+    def begin(self, lane: str, node: int, seconds: float, now: float) -> Iterator[_End]:
+        """Yields (node, end) of every copy whose end changes."""
+        other = other_way(lane)
+        self.left[lane] = (node, seconds, now, 1.0)
+        if other in self.left:
+            yield self._at(lane, now, self.shared)
+            yield self._at(other, now, self.shared)
+
+    def end(self, lane: str, now: float) -> Iterator[_End]:
+        del self.left[lane]
+        other = other_way(lane)
+        if other in self.left:
+            yield self._at(other, now, 1.0)
+
+    def _at(self, lane: str, now: float, pace: float) -> _End:
+        node, seconds, since, before = self.left[lane]
+        seconds -= (now - since) * before
+        self.left[lane] = (node, seconds, now, pace)
+        return node, now + seconds / pace
+
+
+def other_way(lane: str) -> str:
+    """The lane of a link's other direction."""
+    return ("d2h" if lane.startswith("h2d") else "h2d") + lane[3:]
+
+
+def _run(
+    memgraph: MemGraph, seconds: list[float], costs: Costs, order: str, seed: int
+) -> tuple[tuple[int, str, float, float], ...]:
+    """Run all nodes. Returns (node, lane, start, end) of each."""
+    nodes = memgraph.nodes
+    rank = list(range(len(nodes)))
+    if order == "random":
+        # A random rank for each node is as good as a draw at every turn, and cheaper.
+        rank = np.random.default_rng(seed).permutation(len(nodes)).tolist()
+    lanes = {node.lane: _SimulatedLane(node.lane, _workers(node.lane, costs)) for node in nodes}
+    successors: list[list[int]] = [[] for _ in nodes]
+    waits = [len(node.deps) for node in nodes]
+    for number, node in enumerate(nodes):
+        lanes[node.lane].queue.append(number)
+        if not node.deps:
+            heappush(lanes[node.lane].ready, (rank[number], number))
+        for dep in node.deps:
+            successors[dep].append(number)
+
+    now = 0.0
+    running: list[tuple[float, int]] = []
+    timeline: list[tuple[int, str, float, float]] = []
+    links = _Links(costs.shared)
+    copies = {n for n, node in enumerate(nodes) if node.kind != TASK} if costs.shared < 1 else ()
+    rows: dict[int, int] = {}
+    """By running copy: its row in the timeline."""
+
+    def moved(number: int, end: float) -> None:
+        name, start = timeline[rows[number]][1:3]
+        timeline[rows[number]] = (number, name, start, end)
+        heappush(running, (end, number))
+
+    while True:
+        for lane in lanes.values():
+            while (number := lane.next(order == "in_order")) is not None:
+                end = now + seconds[number]
+                timeline.append((number, lane.name, now, end))
+                heappush(running, (end, number))
+                if number in copies:
+                    rows[number] = len(timeline) - 1
+                    for node, then in links.begin(lane.name, number, seconds[number], now):
+                        moved(node, then)
+        if not running:
+            return tuple(timeline)
+        now = running[0][0]
+        # All nodes that end now come before any choice.
+        while running and running[0][0] == now:
+            _, done = heappop(running)
+            if done in copies:
+                if done not in rows or timeline[rows[done]][3] != now:
+                    continue  # its end has changed in the meantime
+                del rows[done]
+                for node, then in links.end(nodes[done].lane, now):
+                    moved(node, then)
+            lanes[nodes[done].lane].free += 1
+            for later in successors[done]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heappush(lanes[nodes[later].lane].ready, (rank[later], later))
+
+
+def _bound(
+    memgraph: MemGraph, seconds: list[float], busy: Mapping[str, float], costs: Costs
+) -> Bound:
+    parts = {lane: work / _workers(lane, costs) for lane, work in busy.items()}
+    ends: list[float] = []
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        ends.append(took + max((ends[dep] for dep in node.deps), default=0.0))
+    parts[CRITICAL_PATH] = max(ends, default=0.0)
+    if costs.shared < 1:
+        both = [(work, busy.get(other_way(e), 0.0)) for e, work in busy.items() if e[:3] == "h2d"]
+        # Both run at once as long as both have work, or else one after the other.
+        slower = min(1.0, 1 / costs.shared - 1)
+        links = [max(pair) + min(pair) * slower for pair in both]
+        parts[LINK] = max(links, default=0.0)
+    lane = max(parts, key=lambda part: parts[part])
+    return Bound(parts[lane], lane, parts)
+
+
+def _two_phase(memgraph: MemGraph, seconds: list[float], costs: Costs) -> float:
+    """The busiest lane's work before the fullest moment, plus the busiest lane's after it."""
+    live = memgraph.graph.live_bytes()
+    fullest = max(range(len(live)), key=lambda task: live[task], default=-1)
+    phases: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for node, took in zip(memgraph.nodes, seconds, strict=True):
+        work = phases[node.task > fullest]
+        work[node.lane] = work.get(node.lane, 0.0) + took / _workers(node.lane, costs)
+    return sum(max(work.values(), default=0.0) for work in phases)

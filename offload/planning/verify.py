@@ -1,0 +1,468 @@
+"""Proves that every order which keeps a MemGraph's edges gives the step's own bits. Pure.
+
+This is an oracle: it does not know how a plan was made, and reads only the nodes (accesses, edges),
+the graph, `arenas`, `starts`, `ends` and `scratch`. It checks four things, each relying on those
+before:
+
+    formed   edges lead forward, so there is no cycle; each task is there once, with the bytes
+             that it touches; copies go from a device to the host or back; all lies in the arenas
+    ordered  a path leads between any two nodes of which one writes bytes that the other touches
+    after    a path leads between a task and those in its `after`
+    valued   run in one legal order, every read finds the contents that the program's order gives
+
+Why it asks only neighbours for a path: take one byte and the accesses to it in the order of the
+nodes. A read is checked against the write before it. A write is checked against the reads since the
+write before it or, if there are none, against that write. Two accesses further apart, one of them
+writing, are joined by a chain of such neighbours, and paths add up. A missing path is itself a
+conflict.
+
+Why one order is enough for the values: any two conflicting nodes are ordered, so every legal order
+does the same things to each byte in the same sequence.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Generic, TypeVar
+
+from offload.errors import RaceFound
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, Place, lane_name
+from offload.graph.taskgraph import HOST, Role
+
+START, END = "the start of the step", "the end of the step"
+SOURCES = 4096
+"""How many sources are followed at a time; each is a bit of an int at every node."""
+
+Known = TypeVar("Known")
+
+
+def verify(memgraph: MemGraph) -> None:
+    """Raise `RaceFound` if some legal order of the nodes would go wrong."""
+    at = _check_numbers(memgraph)
+    _check_edges(memgraph)
+    _check_places(memgraph)
+    for number in range(len(memgraph.nodes)):
+        _check_node(memgraph, number)
+    _check_paths(memgraph, at)
+    _check_values(memgraph)
+
+
+# Formed
+
+
+def _check_numbers(memgraph: MemGraph) -> list[int]:
+    """The node of each task. Raises unless there is exactly one."""
+    tasks, buffers = memgraph.graph.tasks, memgraph.graph.buffers
+    at = [-1] * len(tasks)
+    for number, node in enumerate(memgraph.nodes):
+        known = len(tasks) if node.kind == TASK else len(buffers)
+        which = node.task if node.kind == TASK else node.buffer
+        if node.kind not in (TASK, OFFLOAD, RELOAD) or not 0 <= which < known:
+            raise _fault(f"node {number}", f"{node.kind} {which} is not one of {known}")
+        if node.kind == TASK:
+            if at[which] >= 0:
+                raise _fault(tasks[which].name, f"nodes {at[which]} and {number} both run it")
+            at[which] = number
+    if -1 in at:
+        raise _fault(tasks[at.index(-1)].name, "no node runs it")
+    return at
+
+
+def _check_edges(memgraph: MemGraph) -> None:
+    for number, node in enumerate(memgraph.nodes):
+        for dep in node.deps:
+            if not 0 <= dep < number:
+                other = memgraph.name(dep) if 0 <= dep < len(memgraph.nodes) else "no node"
+                why = (
+                    f"waits for {other}, node {dep}: edges lead from smaller to larger numbers, "
+                    "or there may be a cycle"
+                )
+                raise _fault(memgraph.name(number), why, after=other)
+
+
+def _check_places(memgraph: MemGraph) -> None:
+    """Check that everything lies within its arena, is aligned, and stays out of the scratch."""
+    for arena, place in memgraph.scratch.items():
+        if place.arena != arena:
+            raise _fault("scratch", f"that of {_arena(arena)} is on {_arena(place.arena)}", place)
+        _check_inside(memgraph, place, "scratch")
+    for places in (memgraph.starts, memgraph.ends):
+        for b, place in places.items():
+            buffer = memgraph.graph.buffers[b]
+            if place.nbytes != buffer.nbytes or place.arena not in (buffer.device, HOST):
+                why = f"its {buffer.nbytes} bytes are to be on {_arena(buffer.device)} or the host"
+                raise _fault(buffer.name, why, place)
+            _check_place(memgraph, place, buffer.name)
+    for number, node in enumerate(memgraph.nodes):
+        for access in node.accesses:
+            _check_place(memgraph, access.place, number)
+
+
+def _check_place(memgraph: MemGraph, place: Place, who: int | str) -> None:
+    _check_inside(memgraph, place, who)
+    if place.arena in memgraph.scratch:
+        arena, begin, end = _span(memgraph.scratch[place.arena])
+        low, high = max(place.offset, begin), min(place.offset + place.nbytes, end)
+        if low < high:
+            shared = Place(arena, low, high - low)
+            raise _fault(_name(memgraph, who), "it overlaps the scratch", shared, "scratch")
+
+
+def _check_inside(memgraph: MemGraph, place: Place, who: int | str) -> None:
+    size = memgraph.arenas.get(place.arena, 0)
+    if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > size:
+        raise _fault(_name(memgraph, who), f"the arena has {size} bytes", place)
+    alignment = memgraph.graph.alignment
+    if place.offset % alignment:
+        why = f"offset {place.offset} is not a multiple of {alignment}"
+        raise _fault(_name(memgraph, who), why, place)
+
+
+Use = tuple[int, int, int | None, bool, bool]
+"""An access without its offset: arena, bytes, buffer, reads, writes."""
+
+
+def _check_node(memgraph: MemGraph, number: int) -> None:
+    """Check that a node does what its task, or the copied buffer, says."""
+    node = memgraph.nodes[number]
+    lanes, uses = (_task_says if node.kind == TASK else _copy_says)(memgraph, node)
+    found: list[Use] = [
+        (a.place.arena, a.place.nbytes, a.buffer, a.reads, a.writes) for a in node.accesses
+    ]
+    if node.lane not in lanes:
+        why = f"it runs on lane {node.lane}, but belongs on {' or '.join(sorted(lanes))}"
+        raise _fault(memgraph.name(number), why)
+    if node.kind != TASK and node.nbytes != uses[0][1]:
+        why = f"it says that it moves {node.nbytes} bytes, but expected are {uses[0][1]}"
+        raise _fault(memgraph.name(number), why)
+    if found != uses:
+        for access, one, other in zip_longest(node.accesses, found, uses):
+            if one != other:
+                why = f"it {_use(memgraph, one)}: expected that it {_use(memgraph, other)}"
+                raise _fault(memgraph.name(number), why, access and access.place)
+
+
+def _task_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
+    task, buffers = memgraph.graph.tasks[node.task], memgraph.graph.buffers
+    on_host = task.lane == "host"
+    uses: list[Use] = []
+    for b in task.touches:
+        arena = HOST if on_host else buffers[b].device
+        uses.append((arena, buffers[b].nbytes, b, b in task.reads, b in task.writes))
+    # Tasks that share the scratch must run one at a time, as a device's compute lane does.
+    scratch = memgraph.scratch.get(task.device) if task.lane == "compute" else None
+    if len(node.accesses) > len(uses) or task.workspace > (scratch.nbytes if scratch else 0):
+        uses.append((HOST if on_host else task.device, task.workspace, None, False, True))
+    if task.lane != "d2d":
+        return {lane_name(task.lane, task.device)}, uses
+    ends = ((buffers[a].device, buffers[b].device) for a in task.reads for b in task.writes)
+    return {lane_name("d2d", a, b) for a, b in ends}, uses
+
+
+def _copy_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
+    b, buffer = node.buffer, memgraph.graph.buffers[node.buffer]
+    out = node.kind == OFFLOAD
+    source, target = (buffer.device, HOST) if out else (HOST, buffer.device)
+    return {lane_name("d2h" if out else "h2d", buffer.device)}, [
+        (source, buffer.nbytes, b, True, False),
+        (target, buffer.nbytes, b, False, True),
+    ]
+
+
+# Ordered
+
+
+class _Ranges(Generic[Known]):
+    """What is known of each byte of an arena, stored for ranges in which it is the same."""
+
+    def __init__(self, size: int, known: Known) -> None:
+        self.size = size
+        self.begins = [0]
+        self.known = [known]
+
+    def items(self, begin: int, end: int) -> Iterator[tuple[int, int, Known]]:
+        """(begin, end, known) of the parts of a non-empty range, in order."""
+        first, last = bisect_right(self.begins, begin) - 1, bisect_left(self.begins, end)
+        for index in range(first, last):
+            low = self.begins[index]
+            high = self.begins[index + 1] if index + 1 < len(self.begins) else self.size
+            yield max(low, begin), min(high, end), self.known[index]
+
+    def cut(self, begin: int, end: int) -> range:
+        """Cut at both ends, and return the numbers of the ranges that make up exactly this one."""
+        return range(self._border(begin), self._border(end))
+
+    def put(self, begin: int, end: int, known: Known) -> None:
+        parts = self.cut(begin, end)
+        self.begins[parts.start : parts.stop] = [begin]
+        self.known[parts.start : parts.stop] = [known]
+
+    def _border(self, at: int) -> int:
+        index = bisect_left(self.begins, at)
+        if at < self.size and (index == len(self.begins) or self.begins[index] != at):
+            self.begins.insert(index, at)
+            self.known.insert(index, self.known[index - 1])
+        return index
+
+
+Readers = tuple[int, "Readers"] | None
+"""A linked list: the last reader and those before it. Ranges that are cut share its tail."""
+Users = tuple[int, Readers]
+"""The last writer, and the readers since then."""
+
+
+@dataclass(slots=True)
+class _Conflict:
+    """Why a path must lead from one node to another. Without an arena it is because of `after`."""
+
+    arena: int | None = None
+    begin: int = 0
+    end: int = 0
+    verbs: tuple[str, str] = ("", "")
+
+
+Conflicts = dict[tuple[int, int], _Conflict]
+
+
+def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
+    nodes, asked = memgraph.nodes, _conflicts(memgraph)
+    for number, task in enumerate(memgraph.graph.tasks):
+        for before in task.after:
+            a, b = at[before], at[number]
+            conflict = asked.setdefault((a, b), _Conflict())
+            if a >= b:
+                raise _race(memgraph, a, b, conflict)
+    # Most pairs are edges themselves.
+    for a, b in _unordered(nodes, [(a, b) for a, b in asked if a not in nodes[b].deps]):
+        raise _race(memgraph, a, b, asked[a, b])
+
+
+def _conflicts(memgraph: MemGraph) -> Conflicts:
+    """The neighbours at every byte (see above), with the first bytes that they share."""
+    touched = {arena: _Ranges[Users](size, (-1, None)) for arena, size in memgraph.arenas.items()}
+    asked: Conflicts = {}
+
+    def ask(a: int, b: int, arena: int, low: int, high: int, verbs: tuple[str, str]) -> None:
+        if a < 0:
+            return
+        known = asked.setdefault((a, b), _Conflict(arena, low, low, verbs))
+        if (known.arena, known.end, known.verbs) == (arena, low, verbs):
+            known.end = high
+        if a == b:
+            raise _race(memgraph, a, b, known)
+
+    for number, node in enumerate(memgraph.nodes):
+        for access in node.accesses:
+            arena, begin, end = _span(access.place)
+            if begin == end:
+                continue
+            ranges = touched[arena]
+            for low, high, (writer, readers) in ranges.items(begin, end):
+                if not access.writes:
+                    ask(writer, number, arena, low, high, ("writes", "reads"))
+                elif readers is None:
+                    ask(writer, number, arena, low, high, ("writes", "writes"))
+                else:
+                    for reader in _all(readers):
+                        ask(reader, number, arena, low, high, ("reads", "writes"))
+            if access.writes:
+                ranges.put(begin, end, (number, None))
+            else:
+                for part in ranges.cut(begin, end):
+                    writer, readers = ranges.known[part]
+                    ranges.known[part] = (writer, (number, readers))
+    return asked
+
+
+def _all(readers: Readers) -> Iterator[int]:
+    while readers is not None:
+        reader, readers = readers
+        yield reader
+
+
+def _unordered(
+    nodes: tuple[Node, ...], pairs: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """The pairs that no path joins; the smaller node is the source. Many pairs are checked at once:
+    each node learns from its dependencies which of the sources reach it."""
+    targets: dict[int, list[int]] = {}
+    for a, b in pairs:
+        targets.setdefault(a, []).append(b)
+    sources = sorted(targets)
+    for at in range(0, len(sources), SOURCES):
+        chunk = sources[at : at + SOURCES]
+        first = chunk[0]
+        bits = {a: 1 << bit for bit, a in enumerate(chunk)}
+        asked: dict[int, list[int]] = {}
+        for a in chunk:
+            for b in targets[a]:
+                asked.setdefault(b, []).append(a)
+        reached: list[int] = []
+        for number in range(first, max(asked) + 1):
+            mask = bits.get(number, 0)
+            for dep in nodes[number].deps:
+                if dep >= first and reached[dep - first]:
+                    mask = mask | reached[dep - first] if mask else reached[dep - first]
+            reached.append(mask)
+            for a in asked.get(number, ()):
+                if not mask & bits[a]:
+                    yield a, number
+
+
+# Valued
+
+
+WORKSPACE, NOTHING = -1, -2
+Holding = tuple[int, int, int, int]
+"""A buffer (or START or similar), how often it had been written, the offset where it begins, and
+the node that put it there."""
+
+
+class _BytesHeld:
+    """What every byte holds at a moment of a run."""
+
+    def __init__(self, memgraph: MemGraph) -> None:
+        arenas = memgraph.arenas.items()
+        self._memgraph = memgraph
+        self._held = {a: _Ranges[Holding](size, (NOTHING, 0, 0, -1)) for a, size in arenas}
+
+    def put(self, b: int, version: int, place: Place, by: int) -> None:
+        arena, begin, end = _span(place)
+        if begin < end:
+            self._held[arena].put(begin, end, (b, version, begin, by))
+
+    def expect(self, b: int, version: int | None, place: Place, who: int | str) -> int:
+        """Check that the place holds the whole buffer in this version. Any version if None, and the
+        version found is returned."""
+        arena, begin, end = _span(place)
+        for low, high, found in self._held[arena].items(begin, end) if begin < end else ():
+            if version is None and found[0] == b:
+                version = found[1]
+            if found[:3] != (b, version, begin):
+                raise _stale(self._memgraph, b, version, found, (arena, low, high), who)
+        return version or 0
+
+
+def _check_values(memgraph: MemGraph) -> None:
+    graph, held = memgraph.graph, _BytesHeld(memgraph)
+    versions, last = _versions(memgraph)
+    for b, place in memgraph.starts.items():
+        if graph.buffers[b].persistent or graph.buffers[b].role is Role.INPUT:
+            held.put(b, 0, place, -1)
+    for b, place in memgraph.starts.items():
+        held.expect(b, 0, place, START)
+    for number, node in enumerate(memgraph.nodes):
+        if node.kind == TASK:
+            _replay(held, node, number, versions[node.task])
+        else:
+            [source, target] = node.accesses
+            version = held.expect(node.buffer, None, source.place, number)
+            held.put(node.buffer, version, target.place, number)
+    for b, buffer in enumerate(graph.buffers):
+        if buffer.persistent and b in memgraph.starts:
+            held.expect(b, last[b], memgraph.starts[b], END)
+        elif buffer.persistent and last[b]:
+            raise _fault(buffer.name, "the step changes it, but it has no place in `starts`")
+    for b in graph.outputs:
+        if b not in memgraph.ends:
+            raise _fault(graph.buffers[b].name, "an output has no place in `ends`")
+        held.expect(b, last[b], memgraph.ends[b], END)
+
+
+def _replay(held: _BytesHeld, node: Node, number: int, versions: tuple[int, ...]) -> None:
+    """Run one node: a task reads everything before it writes anything."""
+    for access, version in zip(node.accesses, versions, strict=False):
+        if access.reads and access.buffer is not None:
+            held.expect(access.buffer, version, access.place, number)
+    for access, version in zip(node.accesses, (*versions, 0), strict=False):
+        if access.writes:
+            b = WORKSPACE if access.buffer is None else access.buffer
+            held.put(b, version + 1, access.place, number)
+
+
+def _versions(memgraph: MemGraph) -> tuple[list[tuple[int, ...]], list[int]]:
+    """How often each buffer that a task touches was written before it, and how often in the end."""
+    count = [0] * len(memgraph.graph.buffers)
+    before: list[tuple[int, ...]] = []
+    for task in memgraph.graph.tasks:
+        before.append(tuple(count[b] for b in task.touches))
+        for b in set(task.writes):
+            count[b] += 1
+    return before, count
+
+
+# Said
+
+
+def _span(place: Place) -> tuple[int, int, int]:
+    return place.arena, place.offset, place.offset + place.nbytes
+
+
+def _arena(arena: int) -> str:
+    return "the host" if arena == HOST else f"device {arena}"
+
+
+def _range(arena: int, begin: int, end: int) -> str:
+    return f"bytes [{begin}, {end}) of {_arena(arena)}"
+
+
+def _name(memgraph: MemGraph, who: int | str) -> str:
+    return who if isinstance(who, str) else memgraph.name(who)
+
+
+def _use(memgraph: MemGraph, use: Use | None) -> str:
+    if use is None:
+        return "touches no more"
+    arena, nbytes, b, reads, writes = use
+    verbs = " and ".join(["reads"] * reads + ["writes"] * writes) or "does nothing to"
+    what = "workspace" if b is None else memgraph.graph.buffers[b].name
+    return f"{verbs} {nbytes} bytes of {what} on {_arena(arena)}"
+
+
+def _fault(who: str, why: str, place: Place | None = None, after: str | None = None) -> RaceFound:
+    """An error about one node or buffer."""
+    where = _span(place) if place else (HOST, 0, 0)
+    message = f"{who}, {_range(*where)}: {why}" if place else f"{who}: {why}"
+    return RaceFound(message, who if after is None else after, who, where)
+
+
+def _race(memgraph: MemGraph, a: int, b: int, conflict: _Conflict) -> RaceFound:
+    first, second = memgraph.name(a), memgraph.name(b)
+    if conflict.arena is None:
+        message = f"nothing orders {first} and {second}, though the latter must run after it"
+        return RaceFound(message, first, second, (HOST, 0, 0))
+    where = (conflict.arena, conflict.begin, conflict.end)
+    one, two = conflict.verbs
+    message = f"nothing orders {first} ({one}) and {second} ({two}) on {_range(*where)}"
+    if a == b:
+        message = f"{first} {one} and {two} two things on {_range(*where)}"
+    return RaceFound(message, first, second, where)
+
+
+def _stale(
+    memgraph: MemGraph,
+    b: int,
+    version: int | None,
+    found: Holding,
+    where: tuple[int, int, int],
+    who: int | str,
+) -> RaceFound:
+    name, by = _name(memgraph, who), START if found[3] < 0 else memgraph.name(found[3])
+    expected, contents = _contents(memgraph, b, version), _contents(memgraph, found[0], found[1])
+    if expected == contents:
+        contents += " at another offset"
+    if found[0] != NOTHING:
+        contents += f", put there by {by}"
+    message = f"{name} finds on {_range(*where)} {contents}: expected {expected}"
+    return RaceFound(message, by, name, where)
+
+
+def _contents(memgraph: MemGraph, b: int, version: int | None) -> str:
+    if b < 0:
+        return "nothing" if b == NOTHING else "a workspace"
+    name = memgraph.graph.buffers[b].name
+    if not version:
+        return name if version is None else f"{name} as it was at the start"
+    writers = [task.name for task in memgraph.graph.tasks if b in task.writes]
+    return f"{name} as {writers[version - 1]} wrote it"

@@ -1,0 +1,156 @@
+"""Chooses what to evict from an arena: the window of segments that costs least to empty. Pure.
+
+    |  w3  |free|   a1   |   a2   |  w4  |      a window: neighbouring free segments and blocks
+            ----------------------              that may go; together they hold the needed bytes
+                  window
+
+Its cost is the bytes to move, divided by the time until the first of them is needed again. So the
+furthest next use goes first, and among equals the one that is cheap to bring back.
+
+Windows are grown around the blocks with the furthest next use. Only if none of them grows large
+enough are all windows looked at.
+
+Long before its turn a task may only drop blocks: those that the host has, too, and that are needed
+later than the task.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from offload.planning.arena import Space
+
+NEVER = 1 << 60
+SEEDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Stake:
+    """What evicting a block costs."""
+
+    next_use: int
+    """The task that uses it next; NEVER if there is none."""
+    until: float
+    """The time at which that task runs."""
+    moved: int
+    """Bytes to copy out and in."""
+    dropped: bool = False
+    """Whether nothing has to be copied out."""
+
+
+class Victims:
+    """The blocks of one arena. Only blocks owned by buffers (numbers) can go."""
+
+    def __init__(self, space: Space, stake: Callable[[int], Stake | None]) -> None:
+        self._space = space
+        self._stake = stake
+        self._furthest: list[tuple[int, int, int]] = []
+        """(minus the next use, buffer, offset); entries may be out of date."""
+        self._dropped_for: int | None = None
+
+    def remember(self, buffer: int, next_use: int, offset: int) -> None:
+        """Note a block. Call it whenever the block's next use has changed."""
+        heapq.heappush(self._furthest, (-next_use, buffer, offset))
+
+    def window(self, size: int, now: float, dropped_for: int | None = None) -> list[int] | None:
+        """The segments to empty, from low to high; None if no window holds `size` bytes.
+        `dropped_for`: only drop blocks, for this task."""
+        self._dropped_for = dropped_for
+        best: tuple[float, list[int]] | None = None
+        for start in self._seeds():
+            grown = self._grown(start, size)
+            if grown is not None:
+                score = self._score(grown, now)
+                if best is None or score < best[0]:
+                    best = score, grown
+        if best is None:
+            return self._any(size, now) if dropped_for is None else None
+        return best[1]
+
+    def _at_stake(self, buffer: int) -> Stake | None:
+        """What a block costs; None if it cannot go, or not for this task."""
+        stake, task = self._stake(buffer), self._dropped_for
+        if stake is None or task is None or (stake.dropped and stake.next_use > task):
+            return stake
+        return None
+
+    def _seeds(self) -> list[int]:
+        """The starts of the blocks with the furthest next use."""
+        kept: list[tuple[int, int, int]] = []
+        seeds: list[int] = []
+        while self._furthest and len(seeds) < SEEDS:
+            entry = heapq.heappop(self._furthest)
+            next_use, buffer, start = entry
+            if (kept and kept[-1] == entry) or self._space.owner(start) != buffer:
+                continue
+            stake = self._at_stake(buffer)
+            if stake is None:
+                kept.append(entry)  # it is in use at the moment
+            elif stake.next_use == -next_use:
+                kept.append(entry)
+                seeds.append(start)
+        for entry in kept:
+            heapq.heappush(self._furthest, entry)
+        return seeds
+
+    def _grown(self, start: int, size: int) -> list[int] | None:
+        """Grow the window around a segment, always towards the side with the further next use."""
+        space, window = self._space, [start]
+        held = space.end(start) - start
+        before, after = space.neighbours(start)
+        while held < size:
+            left, right = self._distance(before), self._distance(after)
+            if left < 0 and right < 0:
+                return None
+            if left >= right:
+                assert before is not None
+                window.insert(0, before)
+                held += space.end(before) - before
+                before = space.neighbours(before)[0]
+            else:
+                assert after is not None
+                window.append(after)
+                held += space.end(after) - after
+                after = space.neighbours(after)[1]
+        return window
+
+    def _distance(self, start: int | None) -> int:
+        """The next use of the segment's block; -1 if it cannot go."""
+        if start is None:
+            return -1
+        if self._space.is_free(start):
+            return NEVER + 1
+        owner = self._space.owner(start)
+        stake = self._at_stake(owner) if isinstance(owner, int) else None
+        return -1 if stake is None else stake.next_use
+
+    def _score(self, window: list[int], now: float) -> float:
+        moved, until = 0, float("inf")
+        for start in window:
+            owner = self._space.owner(start)
+            stake = self._at_stake(owner) if isinstance(owner, int) else None
+            if stake is not None:
+                moved += stake.moved
+                until = min(until, stake.until)
+        return moved / max(until - now, 1e-9)
+
+    def _any(self, size: int, now: float) -> list[int] | None:
+        """The best of all windows, each as short as possible."""
+        space = self._space
+        best: tuple[float, list[int]] | None = None
+        window: list[int] = []
+        held = 0
+        for start in space.segments():
+            if self._distance(start) < 0:
+                window, held = [], 0
+                continue
+            window.append(start)
+            held += space.end(start) - start
+            while held - (space.end(window[0]) - window[0]) >= size:
+                first = window.pop(0)
+                held -= space.end(first) - first
+            if held >= size:
+                score = self._score(window, now)
+                if best is None or score < best[0]:
+                    best = score, list(window)
+        return None if best is None else best[1]

@@ -1,0 +1,402 @@
+"""Describes a plan in words and numbers, on one screen.
+
+    device      40.0 MiB of a budget of 40.0 MiB: 60 % of ...             a fact a line
+    moves       ...
+                  buffers          resident         streamed   ...        a row a role
+    parameters    62   42.6 MiB    ...
+
+Facts that a plan does not have are left out: without copies there are no rows of copies. Long names
+are cut, so that a line has at most `WIDTH` columns.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.taskgraph import HOST, RANKS, Role, Task
+from offload.lowering.host_updates import host_updates, is_update, moves
+from offload.lowering.micro_batches import ONCE
+from offload.planning.account import (
+    NAMES,
+    ROLES,
+    Amount,
+    Usage,
+    at_home,
+    dropped,
+    lives,
+    moved,
+    recomputed,
+    say_seconds,
+    say_share,
+    total,
+    usage,
+    used,
+    waiting,
+)
+from offload.planning.refusal import smallest_budget
+from offload.planning.search import peak_bytes
+from offload.plans.facts import PlanFacts
+from offload.sizes import say_size
+
+WIDTH, LABEL = 100, 12
+MOST_NOTES = 5
+MOST_NAMES = 4
+LANES = 6
+"""The most lanes on a line."""
+BITS_DIFFER = "the last bits differ"
+"""Stands in the note of every pass that changes bits, after `name of the pass:`."""
+
+
+def explain(plan: PlanFacts) -> str:
+    """About 30 lines of at most `WIDTH` columns."""
+    facts = [
+        ("plan", _counts(plan)),
+        *_devices(plan),
+        *_smallest(plan),
+        ("host", _host(plan)),
+        ("step", _step(plan)),
+        *_measured(plan),
+        ("bound", _bound(plan)),
+        *_busy(plan),
+        *_moves(plan),
+        ("recomputed", _recomputed(plan)),
+        *_updates(plan),
+        *_micro_batches(plan),
+        *_averaged(plan),
+        *_waiting(plan),
+        ("outputs", _outputs(plan)),
+        ("bits", _bits(plan)),
+    ]
+    lines = [*map(_line, facts), "", *_table(plan), *map(_line, _afterwards(plan))]
+    return "\n".join(lines)
+
+
+def _line(fact: tuple[str, str]) -> str:
+    label, text = fact
+    return f"{label:<{LABEL}}{_cut(text, WIDTH - LABEL)}".rstrip()
+
+
+def _cut(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+# ---- facts ---------------------------------------------------------------------------------------
+
+
+def _counts(plan: PlanFacts) -> str:
+    phases: dict[str, int] = {}
+    for task in plan.graph.tasks:
+        phases[task.phase] = phases.get(task.phase, 0) + 1
+    nodes = plan.memgraph.nodes
+    copies = sum(node.kind != TASK for node in nodes)
+    edges = sum(len(node.deps) for node in nodes)
+    parts = ", ".join(f"{count:,} {phase}" for phase, count in phases.items())
+    return f"{len(plan.graph.tasks):,} tasks ({parts}), {copies:,} copies, {edges:,} edges"
+
+
+def _devices(plan: PlanFacts) -> list[tuple[str, str]]:
+    devices = plan.graph.devices
+    return [(f"device {d}" if len(devices) > 1 else "device", _device(plan, d)) for d in devices]
+
+
+def _device(plan: PlanFacts, device: int) -> str:
+    taken = plan.memgraph.arenas.get(device, 0) + plan.reserve
+    peak = peak_bytes(plan.source, device) + plan.reserve
+    return (
+        f"{_within(taken, plan.budget.get(device), 'budget')}:"
+        f" {say_share(taken, peak)} of the {say_size(peak)} of a step without offload"
+    )
+
+
+def _within(nbytes: int, limit: int | None, name: str) -> str:
+    return f"{say_size(nbytes)}, {f'{name} {say_size(limit)}' if limit else f'no {name}'}"
+
+
+def smallest(plan: PlanFacts) -> tuple[int, str, int]:
+    """Bytes that the largest task needs, its name, and its device.
+
+    In copy mode tasks have no workspace of their own but share the reserve, as `plan.graph`
+    shows."""
+    graph = plan.graph
+    if plan.optimizer == "auto":  # updates on the host allow a smaller budget
+        graph = host_updates(graph, plan.costs, "host")
+    found = [(*smallest_budget(graph, device), device) for device in graph.devices]
+    nbytes, name, device = max(found, default=(0, "", 0))
+    return nbytes + plan.reserve, name, device
+
+
+def _smallest(plan: PlanFacts) -> list[tuple[str, str]]:
+    nbytes, name, device = smallest(plan)
+    if not name:
+        return [("at least", "nothing: no task uses a device")]
+    on = f" of device {device}" if len(plan.graph.devices) > 1 else ""
+    where = next((task.where for task in plan.graph.tasks if task.name == name), "")
+    lines = [f"{say_size(nbytes)}{on} for the largest task, {name}"]
+    if where and len(lines[0]) + len(where) + 3 <= WIDTH - LABEL:
+        lines = [f"{lines[0]} ({where})"]
+    elif where:
+        lines.append(f"({where})")
+    return [("" if n else "at least", line) for n, line in enumerate(lines)]
+
+
+def _host(plan: PlanFacts) -> str:
+    text = _within(plan.host_bytes, plan.host_budget, "host_budget")
+    beside = max((task.unplaced for task in _on_host(plan)), default=0)
+    if plan.placement == "copy" and beside:
+        text += f"; kernels on the host allocate up to {say_size(beside)} more"
+    return text
+
+
+def _step(plan: PlanFacts) -> str:
+    seconds, resident = plan.predicted_seconds, plan.resident_seconds
+    if not resident:
+        return f"{say_seconds(seconds)} predicted"
+    return (
+        f"{say_seconds(seconds)} predicted: {seconds / resident:.2f}x the {say_seconds(resident)}"
+        " of a step that waits for no copy"
+    )
+
+
+def _measured(plan: PlanFacts) -> list[tuple[str, str]]:
+    if plan.measurement is None:
+        return []
+    decision = plan.measurement.decision
+    return [("measured", plan.measurement.text), *([("", decision)] if decision else [])]
+
+
+def _bound(plan: PlanFacts) -> str:
+    bound, two = plan.bound, plan.simulation.two_phase
+    text = f"{say_seconds(bound.seconds)} for any order: {bound.lane} binds"
+    if say_seconds(two) != say_seconds(bound.seconds):
+        text += f"; {say_seconds(two)} before and after the fullest moment added up"
+    return text
+
+
+def _busy(plan: PlanFacts) -> list[tuple[str, str]]:
+    makespan, workers = plan.simulation.makespan, plan.costs.host_workers
+    shares = [
+        f"{lane} {say_share(seconds / (workers if lane == 'host' else 1), makespan)}"
+        for lane, seconds in sorted(plan.simulation.busy.items())
+    ]
+    lines = [shares[at : at + LANES] for at in range(0, len(shares), LANES)]
+    return [("" if n else "busy", ", ".join(line)) for n, line in enumerate(lines)]
+
+
+def _moves(plan: PlanFacts) -> list[tuple[str, str]]:
+    memgraph = plan.memgraph
+    out, back = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    if not out and not back:
+        return [("moves", "nothing: everything is resident")]
+    if not out and set(back) == {Role.INPUT}:
+        inputs = say_size(total(back).nbytes)
+        return [("moves", f"only the inputs, {inputs} to the device: everything else is resident")]
+    lines = [("moves", f"offloaded {_copies(total(out))}, reloaded {_copies(total(back))}")]
+    if (clean := dropped(memgraph)).count:
+        size = say_size(clean.nbytes)
+        lines.append(("", f"dropped without a copy {size}: the host has the same bytes"))
+    return lines
+
+
+def _copies(amount: Amount) -> str:
+    if not amount.count:
+        return "nothing"
+    return f"{say_size(amount.nbytes)} in {amount.count:,} copies"
+
+
+def _recomputed(plan: PlanFacts) -> str:
+    again = recomputed(plan.graph, plan.costs)
+    if not again.tasks:
+        return "nothing" if plan.recompute else "nothing: plan(recompute=False)"
+    names = ", ".join(again.tasks[:MOST_NAMES])
+    return (
+        f"{len(again.tasks):,} tasks, {say_seconds(again.seconds)} more,"
+        f" {say_size(again.nbytes)} less to keep: {names}"
+        f"{', ...' if len(again.tasks) > MOST_NAMES else ''}"
+    )
+
+
+def _on_host(plan: PlanFacts) -> list[Task]:
+    return [task for task in plan.graph.tasks if task.lane == "host"]
+
+
+def _updates(plan: PlanFacts) -> list[tuple[str, str]]:
+    """How many updates run on the host, and why."""
+    count = sum(task.phase == "update" and is_update(task) for task in plan.source.tasks)
+    if plan.optimizer == "device" or not count:
+        return []
+    names = {t.name for t in _on_host(plan) if t.phase == "update" and is_update(t)}
+    why = "as asked for" if plan.optimizer == "host" else "the fastest of the plans tried"
+    if not names:
+        if plan.optimizer == "host":
+            why = "none can run on the host (half precision, or not an optimizer's update)"
+        return [("updates", f"on the device: {why}")]
+    tasks = plan.source.tasks
+    found = {n: m for n, m in moves(plan.source, plan.costs).items() if tasks[n].name in names}
+    state = {
+        b for n in found for b in tasks[n].touches if plan.source.buffers[b].role is Role.STATE
+    }
+    size = say_size(sum(plan.source.buffers[b].nbytes for b in state))
+    saved = say_seconds(sum(move.saved for move in found.values()))
+    took = say_seconds(sum(move.seconds for move in found.values()))
+    return [
+        ("updates", f"{len(names)} of {count} on the host, {why}: {size} of state stay there;"),
+        ("", f"{took} of the host's time, {saved} less on the links if all of it were streamed"),
+        *_late(plan),
+    ]
+
+
+def _late(plan: PlanFacts) -> list[tuple[str, str]]:
+    if plan.rotation is None:
+        return []
+    before = plan.found.without_rotation
+    saved = (
+        "" if before is None else f": {say_seconds(before - plan.predicted_seconds)} less a step"
+    )
+    return [("", f"{plan.rotation.late} of them run while the next forward pass does{saved}")]
+
+
+def _micro_batches(plan: PlanFacts) -> list[tuple[str, str]]:
+    count = len({task.turn for task in plan.source.tasks})
+    if count < 2:
+        return []
+    how = next((note for note in plan.graph.notes if note.startswith(ONCE)), f"{ONCE} each")
+    return [("weights", f"{count} micro-batches in one step, {how}")]
+
+
+def _averaged(plan: PlanFacts) -> list[tuple[str, str]]:
+    """What is averaged over all ranks."""
+    sums = [task for task in plan.graph.tasks if task.lane == RANKS and task.touches]
+    if not sums:
+        return []
+    size = say_size(sum(task.traffic for task in sums))
+    rate = say_size(int(plan.costs.ranks))
+    return [("ranks", f"{size} of gradients averaged in {len(sums)} buckets, taken to be {rate}/s")]
+
+
+def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:
+    """What it costs that a norm over all gradients comes before the updates."""
+    rotated = plan.rotation is not None
+    # A rotated step begins with updates of the last step, and its last updates wait for the next.
+    found = waiting(plan.source) if rotated else waiting(plan.graph, plan.memgraph.nodes)
+    if found is None or not found.nbytes:
+        return []
+    copied = f"{say_size(found.copied)} copied out" if found.copied else "nothing copied out"
+    copied = "for updates that wait longer" if rotated else copied
+    return [
+        ("clipping", f"no update before {found.task}, which waits for every gradient:"),
+        ("", f"{say_size(found.nbytes)} of gradients are kept until then, {copied}"),
+    ]
+
+
+def _outputs(plan: PlanFacts) -> str:
+    from offload.memory.cuda_shim import why_not_on
+    from offload.program.kernels import device_of
+
+    if plan.placement == "shim":
+        return "written by the kernels at their planned addresses (placement: shim)"
+    reason = why_not_on(device_of(plan.graph)) or "as asked for"
+    return f"copied to their planned addresses (placement: copy; {reason})"
+
+
+def _bits(plan: PlanFacts) -> str:
+    changed = [note.split(":")[0] for note in plan.graph.notes if BITS_DIFFER in note]
+    if changed:
+        return f"NOT bit-equal to eager: {', '.join(changed)}"
+    return "as eager: no pass that changes bits was asked for"
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _table(plan: PlanFacts) -> list[str]:
+    memgraph = plan.memgraph
+    counted = (
+        _with_workspaces(plan),
+        at_home(memgraph, plan.graph.devices),
+        at_home(memgraph, [HOST]),
+    )
+    copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    device, use = _fullest(plan)
+    peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
+    lines = [
+        f"{'':16}{'all':>16}{'resident':>16}{'streamed':>16}"
+        f"{'at the peak':>13}{'offloaded':>11}{'reloaded':>11}"
+    ]
+    for role in ROLES:
+        cells = [_cell(column.get(role)) for column in counted]
+        sizes = [_size(column.get(role)) for column in (peak, *copied)]
+        if any(cells) or any(sizes):
+            lines.append(_row(NAMES[role], cells, sizes))
+    sums = ["", *(_cell(total(column)) for column in counted[1:])]
+    lines.append(_row("together", sums, [_size(total(c)) for c in (peak, *copied)]))
+    return [*lines, "", *_legend(plan, device, use)]
+
+
+def _row(name: str, cells: Sequence[str], sizes: Sequence[str]) -> str:
+    line = f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells)
+    return (line + f"{sizes[0]:>13}{sizes[1]:>11}{sizes[2]:>11}").rstrip()
+
+
+def _legend(plan: PlanFacts, device: int, use: Usage) -> list[str]:
+    moment = float(use.times[use.fullest])
+    running = next(
+        (
+            f", in {plan.memgraph.name(node)}"
+            for node, _, start, end in plan.simulation.timeline
+            if start <= moment < end and plan.memgraph.nodes[node].kind == TASK
+        ),
+        "",
+    )
+    largest = "; of the workspaces the largest" if Role.WORKSPACE in _with_workspaces(plan) else ""
+    facts = [
+        ("all", f"each buffer of the step once{largest}"),
+        ("the peak", f"device {device} when it is fullest: at {say_seconds(moment)}{running}"),
+    ]
+    return [_line(fact) for fact in facts]
+
+
+def _with_workspaces(plan: PlanFacts) -> Mapping[Role, Amount]:
+    tasks = plan.source.tasks
+    sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
+    most = max(sizes, default=0)
+    found = used(plan.source)
+    return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
+
+
+def _fullest(plan: PlanFacts) -> tuple[int, Usage]:
+    """The device that holds most at a time, and what it holds."""
+    memgraph = plan.memgraph
+    lived = lives(memgraph, plan.simulation.timeline)
+    uses = [(d, usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
+    return max(uses, key=lambda use: int(use[1].total.max()))
+
+
+def _cell(amount: Amount | None) -> str:
+    return f"{amount.count:,} {say_size(amount.nbytes):>10}" if amount and amount.count else ""
+
+
+def _size(amount: Amount | None) -> str:
+    return say_size(amount.nbytes) if amount and amount.nbytes else ""
+
+
+# ---- afterwards ----------------------------------------------------------------------------------
+
+
+def _afterwards(plan: PlanFacts) -> list[tuple[str, str]]:
+    notes = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
+    shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
+    if len(notes) > MOST_NOTES:
+        shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: graph.notes")
+    return [*shown, ("chosen", _chosen(plan))]
+
+
+def _chosen(plan: PlanFacts) -> str:
+    tried, policy = plan.found.tried, plan.found.policy
+    if plan.found.nothing_moves:
+        return f"{tried[0]}: there was nothing to choose"
+    failed = sum(line.endswith("does not fit") for line in tried)
+    return (
+        f"the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
+        f" {policy.ahead} tasks placed ahead, {policy.drop_ahead} where others are dropped for"
+        f" them, {policy.evict_ahead} where others must go"
+    )

@@ -1,0 +1,377 @@
+"""Makes a `Plan` from a TaskGraph and a budget: all that a run needs and a person wants to know.
+
+budget |=================================================|
+       | resident | scratch |  blocks that come and go   | reserve      copy mode: memory that
+                                                                        kernels allocate outside
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+from offload.errors import BudgetTooSmall, GraphError
+from offload.graph.costs import Costs
+from offload.graph.memgraph import MemGraph, Place
+from offload.graph.taskgraph import HOST, Role, Task, TaskGraph
+from offload.lowering.host_updates import CHOICES
+from offload.lowering.host_updates import variants as host_variants
+from offload.lowering.micro_batches import orders
+from offload.lowering.rotation import Rotation
+from offload.lowering.rotation_choice import rotations
+from offload.planning.allocator_rounding import outside
+from offload.planning.cuts import Cuts
+from offload.planning.observation import StepObservation, observe
+from offload.planning.remake import PlanMeasurement, search_again, take_new
+from offload.planning.search import FoundPlan, Wanted, best_plan, peak_bytes
+from offload.planning.simulator import Bound, Simulation, least_seconds, simulate
+from offload.planning.verify import verify
+from offload.plans.explain import explain, smallest
+from offload.program.renaming import renamed_as
+from offload.running.trace import Trace
+from offload.sizes import parse_size, say_size
+
+PLACEMENTS = ("auto", "shim", "copy")
+Budget = str | int | Mapping[int, str | int] | None
+"""Bytes or a size such as 8GiB, for every device or by device number; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """What a plan is asked for. `Plan` has the same fields, so it can be made again."""
+
+    budget: Mapping[int, int | None]
+    host_budget: int | None
+    costs: Costs
+    placement: str
+    recompute: bool
+    optimizer: str
+    proven: bool
+
+    @classmethod
+    def of(cls, plan: "Plan") -> "PlanningOptions":
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every byte of a step lies and what waits for what, within a budget."""
+
+    source: TaskGraph
+    """The graph that was planned. `graph` is the one that runs: it may run some tasks twice."""
+    found: FoundPlan
+    budget: Mapping[int, int | None]
+    host_budget: int | None
+    costs: Costs
+    placement: str
+    """shim: kernels write at their planned addresses; copy: their outputs are copied there."""
+    recompute: bool
+    optimizer: str = "device"
+    """Where updates may run: device, host or auto."""
+    proven: bool = True
+    """Whether the plan was verified when it was made."""
+    rotation: Rotation | None = None
+    """If some updates wait for the next step's forward pass: this plan is that of its `steady`."""
+    measurement: PlanMeasurement | None = None
+    """How long its first steps took, if they were measured."""
+    observed: StepObservation | None = None
+    """How long each task and copy took in the first steps."""
+
+    @property
+    def memgraph(self) -> MemGraph:
+        return self.found.memgraph
+
+    @property
+    def graph(self) -> TaskGraph:
+        return self.memgraph.graph
+
+    @property
+    def simulation(self) -> Simulation:
+        return self.found.simulation
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted seconds of one step."""
+        return self.simulation.makespan
+
+    @property
+    def bound(self) -> Bound:
+        """The least seconds that any order could take, and the lane that sets them."""
+        return self.simulation.bound
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the fullest device: its arena, and what kernels allocate outside of it."""
+        arenas = [nbytes for arena, nbytes in self.memgraph.arenas.items() if arena != HOST]
+        return max(arenas, default=0) + self.reserve
+
+    @property
+    def host_bytes(self) -> int:
+        return self.memgraph.arenas.get(HOST, 0)
+
+    @property
+    def reserve(self) -> int:
+        """The most bytes that kernels allocate outside of the arena."""
+        return reserve_bytes(self.source, self.placement)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The bytes that the fullest device would need if nothing ever left it."""
+        return max((peak_bytes(self.source, d) for d in self.source.devices), default=0)
+
+    @cached_property
+    def smallest_bytes(self) -> int:
+        """The smallest budget that this step can be planned with."""
+        return smallest(self)[0]
+
+    @cached_property
+    def resident_seconds(self) -> float:
+        """Seconds of a step that never waits for a copy."""
+        return least_seconds(self.source, self.costs)
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """Where the step may be cut, and what must outlast a pause there."""
+        return Cuts(self.memgraph, self.simulation.timeline)
+
+    def verify(self) -> None:
+        """Raise `RaceFound` unless every legal order of this plan gives the step's own bits."""
+        verify(self.memgraph)
+
+    def explain(self) -> str:
+        """A description of the plan on one screen."""
+        return explain(self)
+
+    def draw(self, path: str | Path) -> None:
+        """Memory over the step as a picture (.png or .svg)."""
+        from offload.plans.picture import draw
+
+        draw(self, path)
+
+    def measured(self, traces: Sequence[Trace]) -> "Plan":
+        """This plan with the seconds that its tasks and copies took in measured steps.
+
+        `traces`: `Runner.trace` of each step, with `Runner.measure()` called before. Steps of other
+        plans and incomplete or untimed steps are left out. Call it after the first few steps, then
+        call `remade`."""
+        known = [trace for trace in traces if trace.whole and trace.memgraph is self.memgraph]
+        whole = [trace for trace in known if trace.timed]
+        if not whole:
+            raise GraphError(
+                f"{len(known)} of {len(traces)} traces are of whole steps of this plan, and none"
+                " of them has times. Call runner.measure() before the steps"
+            )
+        seen = observe(self.memgraph, [trace.spans for trace in whole], self.costs.shared)
+        found = _priced(self.found, seen, seen.costs(self.costs))
+        told = PlanMeasurement(
+            steps=seen.steps,
+            seconds=seen.seconds,
+            before=self.predicted_seconds,
+            after=found.simulation.makespan,
+            expected=self.simulation.busy,
+        )
+        return replace(
+            self, source=seen.on(self.source), found=found, costs=seen.costs(self.costs),
+            observed=seen, measurement=told,
+        )  # fmt: skip
+
+    def remade(self) -> "Plan":
+        """This plan, or the best of another search with the measured costs if that one is faster.
+
+        Call it once, after `measured`; `measurement` says why it decided so. If the plan is a new
+        one (its `memgraph` differs), tensors lie elsewhere in it and it needs a new runner."""
+        if self.observed is None or self.measurement is None:
+            raise GraphError("this plan was not measured; call plan.measured(traces) first")
+        expected, nothing_moves = self.measurement.expected, self.found.nothing_moves
+        again = search_again(expected, self.simulation.busy, nothing_moves)
+        if not again.yes:
+            return replace(self, measurement=replace(self.measurement, decision=again.why))
+        options = PlanningOptions.of(self)
+        new = _planned(options, self.source, {}, self.rotation is not None)
+        new = replace(new, found=_priced(new.found, self.observed, self.costs))
+        taken = take_new(self.predicted_seconds, new.predicted_seconds)
+        chosen = new if taken.yes else self
+        told = replace(self.measurement, decision=f"{again.why}: {taken.why}")
+        return replace(chosen, measurement=told)
+
+    def replan(self, graph: TaskGraph) -> "Plan":
+        """A plan of another graph over the same tensors: another batch, or another step.
+
+        It keeps the budget. Persistent tensors stay where they are, even those that the graph does
+        not use. If those on a device leave too little room, the new plan has them elsewhere, and
+        they move whenever the two steps alternate."""
+        if self.graph.program is not None:
+            graph = renamed_as(graph, self.graph.program.tensors)
+        graph = _with_idle(graph, self.graph)
+        places = {
+            (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
+            for b, buffer in enumerate(self.graph.buffers)
+            if buffer.persistent and b in self.memgraph.starts
+        }
+        homes = {
+            b: places[key]
+            for b, buffer in enumerate(graph.buffers)
+            if buffer.persistent and (key := (buffer.tensor, buffer.start, buffer.nbytes)) in places
+        }
+        options = PlanningOptions.of(self)
+        try:
+            return _planned(options, graph, homes)
+        except BudgetTooSmall:
+            on_host = {b: place for b, place in homes.items() if place.arena == HOST}
+            if on_host == homes:
+                raise
+        moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
+        note = f"{say_size(moving)} that stay on the device in another step move for this one"
+        return _planned(options, graph.with_tasks(graph.tasks, note=note), on_host)
+
+
+def plan(
+    graph: TaskGraph,
+    budget: Budget = None,
+    costs: Costs | None = None,
+    host_budget: str | int | None = None,
+    *,
+    placement: str = "auto",
+    recompute: bool = True,
+    optimizer: str = "device",
+    proven: bool = True,
+    late: bool = False,
+) -> Plan:
+    """Fit a step into `budget` bytes of every device, and `host_budget` bytes of the host.
+
+    `placement`: auto uses the allocator shim if it can be built. `recompute`: activations may be
+    computed again instead of being kept or copied, where that is faster. `optimizer`: where updates
+    run, device or host; auto plans both and takes the faster. `proven`: verify the plan, which
+    takes a part of the planning's time. `late`: updates may wait for the next step's forward pass,
+    where that is faster; `rotation` says how."""
+    if placement not in PLACEMENTS:
+        raise GraphError(
+            f"placement={placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
+        )
+    if optimizer not in CHOICES:
+        raise GraphError(f"optimizer={optimizer!r} is unknown; choose one of {', '.join(CHOICES)}")
+    graph.check()
+    options = PlanningOptions(
+        _budgets(budget, graph.devices),
+        None if host_budget is None else _size("host_budget", host_budget),
+        costs or Costs(),
+        _placement(placement, graph),
+        recompute,
+        optimizer,
+        proven,
+    )
+    return _planned(options, graph, {}, late)
+
+
+def _priced(found: FoundPlan, seen: StepObservation, costs: Costs) -> FoundPlan:
+    """The same nodes, priced by measured seconds."""
+    memgraph = replace(found.memgraph, graph=seen.on(found.memgraph.graph))
+    return replace(found, memgraph=memgraph, simulation=simulate(memgraph, costs))
+
+
+def reserve_bytes(graph: TaskGraph, placement: str) -> int:
+    """The bytes that a plan needs outside of the arena: the most that one kernel allocates there.
+    On a CUDA device also what libraries keep, and what the allocator adds by rounding."""
+    from offload.program.kernels import CPU, device_of
+
+    tasks, device = graph.tasks, device_of(graph)
+    if device != CPU:  # tasks on the host do not allocate on the device
+        tasks = [task for task in tasks if task.lane != "host"]
+    most = max((_outside(task, placement) for task in tasks), default=0)
+    if device != CPU:
+        return outside(most, graph.program.fixed)
+    return graph.aligned(most) if most else 0
+
+
+def _outside(task: Task, placement: str) -> int:
+    calls = getattr(task.kernel, "calls", ())
+    if placement == "copy" or any(call.allocations is None for call in calls):
+        return task.unplaced
+    return task.stray
+
+
+def _planned(
+    options: PlanningOptions, graph: TaskGraph, homes: Mapping[int, Place], late: bool = False
+) -> Plan:
+    capacities: dict[int, int] = {}
+    alignment = graph.alignment
+    planned, reserve = graph, reserve_bytes(graph, options.placement)
+    if options.placement == "copy":
+        planned = graph.with_tasks([replace(task, workspace=0) for task in graph.tasks])
+    for device, nbytes in options.budget.items():
+        # Without a limit there is room for the worst packing of everything.
+        ends = (place.offset + place.nbytes for place in homes.values() if place.arena == device)
+        most = 2 * peak_bytes(planned, device) + max(ends, default=0) + alignment
+        capacity = most if nbytes is None else nbytes - reserve
+        capacities[device] = min(capacity, most) // alignment * alignment
+    if options.host_budget is not None:
+        capacities[HOST] = options.host_budget // alignment * alignment
+    fixed = [b for b, place in homes.items() if place.arena != HOST]
+    (_, first), *others = [
+        (", ".join(filter(None, (order, where))), variant)
+        for order, ordered in orders(planned)
+        for where, variant in host_variants(ordered, options.costs, options.optimizer, fixed)
+    ]
+    found_rotations = rotations([("", first), *others], options.costs) if late else []
+    wanted = Wanted(
+        first, capacities, options.costs, homes, reserve, options.recompute, others,
+        [(name, rotation.steady) for name, rotation in found_rotations],
+    )  # fmt: skip
+    found = best_plan(wanted)
+    program = found.memgraph.graph.program
+    rotation = next((r for _, r in found_rotations if r.steady.program is program), None)
+    if options.proven:
+        verify(found.memgraph)  # our mistakes must not become wrong bits of the user's
+    same = {field.name: getattr(options, field.name) for field in fields(options)}
+    return Plan(source=graph, found=found, rotation=rotation, **same)
+
+
+def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
+    """The graph with the persistent buffers of another step over the same tensors added, so that
+    nothing else is put where they lie. Constants are left out: they belong to one step."""
+    if graph.program is None or other.program is None:
+        return graph
+    known = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
+    idle = [
+        buffer
+        for buffer in other.buffers
+        if buffer.persistent
+        and buffer.role is not Role.CONSTANT
+        and buffer.tensor not in known
+        and buffer.tensor in other.program.tensors
+    ]
+    tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
+    found = graph.with_tasks(graph.tasks, [*graph.buffers, *idle])
+    found.program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
+    return found
+
+
+def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:
+    if isinstance(budget, Mapping):
+        if set(budget) != set(devices):
+            raise GraphError(f"budget names devices {sorted(budget)}, the graph has {devices}")
+        return {device: _size("budget", budget[device]) for device in devices}
+    nbytes = None if budget is None else _size("budget", budget)
+    return dict.fromkeys(devices, nbytes)
+
+
+def _size(name: str, given: str | int) -> int:
+    try:
+        return parse_size(given)
+    except ValueError as error:
+        raise GraphError(f"{name}: {error}") from None
+
+
+def _placement(asked: str, graph: TaskGraph) -> str:
+    from offload.memory.cuda_shim import available_on, why_not_on
+    from offload.program.kernels import device_of
+
+    device = device_of(graph)
+    if asked == "copy":
+        return asked
+    if available_on(device) is not None:
+        return "shim"
+    if asked == "shim":
+        why = why_not_on(device)
+        raise GraphError(f"placement='shim' is not possible: {why}. Use placement='copy'")
+    return "copy"

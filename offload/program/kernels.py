@@ -1,0 +1,138 @@
+"""The calls of a captured task. Their tensors are named by buffer and bound to addresses later.
+
+    Call(aten.mm, (Value w, Value x), outputs=(Value y,))  --bind(view)-->  run()
+
+`view(value)` is the tensor at the value's planned address. If a kernel allocates its `outputs`
+itself, placement.py makes it put them at their addresses.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from offload.graph.taskgraph import ALIGNMENT
+from offload.torch_seams import pytree
+
+View = Callable[["Value"], torch.Tensor]
+CPU = torch.device("cpu")
+DEVICE_ALIGNMENT = 256
+"""Alignment of buffers on a GPU. PyTorch's own allocator gives 512 bytes, and nothing needs more
+than 256: cuBLASLt chooses kernels, hence bits, by up to 256 bytes of an operand's alignment, cuDNN
+by 32, others vectorize by 16."""
+
+Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
+"""A user's tensor, several over one storage, or a function that finds it (where its owner replaces
+the object)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor over a buffer. `offset` counts elements from the beginning of the buffer."""
+
+    buffer: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    def renamed(self, names: Mapping[int, int]) -> "Value":
+        return replace(self, buffer=names.get(self.buffer, self.buffer))
+
+
+class Kernel(Protocol):
+    """One or more `Call`s in a row."""
+
+    def renamed(self, names: Mapping[int, int]) -> "Kernel": ...
+
+    @property
+    def calls(self) -> "Sequence[Call]": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`op(*args, **kwargs)`. Tensors among the arguments are `Value`s."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[Value | None, ...] = ()
+    """The tensors that it returns in new memory, by position. None stands for other results: a
+    view, a None, a result in place. Empty for a call that works in place."""
+    allocations: Any = None
+    """The allocations that profiling.py recorded."""
+
+    @property
+    def calls(self) -> "Sequence[Call]":
+        return (self,)
+
+    def renamed(self, names: Mapping[int, int]) -> "Call":
+        def rename(leaf: Any) -> Any:
+            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
+
+        args, kwargs = _map((self.args, dict(self.kwargs)), rename)
+        outputs = tuple(None if v is None else v.renamed(names) for v in self.outputs)
+        return replace(self, args=args, kwargs=kwargs, outputs=outputs)
+
+    def arguments(self, view: View) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with tensors in place of values."""
+        return _map(
+            (self.args, dict(self.kwargs)),
+            lambda leaf: view(leaf) if isinstance(leaf, Value) else leaf,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Several calls, one right after the other."""
+
+    calls: tuple[Call, ...]
+
+    def renamed(self, names: Mapping[int, int]) -> "Calls":
+        return Calls(tuple(call.renamed(names) for call in self.calls))
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """How a captured graph is bound to the user's tensors and functions."""
+
+    inputs: tuple[Value, ...]
+    """Values that the batch is copied into."""
+    outputs: tuple[Any, ...]
+    """What the step returns: `Value`s, and anything else as it is."""
+    tensors: dict[str, Source]
+    """The user's own tensors by `Buffer.tensor`: parameters, buffers, optimizer state, constants. A
+    runner moves them into its arenas."""
+    recapture: Callable[..., Any] | None = None
+    """Captures the same step for a batch of another shape."""
+    after_step: tuple[Callable[[], None], ...] = ()
+    """Functions to call after each step, such as the optimizer's counters on the host."""
+    device: torch.device = CPU
+    """The device of its kernels. The host's arena is always in the machine's memory."""
+    fixed: int = 0
+    """Bytes that libraries keep on the device for all kernels together, as measured."""
+
+    @property
+    def alignment(self) -> int:
+        """The alignment of every buffer, which is the most that kernels consider when they choose
+        code."""
+        return ALIGNMENT if self.device.type == "cpu" else DEVICE_ALIGNMENT
+
+    def renamed(self, names: Mapping[int, int]) -> "Program":
+        """The same program over renamed buffers."""
+
+        def rename(leaf: Any) -> Any:
+            return leaf.renamed(names) if isinstance(leaf, Value) else leaf
+
+        inputs = tuple(value.renamed(names) for value in self.inputs)
+        return replace(self, inputs=inputs, outputs=_map(self.outputs, rename))
+
+
+def device_of(graph: Any) -> torch.device:
+    """The device of a TaskGraph's kernels; the CPU for a handmade graph."""
+    return CPU if graph.program is None else graph.program.device
+
+
+def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
+    return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Value))

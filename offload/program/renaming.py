@@ -1,0 +1,61 @@
+"""Gives tensors of a later step the names that they had in the first plan.
+
+    first plan    blocks.0.weight = A   blocks.1.weight = B
+    later step    blocks.0.weight = B   (blocks[0] = blocks[1])    -> blocks.1.weight
+
+A plan finds the homes of an earlier plan by name. One tensor under two names would have two homes,
+and two tensors under one name would share one. A new tensor gets a name that is free.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from offload.graph.taskgraph import TaskGraph
+from offload.program.kernels import Source
+
+
+def renamed_as(graph: TaskGraph, known: Mapping[str, Source]) -> TaskGraph:
+    """The graph with names as in the earlier plan. `known`: the tensors of that plan by name."""
+    if graph.program is None:
+        return graph
+    names = _names(graph.program.tensors, known)
+    if all(old == new for old, new in names.items()):
+        return graph
+    buffers = [
+        replace(buffer, tensor=names.get(buffer.tensor, buffer.tensor)) for buffer in graph.buffers
+    ]
+    made = graph.with_tasks(graph.tasks, buffers)
+    tensors = {names[name]: source for name, source in graph.program.tensors.items()}
+    made.program = replace(graph.program, tensors=tensors)
+    return made
+
+
+def _names(tensors: Mapping[str, Source], known: Mapping[str, Source]) -> dict[str, str]:
+    called = {key: name for name, source in known.items() for key in _keys(source)}
+    found = {
+        name: next((called[key] for key in _keys(source) if key in called), "")
+        for name, source in tensors.items()
+    }
+    taken = {*known, *found.values()}
+    for name, was in found.items():
+        if not was:
+            new, number = name, 1
+            while new in taken:
+                number += 1
+                new = f"{name}#{number}"
+            taken.add(new)
+            found[name] = new
+    return found
+
+
+def _keys(source: Source) -> list[Hashable]:
+    """Keys that are equal for the same tensor."""
+    if isinstance(source, torch.Tensor):
+        return [id(source)]
+    if isinstance(source, partial):  # each step has a new partial that finds the same state
+        given = (arg if isinstance(arg, str | int) else id(arg) for arg in source.args)
+        return [(source.func, *given)]
+    return [id(source)] if callable(source) else [id(tensor) for tensor in source]

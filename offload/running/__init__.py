@@ -1,0 +1,5 @@
+"""Runs a plan. `runner.py` runs one job; engines run nodes, drivers drive a device.
+
+May import: errors, graph, lowering, memory, optimizer, program, running.drivers, running.engines,
+    torch_seams.
+"""

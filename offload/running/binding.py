@@ -1,0 +1,187 @@
+"""A plan bound to arenas: every node is a call without arguments, and so is what is around them.
+
+begin(batch)   inputs -> their places            pieces  what an engine runs
+outputs()      places -> new tensors             notes  what to say when it fails
+"""
+
+import warnings
+from collections.abc import Sequence
+from ctypes import memmove
+from functools import partial
+from typing import Any
+
+import torch
+
+from offload.graph.memgraph import TASK, MemGraph, Node
+from offload.graph.taskgraph import Role, TaskGraph
+from offload.memory.arenas import Arenas
+from offload.memory.homes import Homes
+from offload.memory.placement import Bindings, bind_task
+from offload.memory.runnable import RunnablePlan
+from offload.optimizer.scalars import Scalars
+from offload.program.kernels import Program, Value
+from offload.running.captured_poison import CapturedPoison
+from offload.running.drivers.driver import Driver
+from offload.running.engines.pieces import whole
+from offload.running.engines.work import Record, Run, StepWork
+from offload.running.poison import Poison
+from offload.torch_seams import pytree
+
+
+class Binding:
+    """One plan, bound. The user's tensors are not at home before `homes.settle()`."""
+
+    def __init__(
+        self,
+        plan: RunnablePlan,
+        arenas: Arenas,
+        placed: Bindings,
+        *,
+        poison: bool = False,
+        driver: Driver | None = None,
+        captured: bool = False,
+    ) -> None:
+        """`placed` counts what became of the kernels' outputs. `driver` has the streams that nodes
+        are enqueued on; without one, a node is done when its call returns. `captured`: a graph of
+        the nodes is replayed, so the optimizer's numbers must lie in memory."""
+        self.memgraph = plan.memgraph
+        self.program = program_of(plan.graph)
+        self.homes = Homes(self.memgraph, arenas, self.program.tensors)
+        kind = CapturedPoison if captured else Poison
+        self._poison = kind(self.memgraph, arenas) if poison else None
+        self._inputs = [self._input(value, arenas) for value in self.program.inputs]
+        outputs = pytree.tree_leaves(self.program.outputs)
+        self._outputs = [self._output(value, arenas) for value in outputs]
+        self._scalars = Scalars.of(plan.graph, self.program.device) if captured else None
+        runs = [
+            _bind(self.memgraph, node, arenas, plan.placement, placed, driver, self._scalars)
+            for node in self.memgraph.nodes
+        ]
+        if self._poison:
+            runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
+        tell = partial(_tell, plan.graph.notes)
+        baked = self._scalars.baked if self._scalars else tuple
+        work = StepWork.of(self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas))
+        self.pieces = whole(work)
+        for note in self._scalars.notes() if self._scalars else ():
+            if note not in plan.graph.notes:
+                plan.graph.notes.insert(0, note)
+
+    def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
+        """The memory that an input is copied to; None if no task reads it."""
+        place = self.memgraph.starts.get(value.buffer)
+        return None if place is None else arenas.view(place, value)
+
+    def _output(self, value: Any, arenas: Arenas) -> Any:
+        if not isinstance(value, Value):
+            return value
+        place = self.memgraph.ends.get(value.buffer) or self.memgraph.starts[value.buffer]
+        return arenas.view(place, value)
+
+    def begin(self, batch: Sequence[torch.Tensor]) -> None:
+        if self._scalars:
+            self._scalars.refresh()
+        if self._poison:
+            self._poison.begin()
+        # No copy of the step before reads the host's arena any more: engines see to that. A batch
+        # that lies on the device comes to the host first, so this waits for the step before: a
+        # copy that does not would gain the host what it needs between two steps, and could be
+        # read by a task of the host's too early.
+        for target, given in zip(self._inputs, batch, strict=True):
+            if target is not None:
+                target.copy_(given)
+
+    def outputs(self) -> tuple[Any, ...]:
+        """New tensors on the device where kernels run, wherever the outputs lie."""
+        device = self.program.device
+        return tuple(
+            value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+            for value in self._outputs
+        )
+
+
+def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
+    """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
+    by way of a buffer of its own, which the host fills."""
+    if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
+        return ""
+    return "a graph copies only page-locked memory of the host, and none could be had"
+
+
+def _bind(
+    memgraph: MemGraph,
+    node: Node,
+    arenas: Arenas,
+    placement: str,
+    placed: Bindings,
+    driver: Driver | None,
+    scalars: Scalars | None,
+) -> Run:
+    if node.kind == TASK:
+        device = memgraph.graph.tasks[node.task].device
+        scratch = memgraph.scratch.get(device)
+        return bind_task(memgraph.graph, node, arenas.tensors, placement, scratch, placed, scalars)
+    source, target = (access.place for access in node.accesses)
+    if driver is not None:
+        return driver.copy(arenas.bytes(target), arenas.bytes(source))
+    # It lets go of the interpreter, and leaves torch's threads to the compute lane.
+    return partial(memmove, arenas.address(target), arenas.address(source), node.nbytes)
+
+
+def program_of(graph: TaskGraph) -> Program:
+    """The graph's program. A graph that was built by hand may have none: then it takes bytes, gives
+    bytes, and its tensors are zeros at first."""
+    if graph.program is not None:
+        return graph.program
+
+    def value(number: int) -> Value:
+        return Value(number, torch.uint8, (graph.buffers[number].nbytes,), (1,))
+
+    return Program(
+        inputs=tuple(value(n) for n, b in enumerate(graph.buffers) if b.role is Role.INPUT),
+        outputs=tuple(value(number) for number in graph.outputs),
+        tensors={
+            b.tensor: torch.zeros(b.nbytes, dtype=torch.uint8)
+            for b in graph.buffers
+            if b.persistent
+        },
+    )
+
+
+def notes(memgraph: MemGraph, record: Record) -> list[str]:
+    """What to say of a step that failed: where it ended, and what became of the parameters."""
+    found: list[str] = []
+    if record.failed is not None:
+        node = memgraph.nodes[record.failed]
+        found.append(f"in {memgraph.described(record.failed)}, on lane {node.lane}")
+    if record.under_way:
+        names = ", ".join(_with_line(memgraph, node) for node in record.under_way)
+        found.append(f"the device told of it late; it had in its queues then: {names}")
+    updates = {n for n, node in enumerate(memgraph.nodes) if _updates(node, memgraph.graph)}
+    done = len(updates.intersection(record.finished))
+    if updates:
+        found.append(
+            f"{done} of {len(updates)} updates of this step had run: parameters and optimizer state"
+            + (" may be half way to the next step" if done else " are those of the step before")
+        )
+    return found
+
+
+def _with_line(memgraph: MemGraph, number: int) -> str:
+    node = memgraph.nodes[number]
+    where = memgraph.graph.tasks[node.task].where if node.kind == TASK else ""
+    return f"{memgraph.name(number)} ({where})" if where else memgraph.name(number)
+
+
+def _tell(notes: list[str], text: str) -> None:
+    """Warn once, and have `explain()` show it too."""
+    if text not in notes:
+        notes.insert(0, text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _updates(node: Node, graph: TaskGraph) -> bool:
+    """Whether the node changes what outlives the step. One that scales gradients does not."""
+    if node.kind != TASK or graph.tasks[node.task].phase != "update":
+        return False
+    return any(graph.buffers[b].persistent for b in graph.tasks[node.task].writes)

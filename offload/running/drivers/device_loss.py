@@ -1,0 +1,101 @@
+"""Finds out whether an exception says that this process has lost its device.
+
+    a kernel reads past its tensor --> every later call fails, with the first one's error
+    out of memory                  --> the next call works: the device is not lost
+
+A process cannot recover from such a ("sticky") error: nothing on the device can be read any more,
+so nothing may be copied from it, and least of all into a checkpoint. An error that was caused by a
+sticky one, or was raised while it was handled, counts as well.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import torch
+
+from offload.errors import DeviceLost
+
+LOST: Mapping[int, str] = MappingProxyType(
+    {
+        46: "the device is taken by another process",
+        100: "the device is no longer there",
+        101: "the device is no longer there",
+        214: "its memory had an error that could not be corrected (ECC)",
+        220: "its NVLink had an error that could not be corrected",
+        700: "a kernel used an address that is not its own",
+        702: "a kernel took longer than this device allows",
+        709: "its context was destroyed",
+        710: "an assertion in a kernel failed: an index or a target class out of range, say",
+        714: "a kernel's stack failed",
+        715: "a kernel had an illegal instruction",
+        716: "a kernel used a misaligned address",
+        717: "a kernel used an address of another kind of memory",
+        718: "a kernel jumped to an address that is not its own",
+        719: "a kernel failed",
+        999: "the driver does not say why",
+    }
+)
+"""What happened, by the number of the CUDA error."""
+SAID: Mapping[str, int] = MappingProxyType(
+    {
+        "all CUDA-capable devices are busy": 46,
+        "no CUDA-capable device": 100,
+        "uncorrectable ECC error": 214,
+        "uncorrectable NVLink error": 220,
+        "illegal memory access": 700,
+        "the launch timed out": 702,
+        "context is destroyed": 709,
+        "device-side assert triggered": 710,
+        "hardware stack error": 714,
+        "illegal instruction": 715,
+        "misaligned address": 716,
+        "operation not supported on global/shared address space": 717,
+        "invalid program counter": 718,
+        "unspecified launch failure": 719,
+        "unknown error": 999,
+    }
+)
+"""The runtime's words in torch's message, for errors that carry no number."""
+
+
+def device_lost(error: BaseException, device: torch.device) -> DeviceLost | None:
+    """The error to raise instead of `error`; None if the device is not lost."""
+    for one in _and_those_before(error):
+        if isinstance(one, DeviceLost):
+            return one
+        code = _code(one)
+        if code is not None and code in LOST:
+            lost = DeviceLost(
+                f"{device} is lost: {LOST[code]} (CUDA error {code}). What was on it cannot be read"
+                " any more, so nothing of this step, or since the last checkpoint, can be saved."
+                " Start a new process from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 names the"
+                " call"
+            )
+            lost.__cause__ = one
+            return lost
+    return None
+
+
+def _and_those_before(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that led to it, each once: two errors may name each other."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [one.__context__, one.__cause__]
+
+
+def _code(error: BaseException) -> int | None:
+    """The number of the CUDA error: `torch.AcceleratorError` has it, others say it in words."""
+    code = getattr(error, "error_code", None)
+    if isinstance(code, int) and isinstance(error, RuntimeError):
+        return code
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+        return None
+    message = str(error)
+    if "CUDA" not in message:
+        return None
+    return next((code for said, code in SAID.items() if said in message), None)

@@ -1,0 +1,281 @@
+"""A step captured once, kernels, copies and all their edges, and replayed without the host.
+
+    step 1   as engine `cuda`: handles, workspaces and kernels are loaded
+    step 2   each piece captured on the streams            planning/cuts.py: where the host must act
+    step 2.. refresh numbers | replay | host tasks | replay | ...          one launch a piece
+
+A graph is of the numbers that were baked into it. They are compared before every replay: where
+one has changed, that step runs as engine `cuda`, and the next one is captured again. Where a step
+cannot be captured it is said once, with the task and the user's line, and engine `cuda` runs it
+from then on.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from offload.planning.cuts import Piece, pieces_by_host
+from offload.running.drivers.capturing import Capturing
+from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
+from offload.running.engines.work import LaneRecord, Record, Run, StepWork
+from offload.torch_seams import bf16_reduced_precision, fp16_reduced_precision
+
+RESTLESS = 3
+"""Steps in a row, each with other numbers than the one before, after which it is said."""
+ROW = "graph"
+"""In a trace."""
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known of some work: where it is cut, and what was captured of it."""
+
+    pieces: Sequence[Piece]
+    hosted: Mapping[int, StepWork]
+    """By the number of a piece, the nodes of the host as work of their own."""
+    copies: bool
+    """Whether its streams touch the host's memory."""
+    baked: Hashable = None
+    graphs: Mapping[int, Run] | None = None
+    """By the number of a piece."""
+    changes: int = 0
+    """Steps in a row with other numbers than before."""
+    impossible: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _At:
+    """How far a capture has come."""
+
+    node: int | None = None
+    events: dict[int, Any] = field(default_factory=dict)
+
+
+class CudaGraph:
+    """Captures and replays steps. What it cannot replay, the engine `cuda` runs, which owns the
+    driver and closes it."""
+
+    captures = True
+
+    def __init__(
+        self,
+        driver: Capturing,
+        streams: Streams,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._driver = driver
+        self._streams = streams
+        self._clock = clock
+        self._known: weakref.WeakKeyDictionary[StepWork, Known] = weakref.WeakKeyDictionary()
+        self._tail: Any = None
+
+    @property
+    def measure(self) -> bool:
+        """The next steps run as engine `cuda`, which times nodes: a replay does not know them."""
+        return self._streams.measure
+
+    @measure.setter
+    def measure(self, on: bool) -> None:
+        self._streams.measure = on
+
+    def run(self, work: StepWork, record: Record) -> None:
+        self._streams.check()
+        known = self._known.get(work)
+        if known is None:
+            known = self._known[work] = read(work)
+            if known.impossible:
+                self._say(work, work.uncaptured)
+        if not known.impossible and not self.measure and self._ready(work, known):
+            self._replay(known, record)
+        else:
+            self._streams.run(work, record)
+
+    def _ready(self, work: StepWork, known: Known) -> bool:
+        """Whether there are graphs with the numbers of today; captures them if it is time."""
+        baked = work.baked(), flags()
+        if known.baked != baked:
+            known.changes += known.baked is not None
+            known.baked, known.graphs = baked, None
+            if known.changes == RESTLESS:
+                work.tell(
+                    "engine cudagraph: numbers that a graph keeps (betas, momentum, weight decay,"
+                    f" precision, ...) changed {RESTLESS} times in a row; steps in which one"
+                    " changes run as engine cuda"
+                )
+            return False
+        known.changes = 0
+        if known.graphs is None:
+            known.graphs = self._captured(work, known)
+        return known.graphs is not None
+
+    # ---- capture ----------------------------------------------------------------------------
+
+    def _captured(self, work: StepWork, known: Known) -> Mapping[int, Run] | None:
+        at = _At()
+        others = [(other, other.graphs) for other in self._known.values()]
+        for other, _ in others:
+            other.graphs = None  # until this one is over: none is replayed after one that broke
+        try:
+            self._driver.begin()
+            made = {
+                number: self._capture(work, piece, at)
+                for number, piece in enumerate(known.pieces)
+                if not piece.on_host
+            }
+            self._driver.end()
+        except BaseException as error:
+            try:
+                self._driver.drop_capture()
+            finally:
+                self._streams.fail(error)
+            if not isinstance(error, Exception):
+                raise
+            self._refused(work, known, at, error)
+            return None
+        for other, graphs in others:
+            other.graphs = graphs
+        return made
+
+    def _refused(self, work: StepWork, known: Known, at: _At, error: Exception) -> None:
+        known.impossible = True
+        where = f" in {work.name(at.node)}" if at.node is not None else ""
+        said = (str(error).splitlines() or [""])[0]
+        self._say(work, f"{type(error).__name__}: {said[:300]}", where)
+
+    def _say(self, work: StepWork, why: str, where: str = "") -> None:
+        work.tell(
+            f"engine cudagraph: this step cannot be captured{where}: {why}. Engine cuda runs it"
+        )
+
+    def _capture(self, work: StepWork, piece: Piece, at: _At) -> Run:
+        driver, names = self._driver, {work.lane_of[node] for node in piece.nodes}
+        streams = {name: driver.stream(name) for name in sorted({COMPUTE, *names})}
+        origin = streams[COMPUTE]
+        awaited = _awaited(work, piece)
+        marked = {dep for deps in awaited.values() for dep in deps}
+        at.node, at.events = None, {}
+        driver.begin_capture(origin)
+        fork = driver.event()
+        fork.record(origin)
+        for stream in streams.values():
+            if stream is not origin:
+                driver.wait(stream, fork)
+        behind: dict[tuple[str, str], int] = {}
+        for node in piece.nodes:
+            at.node, lane = node, work.lane_of[node]
+            stream = streams[lane]
+            for dep in sorted(awaited[node], reverse=True):
+                other = work.lane_of[dep]
+                if behind.get((lane, other), -1) < dep:
+                    driver.wait(stream, at.events[dep])
+                    behind[lane, other] = dep
+            driver.enqueue(stream, work.runs[node])
+            if node in marked:
+                at.events[node] = driver.event()
+                at.events[node].record(stream)
+        at.node = None
+        for stream in streams.values():
+            if stream is not origin:
+                joined = driver.event()
+                joined.record(stream)
+                driver.wait(origin, joined)
+        return driver.end_capture()
+
+    # ---- replay -----------------------------------------------------------------------------
+
+    def _replay(self, known: Known, record: Record) -> None:
+        record.timed = False
+        ran = LaneRecord(ROW)
+        record.lanes.append(ran)
+        assert known.graphs is not None
+        waits = known.copies or bool(known.hosted)
+        for number, piece in enumerate(known.pieces):
+            if piece.on_host:
+                self._host(known.hosted[number], piece, record)
+            else:
+                ran.nodes.extend(piece.nodes)
+                ran.starts.extend([self._clock()] * len(piece.nodes))
+                self._launch(known.graphs[number], ran, waits)
+
+    def _launch(self, graph: Run, ran: LaneRecord, waits: bool) -> None:
+        """Replay one piece. Once it is launched, its nodes count as run. `waits`: return when it is
+        over, because the host's memory is the caller's again then."""
+        driver = self._driver
+        try:
+            origin = driver.stream(COMPUTE)
+            driver.begin()
+            driver.enqueue(origin, graph)
+            ran.ends.extend([self._clock()] * (len(ran.nodes) - len(ran.ends)))
+            if waits:
+                self._tail = self._tail or driver.event()
+                self._tail.record(origin)
+            driver.end()
+            if waits:
+                self._tail.synchronize()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                error.add_note("in a captured step, which runs as one: engine cuda names the task")
+            self._streams.fail(error)
+            raise
+
+    def _host(self, hosted: StepWork, piece: Piece, record: Record) -> None:
+        """Run a piece of the host on the threads that engine `cuda` has for it."""
+        mine = Record()
+        try:
+            self._streams.run(hosted, mine)
+        finally:
+            for ran in mine.lanes:
+                ran.nodes = [piece.nodes[node] for node in ran.nodes]
+            record.lanes += mine.lanes
+            record.failed = None if mine.failed is None else piece.nodes[mine.failed]
+
+    def close(self) -> None:
+        self._known.clear()
+        self._streams.close()
+
+
+def read(work: StepWork) -> Known:
+    """Cut the work into pieces of the device and pieces of the host."""
+    on_host = [lane in HOST_LANES for lane in work.lane_of]
+    pieces = pieces_by_host(on_host, work.dependencies())
+    hosted = {n: work.part(piece.nodes) for n, piece in enumerate(pieces) if piece.on_host}
+    copies = any(not e.startswith(COMPUTE) for e in work.lanes)
+    return Known(pieces, hosted, copies, impossible=bool(work.uncaptured))
+
+
+def _awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:
+    """For every node, the nodes of this piece on other streams that it waits for."""
+    found: dict[int, list[int]] = {node: [] for node in piece.nodes}
+    for node in piece.nodes:
+        for later in work.successors[node]:
+            if later in found and work.lane_of[later] != work.lane_of[node]:
+                found[later].append(node)
+    return found
+
+
+def flags() -> Hashable:
+    """The settings of torch that choose a kernel at every call, which a graph keeps as they were.
+    (Which attention runs was chosen when the step was traced; `cudnn.benchmark` is always off.)"""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        cuda.matmul.fp32_precision,
+        fp16_reduced_precision(),
+        bf16_reduced_precision(),
+        cuda.matmul.allow_fp16_accumulation,
+        getattr(cuda.matmul, "prefer_cublaslt_grouped_gemm", None),  # later than torch 2.11
+        cuda.preferred_blas_library(),
+        cuda.preferred_linalg_library(),
+        cudnn.conv.fp32_precision,  # pyright: ignore[reportAttributeAccessIssue]
+        cudnn.rnn.fp32_precision,
+        cudnn.enabled,
+        cudnn.deterministic,
+        getattr(cudnn, "depthwise_kernel", None),  # later than torch 2.11
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
+        torch.get_default_dtype(),
+    )

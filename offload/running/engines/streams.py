@@ -1,0 +1,338 @@
+"""Enqueues nodes on the streams of a device ahead of time; host tasks run on threads.
+
+    caller   enqueue F1 W2 F2 a1 | wait e1 | enqueue F3 ..    by issue.py, ahead of time
+    compute  [ F1 ][ F2 ]...[ F3 ]
+    h2d      [ W2 ]..[ W3 ]            waits on the device for every edge that nothing else implies
+    host-0          [ update 9 ]       begins when the host has seen the events that it waits for
+
+The host waits only when every stream has enough to do. When `run` returns, nothing touches host
+memory any more. Kernels may still run; what the caller then does on its own stream comes after
+them.
+
+A trace shows when the host enqueued each node, and how long that took. With `measure` it has the
+device's own times, which costs two events a node and a wait at the end.
+
+An exception of a node ends the step: nothing new is enqueued, the streams run dry, and it leaves
+`run` as it is. One that the device tells late cannot name its node; it names those under way.
+"""
+
+import random
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from offload.errors import DeviceLost, StepError
+from offload.graph.taskgraph import RANKS
+from offload.planning.issue import DEPTH, Chart, Issue, Issued
+from offload.running.drivers.device_loss import device_lost
+from offload.running.drivers.driver import Driver
+from offload.running.engines.crew import HOST, Crew, CrewStep, Hands
+from offload.running.engines.work import LaneRecord, Record, Run, StepWork
+
+HOST_LANES = (HOST, RANKS)
+COMPUTE = "compute"
+SPINS = 32
+PAUSE_SECONDS = 50e-6
+"""Seconds between two looks at the device, after many looks that saw nothing new."""
+
+
+@dataclass(slots=True, eq=False)
+class PreparedWork:
+    """Some work, prepared for streams. It is the same for every step."""
+
+    chart: Chart
+    streams: Sequence[Any]
+    """By lane of the chart: its stream; None for the host's lanes."""
+    hosted: StepWork
+    """Its nodes on the host, which report when they are done."""
+    host_nodes: int
+
+
+@dataclass(slots=True, eq=False)
+class StreamStep:
+    """The state of one step."""
+
+    work: StepWork
+    prepared: PreparedWork
+    issue: Issue
+    records: Sequence[LaneRecord]
+    """By lane of the chart."""
+    crew_step: CrewStep
+    host_left: int
+    timed: list[tuple[LaneRecord, Any, Any]] = field(default_factory=list)
+    """For measured steps: the record of each node on a stream, and the events around the node."""
+
+
+class Streams:
+    """Runs nodes by a driver, and closes it."""
+
+    captures = False
+
+    def __init__(
+        self,
+        driver: Driver,
+        order: str = "priority",
+        seed: int = 0,
+        host_workers: int = 1,
+        depth: int = DEPTH,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.measure = False
+        """Whether the next steps are timed on the device."""
+        self._driver = driver
+        self._random = random.Random(seed) if order == "random" else None
+        self._depth = depth
+        self._workers = {HOST: host_workers, RANKS: 1}
+        self._crew = Crew(clock)
+        self._hands = Hands(self._crew, host_workers)
+        self._finalizer = weakref.finalize(self, self._crew.stop)
+        self._prepared: weakref.WeakKeyDictionary[StepWork, PreparedWork] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._events: dict[int, Any] = {}
+        """The event of each node number, of any work. A wait means the last record before it."""
+        self._tails: dict[str, Any] = {}
+        self._clocks: list[Any] = []
+        """Events for timing."""
+        self._done: deque[int] = deque()
+        """Host nodes that have ended."""
+        self._clean = True
+        """Whether the last step has ended."""
+        self._lost: DeviceLost | None = None
+
+    def run(self, work: StepWork, record: Record) -> None:
+        self.check()
+        self._clean = False
+        state: StreamStep | None = None
+        try:
+            state = self._begin(work, record)
+            while state.issue.unissued or state.host_left:
+                issued = state.issue.next()
+                if issued is not None:
+                    self._enqueue(state, issued)
+                else:
+                    self._poll(state, record)
+            self._end(state, record)
+        except BaseException as error:
+            self._fail(error, state, record)
+            raise
+        self._clean = True
+
+    def _begin(self, work: StepWork, record: Record) -> StreamStep:
+        """Make the state of a step. Nothing of another one runs now."""
+        prepared = self._prepared.get(work)
+        if prepared is None:
+            prepared = self._prepared[work] = self._read(work)
+        crew, chart = self._crew, prepared.chart
+        self._done.clear()
+        rank = list(range(len(work.runs)))
+        if self._random is not None:
+            self._random.shuffle(rank)
+        records = [LaneRecord(lane) for lane in chart.lanes]
+        workers = {e: self._hands.of(e) for e in chart.lanes if e in HOST_LANES}
+        step = CrewStep(
+            work=prepared.hosted,
+            workers=workers,
+            rank=rank,
+            node_of=sorted(rank, key=rank.__getitem__),
+            pending=[],
+            heaps={lane: [] for lane in workers},
+            left=prepared.host_nodes,
+        )
+        record.timed = False
+        record.lanes += [ran for ran in records if ran.name not in HOST_LANES]
+        with crew.lock:
+            if crew.closed:
+                raise StepError("this engine is closed; make a new runner")
+            for worker in crew.threads():
+                worker.idle, worker.busy, worker.ran = True, False, LaneRecord(worker.name)
+                record.lanes.append(worker.ran)
+            crew.step = step
+        issue = Issue(chart, self._depth, self._workers, rank)
+        self._driver.begin()
+        return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
+
+    def _read(self, work: StepWork) -> PreparedWork:
+        chart = Chart.of(work.lane_of, work.successors, HOST_LANES)
+        streams = [
+            None if host else self._driver.stream(lane)
+            for lane, host in zip(chart.lanes, chart.on_host, strict=True)
+        ]
+        runs = list(work.runs)
+        hosted = [n for n, lane in enumerate(work.lane_of) if lane in HOST_LANES]
+        for node in hosted:
+            drain = self._driver.drain if work.lane_of[node] == RANKS else None
+            runs[node] = partial(_on_host, runs[node], node, drain, self._done, self._crew)
+        nobody: Sequence[Sequence[int]] = [()] * len(runs)
+        return PreparedWork(
+            chart, streams, replace(work, runs=runs, successors=nobody), len(hosted)
+        )
+
+    def _enqueue(self, state: StreamStep, issued: Issued) -> None:
+        node, prepared = issued.node, state.prepared
+        lane = prepared.chart.lane_of[node]
+        stream = prepared.streams[lane]
+        if stream is None:
+            with self._crew.lock:
+                state.crew_step.ready(node)
+            return
+        driver, ran, clock = self._driver, state.records[lane], self._crew.clock
+        for dep in issued.waits:
+            driver.wait(stream, self._events[dep])
+        ran.nodes.append(node)
+        ran.starts.append(clock())
+        if self.measure:
+            self._timed(state, ran, stream, state.work.runs[node])
+        else:
+            driver.enqueue(stream, state.work.runs[node])
+        ran.ends.append(clock())
+        if issued.mark:
+            event = self._events.get(node)
+            if event is None:
+                event = self._events[node] = driver.event()
+            event.record(stream)
+
+    def _timed(self, state: StreamStep, ran: LaneRecord, stream: Any, run: Run) -> None:
+        used = 2 * len(state.timed)
+        while len(self._clocks) < used + 2:
+            self._clocks.append(self._driver.event(timing=True))
+        first, last = self._clocks[used : used + 2]
+        first.record(stream)
+        self._driver.enqueue(stream, run)
+        last.record(stream)
+        state.timed.append((ran, first, last))
+
+    def _poll(self, state: StreamStep, record: Record) -> None:
+        """Look at the device until something is complete."""
+        issue, events, done, step = state.issue, self._events, self._done, state.crew_step
+        looks = 0
+        while True:
+            told = [node for node in issue.marks() if events[node].done()]
+            while done:
+                told.append(done.popleft())
+                state.host_left -= 1
+            for node in told:
+                issue.complete(node)
+            if step.stopping and step.error is not None:
+                record.failed, error, step.error = step.failed, step.error, None
+                try:
+                    raise error
+                finally:
+                    del error  # it refers to this frame
+            if told:
+                return
+            looks += 1
+            if looks > SPINS:
+                self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
+
+    def _end(self, state: StreamStep, record: Record) -> None:
+        """Wait until host memory is free to use. What the caller then does on the device comes
+        after the step."""
+        for stream, ran in zip(state.prepared.streams, state.records, strict=True):
+            if stream is not None and not ran.name.startswith(COMPUTE):
+                event = self._tails.get(ran.name)
+                if event is None:
+                    event = self._tails[ran.name] = self._driver.event()
+                event.record(stream)
+        self._driver.end()
+        for ran in state.records:
+            event = self._tails.get(ran.name)
+            if event is not None:
+                self._await(event)
+        self._crew.rest()
+        if state.timed:
+            self._driver.synchronize()
+            _write_times(state, record)
+
+    def _await(self, event: Any) -> None:
+        looks = 0
+        while not event.done():
+            looks += 1
+            if looks > SPINS:
+                self._crew.caller.bell.acquire(timeout=PAUSE_SECONDS)
+
+    def _drain(self) -> BaseException | None:
+        """Wait for the streams, and return what the device reports. Then the step's fence is
+        lifted."""
+        told: BaseException | None = None
+        for call in (self._driver.end, self._driver.synchronize):
+            try:
+                call()
+            except Exception as error:
+                told = told or error
+        self._clean = True
+        return told
+
+    def _fail(self, error: BaseException, state: StreamStep | None, record: Record) -> None:
+        """End a step that failed. Raises `DeviceLost` if the device is lost."""
+        if record.failed is None:
+            records = state.records if state else ()
+            begun = [ran.nodes[-1] for ran in records if len(ran.nodes) > len(ran.ends)]
+            record.failed = begun[0] if begun else None
+        if state and record.failed is None and isinstance(error, Exception):
+            record.under_way = state.issue.under_way()
+        self._run_dry(error)
+
+    def _run_dry(self, error: BaseException | None = None) -> None:
+        """Wait until nothing of the step runs. Raises `DeviceLost` if `error`, or what the device
+        reports now, says so."""
+        self._clean = False
+        self._crew.rest()
+        late = self._drain()
+        for told in (error, late):
+            lost = told and device_lost(told, self._driver.device)
+            if lost:
+                self._lost = lost
+                raise lost from told
+
+    def check(self) -> None:
+        """Before a step: raise if the device is lost. Also wait for what is left of a failed step,
+        in case a Ctrl-C ended that wait."""
+        if self._lost is not None:
+            raise DeviceLost(*self._lost.args)
+        if not self._clean:
+            self._run_dry()
+
+    def fail(self, error: BaseException) -> None:
+        """Handle an error that another user of the driver met: wait for the streams, and raise
+        `DeviceLost` if the device is lost."""
+        self._fail(error, None, Record())
+
+    def close(self) -> None:
+        self._finalizer()
+        try:
+            self._hands.join()
+        finally:
+            if self._lost is None:
+                self._driver.close()
+
+
+def _on_host(
+    run: Run, node: int, drain: Callable[[], None] | None, done: deque[int], crew: Crew
+) -> None:
+    run()
+    if drain is not None:
+        drain()
+    with crew.lock:
+        done.append(node)
+        crew.caller.ring()
+
+
+def _write_times(state: StreamStep, record: Record) -> None:
+    """Replace the host's times by the device's, counted from the beginning of the first node."""
+    record.timed = True
+    zero = min((ran.starts[0] for ran in state.records if ran.starts), default=0.0)
+    _, base, _ = state.timed[0]
+    for ran in state.records:
+        mine = [(first, last) for own, first, last in state.timed if own is ran]
+        if mine:
+            ran.starts = [zero + first.seconds_since(base) for first, _ in mine]
+            ran.ends = [zero + last.seconds_since(base) for _, last in mine]
+    for ran in state.records:
+        if ran.name == COMPUTE:
+            between = zip(ran.ends, ran.starts[1:], strict=False)
+            record.waited = sum(max(0.0, begin - end) for end, begin in between)

@@ -1,0 +1,168 @@
+"""What an engine is given: the work of a step, which it runs in an order that keeps `deps`.
+
+    serial    one node after the other on the caller's thread: the reference
+    threads   compute on the caller's thread; copies, host tasks and further devices on their own
+    cuda      on the streams of a device, ahead of time (streams.py)
+    cudagraph the same, captured once and replayed by the device alone
+
+When `run` returns, nothing touches the host's memory any more. What the caller does on its own
+stream then comes after everything that still runs on a device.
+
+All engines note what ran when. An exception of a node ends the step: nothing new begins, what runs
+ends, and `run` raises the exception unchanged. The next `run` starts afresh.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from offload.graph.memgraph import RELOAD, MemGraph, Node
+from offload.graph.taskgraph import Role
+
+Run = Callable[[], object]
+ORDERS = ("priority", "random")
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class StepWork:
+    """The nodes of a MemGraph, bound to addresses."""
+
+    runs: Sequence[Run]
+    lane_of: Sequence[str]
+    """By node."""
+    waits: Sequence[int]
+    """For how many other nodes each node waits."""
+    successors: Sequence[Sequence[int]]
+    """The nodes that wait for each node."""
+    first: Sequence[int]
+    """The nodes that wait for no other."""
+    lanes: Sequence[str]
+    """The lanes that have something to do."""
+    baked: Callable[[], Hashable] = tuple
+    """The optimizer's numbers that a graph captured now would keep."""
+    name: Callable[[int], str] = str
+    """A readable name of a node."""
+    tell: Callable[[str], object] = str
+    """Tells the user something about the plan."""
+    in_a_row: bool = False
+    """Whether one lane computes everything, and only the inputs move, at the beginning."""
+    uncaptured: str = ""
+    """Why no graph can be captured of this work, if that is known beforehand."""
+
+    @classmethod
+    def of(
+        cls,
+        memgraph: MemGraph,
+        runs: Sequence[Run],
+        baked: Callable[[], Hashable] = tuple,
+        tell: Callable[[str], object] = str,
+        uncaptured: str = "",
+    ) -> "StepWork":
+        successors: list[list[int]] = [[] for _ in memgraph.nodes]
+        for number, node in enumerate(memgraph.nodes):
+            for needed in node.deps:
+                successors[needed].append(number)
+        return cls(
+            runs=tuple(runs),
+            lane_of=tuple(node.lane for node in memgraph.nodes),
+            waits=tuple(len(node.deps) for node in memgraph.nodes),
+            successors=tuple(tuple(after) for after in successors),
+            first=tuple(number for number, node in enumerate(memgraph.nodes) if not node.deps),
+            lanes=tuple(dict.fromkeys(node.lane for node in memgraph.nodes)),
+            baked=baked,
+            name=memgraph.described,
+            tell=tell,
+            in_a_row=all(
+                node.lane == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
+            ),
+            uncaptured=uncaptured,
+        )
+
+    def dependencies(self) -> list[list[int]]:
+        """For every node, the nodes that it waits for."""
+        found: list[list[int]] = [[] for _ in self.runs]
+        for node, after in enumerate(self.successors):
+            for later in after:
+                found[later].append(node)
+        return found
+
+    def part(self, nodes: Sequence[int]) -> "StepWork":
+        """The work of these nodes alone, numbered from zero. What they wait for elsewhere is done
+        already."""
+        place = {node: number for number, node in enumerate(nodes)}
+        successors = [
+            tuple(place[later] for later in self.successors[node] if later in place)
+            for node in nodes
+        ]
+        waits = [0] * len(nodes)
+        for later in (one for after in successors for one in after):
+            waits[later] += 1
+        lane_of = tuple(self.lane_of[node] for node in nodes)
+        return replace(
+            self,
+            runs=tuple(self.runs[node] for node in nodes),
+            lane_of=lane_of,
+            waits=tuple(waits),
+            successors=tuple(successors),
+            first=tuple(number for number, count in enumerate(waits) if not count),
+            lanes=tuple(dict.fromkeys(lane_of)),
+            name=lambda number: self.name(nodes[number]),
+        )
+
+
+def _comes_in(memgraph: MemGraph, node: Node) -> bool:
+    """Whether the node brings in an input before anything else runs."""
+    first = node.kind == RELOAD and not node.deps and node.buffer is not None
+    return first and memgraph.graph.buffers[node.buffer].role is Role.INPUT
+
+
+@dataclass(slots=True, eq=False)
+class LaneRecord:
+    """What one thread ran, in order. A node that began and has not ended has no entry in `ends`."""
+
+    name: str = ""
+    """The lane and which of its workers; empty for a thread that is every lane."""
+    nodes: list[int] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What ran when in one step."""
+
+    lanes: list[LaneRecord] = field(default_factory=list)
+    failed: int | None = None
+    """The node that raised the exception, or was interrupted."""
+    under_way: Sequence[int] = ()
+    """If a device reported an error late: the nodes that it may have been running."""
+    timed: bool = True
+    """Whether the times are those of the nodes. If not, they are when the host enqueued them."""
+    waited: float = 0.0
+    """Seconds in which no kernel of the (first) compute lane could run, because all that were
+    left waited for copies or other lanes. The time to choose the next kernel does not count."""
+
+    @property
+    def finished(self) -> list[int]:
+        return [node for ran in self.lanes for node in ran.nodes[: len(ran.ends)]]
+
+
+class Engine(Protocol):
+    """Runs nodes. `close` ends its threads, if it has any; it may be called again."""
+
+    @property
+    def measure(self) -> bool:
+        """Whether the next steps are timed node by node, where that costs time."""
+        ...
+
+    @measure.setter
+    def measure(self, on: bool) -> None: ...
+
+    @property
+    def captures(self) -> bool:
+        """Whether it replays a graph of the nodes, so that changing numbers must lie in memory."""
+        ...
+
+    def run(self, work: StepWork, record: Record) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,344 @@
+"""One job on a stage: its plans, and where its tensors are. A batch goes in, outputs come out.
+
+    runner(*batch)   settle the tensors -> batch to its places -> engine runs the nodes -> outputs
+
+    Stage (stage.py)   Arenas (arenas.py)   Homes (homes.py)   Binding (binding.py)
+
+A batch of another shape is captured and planned anew, once, with the same budget, and shares the
+arenas. So do other steps over the same tensors (`add`, `run`): of several micro-batches the first
+ones update nothing. Nothing is allocated between the first node and the last, but for what kernels
+do.
+
+A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps;
+the exception says so in a note, and the runner can be used again.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from offload.errors import DeviceLost, StepError
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.memory.arenas import Arenas, HostArena, give_cached_back
+from offload.memory.device_memory import check_device, device_left
+from offload.memory.host_memory import check_memory, memory_left
+from offload.memory.placement import Bindings
+from offload.memory.runnable import RunnablePlan
+from offload.program.kernels import Program
+from offload.running.binding import Binding, notes, program_of
+from offload.running.drivers.driver import Driver
+from offload.running.engines.work import Record
+from offload.running.stage import Stage
+from offload.running.torch_modes import in_step_modes
+from offload.running.trace import Trace
+
+Shape = tuple[tuple[int, ...], ...]
+
+
+class Runner:
+    """A context manager. `close()` gives every tensor memory of its own again."""
+
+    def __init__(
+        self,
+        plan: RunnablePlan,
+        engine: str | None = None,
+        order: str = "priority",
+        seed: int = 0,
+        *,
+        poison: bool = False,
+        host_workers: int | None = None,
+        key: Hashable = None,
+        driver: Driver | None = None,
+        stage: Stage | None = None,
+    ) -> None:
+        """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
+        `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
+        for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
+        with if not given. `key`: what `run` calls the plan's step, as if it were added.
+        `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
+        given. `stage`: one that other runners use too; it has the engine already."""
+        self._program = program_of(plan.graph)
+        self._owns_stage = stage is None
+        self._stage = stage or Stage(
+            self._program.device,
+            engine,
+            order,
+            seed,
+            host_workers=plan.costs.host_workers if host_workers is None else host_workers,
+            driver=driver,
+        )
+        _check_stage(stage, self._program, engine=engine, host_workers=host_workers, driver=driver)
+        self.trace = Trace()
+        """The last step's."""
+        self.placed = Bindings()
+        """What became of the outputs of kernels: born at their address, or copied there."""
+        self._plan = plan
+        self._poison = poison
+        self._first: Hashable = self._shape if key is None else key
+        self._plans: dict[Hashable, RunnablePlan] = {self._first: plan}
+        self._bindings: dict[Hashable, Binding] = {}
+        self._current: Binding | None = None
+        self._arenas: Arenas | None = None
+        self._host: HostArena | None = None
+        self._origins: dict[str, torch.device] = {}
+        """Where each tensor of the user's was before, by its name."""
+        self._closed = False
+        with self._stage.lock:
+            self._enter(self._first)
+
+    def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
+        """One step. The outputs are new tensors, in the order of the captured step."""
+        with self._stage.lock:
+            self._check_open()
+            shape = _shape_of(batch, self._program)
+            if shape not in self._plans:
+                self._plans[shape] = self._plan.replan(self._capture(batch))
+            return self._step(shape, batch)
+
+    # ---- plans ----------------------------------------------------------------------------------
+
+    def add(self, key: Hashable, graph: TaskGraph) -> RunnablePlan:
+        """Plan another step over the same tensors, with the same budget."""
+        with self._stage.lock:
+            self._check_open()
+            plan = self._plan.replan(graph)
+            self._forget(key)
+            self._plans[key] = plan
+            return plan
+
+    def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
+        """One step of a plan that was added."""
+        with self._stage.lock:
+            self._check_open()
+            if key not in self._plans:
+                raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
+            program = program_of(self._plans[key].graph)
+            shape = tuple(value.size for value in program.inputs)
+            if _shape_of(batch, program) != shape:
+                raise StepError(f"the step is for inputs of shape {shape}")
+            return self._step(key, batch)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a step that was added. It must be added again to be run."""
+        with self._stage.lock:
+            self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        self._plans.pop(key, None)
+        self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+
+    def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
+        if self._program.recapture is None:
+            raise StepError(
+                f"the step is for inputs of shape {self._shape} and cannot be captured anew;"
+                f" {tuple(tuple(given.shape) for given in batch)} were given"
+            )
+        return self._program.recapture(*batch)
+
+    @property
+    def _shape(self) -> Shape:
+        return tuple(value.size for value in self._program.inputs)
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def measure(self, on: bool = True) -> None:
+        """Whether `trace` has the nodes' own times in the next steps, where that costs something:
+        engine `cuda` enqueues them, and knows nothing else of them. Others always measure."""
+        self._stage.engine.measure = on
+
+    def astray(self) -> str:
+        """The name of a tensor that is not where the last step left it: somebody pointed it to
+        other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
+        Empty: there is none."""
+        with self._stage.lock:
+            return self._current.homes.astray() if self._current else ""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StepError("this runner is closed: make another one from its plan")
+
+    def _step(self, key: Hashable, batch: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        run = partial(self._run_nodes, key, batch)
+        bound, outputs = in_step_modes({self._program.device.type}, run)
+        for call in bound.program.after_step:
+            call()
+        return outputs
+
+    def _run_nodes(
+        self, key: Hashable, batch: Sequence[torch.Tensor]
+    ) -> tuple[Binding, tuple[Any, ...]]:
+        self._stage.warm()
+        bound = self._enter(key)
+        bound.begin(batch)
+        self._run(bound)
+        torch.autograd.graph.increment_version(bound.homes.counted())
+        return bound, bound.outputs()
+
+    def _run(self, bound: Binding) -> None:
+        record = Record()
+        try:
+            self._stage.run(bound.pieces, record)
+        except BaseException as error:
+            for note in notes(bound.memgraph, record):
+                error.add_note(note)
+            raise
+        finally:
+            self.trace = Trace(bound.memgraph, record)
+
+    # ---- where the tensors are, under the stage's lock ------------------------------------------
+
+    def _enter(self, key: Hashable) -> Binding:
+        """What runs this step; no tensor is at home anywhere else afterwards."""
+        arenas = self._held(self._plans[key])
+        found = self._bindings.get(key)
+        if found is None:
+            found = self._bindings[key] = Binding(
+                self._plans[key],
+                arenas,
+                self.placed,
+                poison=self._poison,
+                driver=self._stage.driver,
+                captured=self._stage.engine.captures,
+            )
+        if found is not self._current:
+            if self._current:
+                self._current.homes.release(stays=found.homes)
+            self._current = found
+        found.homes.settle()
+        return found
+
+    def _held(self, plan: RunnablePlan) -> Arenas:
+        """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
+        the old ones go before larger ones come."""
+        needed = plan.memgraph.arenas
+        on_device = {number: nbytes for number, nbytes in needed.items() if number != HOST}
+        on_host = max(needed.get(HOST, 0), self._host.region.nbytes if self._host else 0)
+        lent = self._stage.lent(self, on_device)
+        if lent is None or self._host is None or self._host.region.nbytes < on_host:
+            self._leave()
+            if lent is None:
+                self._stage.grow(
+                    on_device, lambda larger: check_room(plan, {**larger, HOST: on_host})
+                )
+                lent = self._stage.lent(self, on_device)
+                assert lent is not None
+            else:
+                check_room(plan, {HOST: on_host})
+            self._host = HostArena(on_host, self._program.device)
+            self._show(self._host.note)
+        if self._arenas is None or self._arenas.lent is not lent:
+            self._bindings.clear()
+            self._arenas = Arenas(lent, self._host, self._origins)
+        return self._arenas
+
+    def _show(self, note: str) -> None:
+        """Where `explain()` tells it."""
+        notes = self._plan.graph.notes
+        if note and note not in notes:
+            notes.insert(0, note)
+
+    def park(self) -> None:
+        """A `Tenant`'s: residents leave the device's arena for ordinary memory of the host. What
+        is at home in the host's arena stays there. The next step brings them back."""
+        if self._current:
+            self._current.homes.park()
+
+    def evict(self) -> None:
+        """A `Tenant`'s: the device's arena is about to be freed."""
+        self.park()
+        self._bindings.clear()
+        self._arenas = None
+
+    def _leave(self) -> None:
+        """Every tensor gets memory of its own, where it was before; the arenas are given up."""
+        if self._current and self._arenas:
+            lent = self._stage.is_lent_to(self)
+            self._arenas.forget(keep=self._current.homes.places.values(), lent=lent)
+        if self._current:
+            self._current.homes.release()
+            self._current.homes.bring_back()
+        self._current, self._arenas, self._host = None, None, None
+        self._bindings.clear()
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Safe to call again. Waits for a step that another thread runs."""
+        with self._stage.lock:
+            self._closed = True
+            try:
+                if self._owns_stage:
+                    self._stage.engine.close()
+            finally:
+                self._leave()
+                self._stage.leave(self)
+        if self._owns_stage:
+            self._stage.close()
+
+    def abandon(self) -> None:
+        """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
+        is moved out of the arenas."""
+        with self._stage.lock:
+            self._closed, self._current = True, None
+            self._bindings.clear()
+            self._stage.leave(self)
+        if self._owns_stage:
+            self._stage.abandon()
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, DeviceLost):
+            self.abandon()
+        else:
+            self.close()
+
+
+def check_room(plan: RunnablePlan, arenas: Mapping[int, int]) -> None:
+    """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now."""
+    check_memory(plan, arenas, memory_left())
+    device = program_of(plan.graph).device
+    if device.type == "cuda":
+        give_cached_back(device)
+        check_device(plan, arenas, device_left(device))
+
+
+def _check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
+    """A stage that is shared fits the step, and nothing that it decides is asked for."""
+    if stage is None:
+        return
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} has no effect beside a stage: give it to Stage(...)"
+            )
+    if stage.device != program.device:
+        raise ValueError(
+            f"the step was captured on {program.device}, the stage has {stage.device}:"
+            " make a Stage of the step's device"
+        )
+
+
+def _shape_of(batch: Sequence[Any], program: Program) -> Shape:
+    """The shape of a batch; raises `StepError` where the batch does not fit this step."""
+    wanted = program.inputs
+    if len(batch) != len(wanted):
+        raise StepError(f"{len(batch)} tensors were given; the step takes {len(wanted)}")
+    for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
+        if not isinstance(given, torch.Tensor):
+            raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
+        if given.dtype != value.dtype or given.device.type not in ("cpu", program.device.type):
+            raise StepError(
+                f"input {number} is {given.dtype} on {given.device}; {value.dtype} on"
+                f" {program.device} is expected"
+            )
+    return tuple(tuple(given.shape) for given in batch)

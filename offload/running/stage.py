@@ -1,0 +1,181 @@
+"""What exists once per device: its arena, its driver, the engine on it, and the lock of a step.
+
+    Stage     device arena | driver | engine | lock         owned once, lent to one tenant at a time
+    Runner    plans, bindings, an arena of its own on the host                  a tenant of a stage
+
+`Runner(plan)` makes a stage of its own, and several runners may share one. Before a step of another
+tenant the last tenant has to `park`: its residents leave the device's arena. Steps take turns. Jobs
+share nothing else.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+import torch
+
+from offload.errors import DeviceLost, OffloadError, StepError
+from offload.memory.arenas import DeviceArena
+from offload.memory.workspaces import warm
+from offload.program.kernels import CPU
+from offload.running.drivers.driver import Driver
+from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
+from offload.running.engines.pieces import WorkPiece, run_pieces
+from offload.running.engines.work import Record
+
+
+class Tenant(Protocol):
+    """A user of the device's arena, such as a runner."""
+
+    def park(self) -> None:
+        """Leave the device's arena. The values are kept elsewhere until it is lent again."""
+        ...
+
+    def evict(self) -> None:
+        """Park, and drop everything that refers to the device's arena, because it will be freed."""
+        ...
+
+
+class Stage:
+    """A context manager. `close()` makes every tenant leave and ends the engine's threads."""
+
+    def __init__(
+        self,
+        device: torch.device = CPU,
+        engine: str | None = None,
+        order: str = "priority",
+        seed: int = 0,
+        *,
+        host_workers: int = 1,
+        driver: Driver | None = None,
+    ) -> None:
+        """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
+        any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
+        device's own."""
+        self.device = device
+        name = engine_for(engine, device)
+        check_order(order)
+        self.driver = driver_for(name, device, driver)
+        self.engine = made_engine(name, self.driver, order, seed, host_workers)
+        self._arena: DeviceArena | None = None
+        self._last: weakref.ref[Tenant] | None = None
+        """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
+        alive."""
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        self._warmed: set[int] = set()
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._closed = False
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held by whoever uses the stage. Raises in a forked process, where nobody would release a
+        lock that another thread held."""
+        if os.getpid() != self._process:
+            raise StepError(
+                f"this Runner belongs to process {self._process}. Process {os.getpid()} was forked"
+                " from it and has neither its threads nor its device: make a Runner in the child"
+                " (and spawn the child instead of forking it if it uses CUDA)"
+            )
+        return self._lock
+
+    # ---- the arena, under the lock --------------------------------------------------------------
+
+    def lent(self, tenant: Tenant, sizes: Mapping[int, int]) -> DeviceArena | None:
+        """Lend the device's arena to this tenant for a step, after the last tenant has parked.
+        Returns None if the arena is too small; then call `grow`."""
+        if self._closed:
+            raise StepError("this stage is closed; make a new one")
+        if self._arena is None or not self._arena.holds(sizes):
+            return None
+        if not self.is_lent_to(tenant):
+            before = self._last() if self._last else None
+            if before is not None:
+                before.park()
+            self._tenants.add(tenant)
+            self._last = weakref.ref(tenant)
+        return self._arena
+
+    def grow(self, sizes: Mapping[int, int], check: Callable[[Mapping[int, int]], None]) -> None:
+        """Replace the arena by one that is at least this large. The old one is freed first. Then
+        `check` gets the bytes that will be taken, and raises if there is no room."""
+        had = self._arena.sizes if self._arena else {}
+        larger = {n: max(sizes.get(n, 0), had.get(n, 0)) for n in {*sizes, *had}}
+        for tenant in list(self._tenants):
+            tenant.evict()
+        self._arena, self._last = None, None
+        check(larger)
+        self._arena = DeviceArena(larger, self.device)
+
+    def is_lent_to(self, tenant: Tenant) -> bool:
+        return self._last is not None and self._last() is tenant
+
+    def leave(self, tenant: Tenant) -> None:
+        """Say that this tenant no longer needs the stage. When the last one has left, the arena is
+        freed."""
+        self._tenants.discard(tenant)
+        if self.is_lent_to(tenant):
+            self._last = None
+        if not self._tenants:
+            self._arena = None
+
+    # ---- steps, under the lock ------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Make the memory that libraries keep for this thread, before a kernel is served."""
+        thread = threading.get_ident()
+        if self.device.type != "cuda" or thread in self._warmed:
+            return
+        if self.driver is None:
+            warm(self.device)
+        else:
+            try:
+                self.driver.begin()
+                self.driver.enqueue(self.driver.stream("compute"), partial(warm, self.device))
+            finally:
+                self.driver.end()  # otherwise the caller's current stream would be ours
+        self._warmed.add(thread)
+
+    def run(self, pieces: Sequence[WorkPiece], record: Record) -> None:
+        """Run the pieces of a step one after the other. The device is free between two of them."""
+        run_pieces(self.engine, pieces, record)
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for a step that another thread runs, then end everything. It may be called again."""
+        with self.lock:
+            self._closed = True
+            try:
+                self.engine.close()
+            finally:
+                for tenant in list(self._tenants):
+                    tenant.evict()
+                self._arena, self._last = None, None
+
+    def abandon(self) -> None:
+        """Close after the device was lost: nothing can be read from it, so tensors stay in the
+        arena."""
+        with self.lock:
+            self._closed, self._arena, self._last = True, None, None
+            self._tenants.clear()
+            with suppress(RuntimeError, OffloadError):  # it reports the lost device again
+                self.engine.close()
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, DeviceLost):
+            self.abandon()
+        else:
+            self.close()

@@ -1,0 +1,240 @@
+"""Every private name of torch that offload and trainers use, and no other file has one.
+
+Each name stands with one line: what it is, and why no public name will do. All were seen in torch
+2.11 and in 2.15, but for those that say otherwise. A version of torch that has lost one fails here:
+
+    a name of a module           importing this file raises an ImportError that names it
+    an attribute of an object    the first use raises an AttributeError that names it
+    a name of CUDA builds        so does the first call; other builds of torch never call it
+
+`tests/integration/test_torch_seams.py` touches each of them once. Functions are bound at import, so
+that a call costs what torch's own name costs.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.optim import Optimizer
+
+TESTED = "torch>=2.11,<2.16"
+
+
+def _gone(what: str) -> str:
+    return (
+        f"torch {torch.__version__}: {what}. offload needs it (offload/torch_seams.py) and was"
+        f" tested with {TESTED}: install such a version"
+    )
+
+
+def _of(thing: Any, name: str) -> Any:
+    """An attribute of an object of torch's."""
+    try:
+        return getattr(thing, name)
+    except AttributeError as error:
+        raise AttributeError(_gone(str(error)), name=name, obj=thing) from None
+
+
+def _of_cuda_builds(name: str) -> Callable[..., Any]:
+    def missing(*_: Any) -> Any:
+        raise AttributeError(_gone(f"there is no torch._C.{name}"))
+
+    return getattr(torch._C, name, missing)
+
+
+try:
+    from torch._subclasses import fake_tensor
+    from torch.distributed import utils as _ranks
+    from torch.utils import _foreach_utils, _python_dispatch
+    from torch.utils import _pytree as pytree  # noqa: F401
+
+    # `pytree`, above: lists, tuples and dicts taken apart. torch.compile's own are these; the
+    # public `optree` knows other classes.
+
+    # ---- modes and fakes ------------------------------------------------------------------------
+    # Sees every op of a step. The class is documented; the module that it is in is private.
+    TorchDispatchMode = _python_dispatch.TorchDispatchMode
+    # Real kernels in the middle of a trace. Nothing public leaves all the modes at once.
+    disable_current_modes = _python_dispatch._disable_current_modes
+    # The innermost mode: code deep in a step finds the recorder of its trace.
+    get_current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
+    # Tensors without memory that keep their device, which "meta" tensors do not.
+    FakeTensor = fake_tensor.FakeTensor
+    # Makes them. torch.export, which is public, gives no access to it.
+    FakeTensorMode = fake_tensor.FakeTensorMode
+    # What a fake raises where a step asks it for its value.
+    DataDependentOutputException = fake_tensor.DataDependentOutputException
+    # What a fake raises where a result's size depends on values.
+    DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
+
+    # ---- ops ------------------------------------------------------------------------------------
+    # The class of `torch.ops.aten.mm.default`: there is no public name of it.
+    OpOverload = torch._ops.OpOverload
+    # Ops that appear in traces under these names. They have no other.
+    to_copy = torch.ops.aten._to_copy.default
+    softmax = torch.ops.aten._softmax.default
+    softmax_backward = torch.ops.aten._softmax_backward_data.default
+    log_softmax = torch.ops.aten._log_softmax.default
+    log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+    # The kernel of AdamW(fused=True), without an optimizer around it: to time one update.
+    fused_adamw_op = torch.ops.aten._fused_adamw_.default
+
+    # ---- autograd -------------------------------------------------------------------------------
+    # What `torch.no_grad()` calls; a plain call in C, which a Ctrl-C cannot cut in two.
+    set_grad_enabled = torch._C._set_grad_enabled
+    # Whether an op is run by the backward pass, and by which node.
+    current_autograd_node = torch._C._current_autograd_node
+    # The number of the next node: the forward op before it has the one below.
+    next_sequence_number = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+
+    # ---- storages -------------------------------------------------------------------------------
+    # A storage at an address that is never read: a stand-in that takes no memory.
+    storage_at = torch._C._construct_storage_from_data_pointer
+
+    # ---- modes of libraries ---------------------------------------------------------------------
+    # `torch.backends.cudnn.benchmark = x` is Python, which a Ctrl-C can cut in two.
+    set_cudnn_benchmark = torch._C._set_cudnn_benchmark
+    # Two flags each. A public property answers for one of them, and a captured graph keeps both.
+    fp16_reduced_precision = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
+    bf16_reduced_precision = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
+    # A kernel that only lasts: timing, and tests that need a slow stream.
+    spin = torch.cuda._sleep
+
+    # ---- kernels on lists of tensors ------------------------------------------------------------
+    # torch.optim and clip_grad_norm_ are made of them; whoever wants their bits calls them too.
+    foreach_add_ = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_addcmul_ = torch._foreach_addcmul_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_clamp_max_ = torch._foreach_clamp_max_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_clamp_min_ = torch._foreach_clamp_min_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_copy_ = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_lerp_ = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_mul_ = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+    foreach_norm = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+    # torch.optim's fused=True: one kernel for a group, with the rate as a tensor.
+    fused_adam_: Any = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+    fused_adamw_: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
+    fused_sgd_: Any = torch._fused_sgd_  # pyright: ignore[reportPrivateImportUsage]
+    # The order in which clip_grad_norm_ adds up norms, which decides their last bits.
+    group_by_device_and_dtype = _foreach_utils._group_tensors_by_device_and_dtype
+
+    # ---- modules and ranks ----------------------------------------------------------------------
+    # Whatever normalises by the batch, a user's own class too.
+    BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+    # The three that DDP's constructor and forward call before its reducer comes in.
+    sync_module_states = _ranks._sync_module_states
+    sync_params_and_buffers = _ranks._sync_params_and_buffers
+    verify_param_shapes = _ranks._verify_param_shape_across_processes
+    # Those three want a group, and None does not do for "all ranks".
+    default_group = distributed.distributed_c10d._get_default_group
+except (ImportError, AttributeError) as error:
+    raise ImportError(_gone(str(error))) from error
+
+# ---- CUDA builds --------------------------------------------------------------------------------
+
+# Frees what cuBLAS keeps for each thread and stream. No public function does.
+clear_cublas_workspaces = _of_cuda_builds("_cuda_clearCublasWorkspaces")
+# Gives pinned memory back to the system: the twin of torch.cuda.empty_cache() for the host.
+empty_host_cache = _of_cuda_builds("_host_emptyCache")
+# A CUDA tensor over a storage that is there already: `set_` refuses one of another device.
+cuda_tensor_over = _of_cuda_builds("_construct_CUDA_Tensor_From_Storage_And_Metadata")
+
+# ---- names as text ------------------------------------------------------------------------------
+
+# The logger of fakes: it prints each failure that is raised as well.
+FAKE_LOGGER = "torch._subclasses.fake_tensor"
+# What `.to()` is called in a trace.
+TO_COPY = "_to_copy"
+# Attention whose dropout has its seed on the CPU.
+SEEDED_FORWARD = frozenset(
+    {"_scaled_dot_product_efficient_attention", "_efficient_attention_forward"}
+)
+SEEDED_BACKWARD = frozenset(
+    {"_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward"}
+)
+# Where a module's `__dict__` has its children, and all that is not a plain attribute.
+CHILDREN = "_modules"
+HELD = ("_parameters", "_buffers", CHILDREN)
+
+# ---- attributes of objects ----------------------------------------------------------------------
+
+
+def schema_of(op: Any) -> Any:
+    """Arguments and results of an op: which are written, which are views."""
+    return _of(op, "_schema")
+
+
+def packet_of(op: Any) -> Any:
+    """`aten.mm` of `aten.mm.default`: the table of FLOPs goes by it."""
+    return _of(op, "_overloadpacket")
+
+
+def name_of(op: Any) -> str:
+    """`mm` of `aten.mm.default`."""
+    return _of(op, "_opname")
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """One number a storage, for fakes too, whose `data_ptr()` raises."""
+    return _of(tensor.untyped_storage(), "_cdata")
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return _of(tensor, "_version")
+
+
+def gradient_hooks(tensor: torch.Tensor) -> dict[int, Callable[..., Any]]:
+    """What `register_hook` was given. torch has no list of them."""
+    return _of(tensor, "_backward_hooks") or {}
+
+
+def hook_keys(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Of each tensor the keys of its gradient hooks: in one call, because every step asks."""
+    try:
+        return tuple([tuple(tensor._backward_hooks or ()) for tensor in tensors])
+    except AttributeError as error:
+        raise AttributeError(_gone(str(error))) from None
+
+
+def has_gradient_end_hooks(parameter: torch.nn.Parameter) -> bool:
+    """Whether `register_post_accumulate_grad_hook` was called. A tensor without one may lack the
+    attribute."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def sequence_number(node: Any) -> int:
+    """The number of a node of autograd's graph; -1: nodes of this kind have none."""
+    number: Any = getattr(node, "_sequence_nr", None)
+    return number() if number else -1
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile made it: it has the user's module as `_orig_mod`."""
+    return hasattr(module, "_orig_mod")
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody is called around `optimizer.step()`."""
+    before = _of(optimizer, "_optimizer_step_pre_hooks")
+    return bool(before or _of(optimizer, "_optimizer_step_post_hooks"))
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """As `optimizer.step()` does: learning rate schedules warn where nobody has called it."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler leaves the unscaling to it. Only some optimizers say so."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def left_to_each_rank(module: torch.nn.Module) -> Any:
+    """Names of tensors that DDP is to leave alone, where a user has set some."""
+    return getattr(module, "_ddp_params_and_buffers_to_ignore", None)
+
+
+def standalone_compile(module: Any, examples: Any, **options: Any) -> Any:
+    """Inductor on one graph, without Dynamo. torch imports Inductor when it is first asked for."""
+    return _of(torch._inductor, "standalone_compile")(module, examples, **options)

@@ -1,0 +1,200 @@
+"""Turns a step of a user's program into a TaskGraph bound to the user's tensors.
+
+    step(x, y)   --trace twice-->   Tape   --once-->   tasks over buffers   + one update a parameter
+
+Every storage is a buffer. So a view needs no task, and what a task reads and writes is known
+exactly. The graph holds the step's own kernels in the order in which eager calls them. Any order
+that keeps their dependencies gives eager's bits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError
+from offload.graph.taskgraph import TaskGraph
+from offload.lowering.passes import lower
+from offload.measuring.profiling import measured
+from offload.optimizer.updates import check_optimizer
+from offload.torch_seams import has_gradient_end_hooks, pytree, storage_key
+from offload.tracing.building import Build
+from offload.tracing.gradient_edits import changed_gradients, empty_gradients
+from offload.tracing.guards import check_batch, guarded_trace
+from offload.tracing.ranks import check_ranks
+from offload.tracing.recorder import current_recorder
+from offload.tracing.stand_ins import device_of
+from offload.tracing.surroundings import Surroundings, surroundings
+from offload.tracing.training import Gradients, TrainingStep, parameters_of
+
+Device = torch.device | str | None
+
+
+def capture(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    also: Sequence[str] = (),
+    reaches: Mapping[str, Any] | None = None,
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
+
+    `also`: names of lowering passes that may change the last bits. `reaches`: the objects, by name,
+    whose tensors and attributes the step may use; without it they are looked for in the step's
+    closure. `device`: where the step will run; by default where all its tensors are. The tensors
+    themselves are not moved."""
+    return _ready(traced(step, *example_inputs, reaches=reaches, device=device), also)
+
+
+def capture_training_step(
+    module: torch.nn.Module,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *batch: torch.Tensor,
+    also: Sequence[str] = (),
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update."""
+    return _ready(traced_training_step(module, loss_fn, optimizer, *batch, device=device), also)
+
+
+def capture_step(
+    step: TrainingStep,
+    *batch: torch.Tensor,
+    also: Sequence[str] = (),
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of a training step in all its parts (training.py)."""
+    return _ready(traced_step(step, *batch, device=device), also)
+
+
+def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
+    """Lower and measure a graph, and do the same when it is captured again for another batch."""
+    ready, program = lower(graph, also), graph.program
+    if program.device.type == "cuda" and not torch.cuda.is_available():
+        ready.notes.append(f"not measured: there is no {program.device} here")
+    else:
+        ready = measured(ready)
+    ready.program = replace(
+        program,
+        recapture=lambda *batch: _ready(program.recapture(*batch), also),
+        fixed=ready.program.fixed,
+    )
+    return ready
+
+
+def traced(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    reaches: Mapping[str, Any] | None = None,
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of a step before lowering: one task a kernel."""
+    check_batch(example_inputs)
+    around = surroundings({"": step} if reaches is None else reaches)
+    place = device_of(device, example_inputs, around.reachable())
+    recorder, result = guarded_trace(step, example_inputs, around, place)
+    outputs = result if isinstance(result, tuple) else (result,)
+    return Build(recorder, around, outputs).finish(
+        lambda *batch: traced(step, *batch, reaches=reaches, device=place)
+    )
+
+
+def traced_training_step(
+    module: torch.nn.Module,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *batch: torch.Tensor,
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of a training step before lowering: one task a kernel, one update a parameter."""
+
+    def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
+        return loss_fn(module(*inputs[:-1]), inputs[-1]), ()
+
+    step = TrainingStep(forward, optimizer, {"": module, "loss": loss_fn})
+    return traced_step(step, *batch, device=device)
+
+
+def traced_step(step: TrainingStep, *batch: torch.Tensor, device: Device = None) -> TaskGraph:
+    """The graph of a training step before lowering.
+
+    It returns the loss and whatever else `forward` returns after it."""
+    check_batch(batch)
+    check_optimizer(step.optimizer)
+    parameters = parameters_of(step.optimizer)
+    changing = [p for _, p in parameters]
+    around = surroundings(step.reaches).with_others(changing)
+    _check_parameters(changing, around)
+    place = device_of(device, batch, around.reachable())
+    if step.ranks is not None:
+        check_ranks(place)
+
+    def with_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
+        loss, more = step.forward(*inputs)
+        _check_loss(loss)
+        with _no_autocast():
+            gradients = torch.autograd.grad(loss, changing, allow_unused=True)
+        if step.after is not None:
+            returned = [t for t in pytree.tree_leaves(more) if isinstance(t, torch.Tensor)]
+            gradients, too = changed_gradients(
+                current_recorder(), changing, gradients, step.after, returned
+            )
+            more = (more, too)
+        return loss.detach(), more, gradients
+
+    with empty_gradients(changing):
+        recorder, (loss, more, gradients) = guarded_trace(with_gradients, batch, around, place)
+    if all(g is None for g in gradients) and not step.held:
+        raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
+    for p in step.held:
+        recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
+    build = Build(recorder, around, (loss, *([more] if more != () else [])))
+    Gradients(build, step, parameters, gradients)
+    return build.finish(lambda *other: traced_step(step, *other, device=place))
+
+
+def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:
+    if not parameters:
+        raise CaptureError("the optimizer has no parameter that requires a gradient")
+    for p in parameters:
+        if has_gradient_end_hooks(p):
+            name, *_ = around.tensors.get(storage_key(p), ("a parameter",))
+            raise CaptureError(
+                f"{name} has a post-accumulate hook, and a captured step never calls it because it"
+                " fills no .grad. Remove the hook"
+            )
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Turn autocast off: users call `backward()` outside of the autocast of the forward pass."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"the loss is {what}: return a single number, such as loss.mean()")
+    if not loss.requires_grad:
+        raise CaptureError(
+            "the loss depends on no parameter that requires a gradient: nothing to train"
+        )
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        if node.name() == "CheckpointFunctionBackward":
+            # Reentrant checkpointing runs a backward pass of its own into .grad.
+            raise CaptureError(
+                "the module uses reentrant checkpointing: give checkpoint() use_reentrant=False"
+            )

@@ -1,0 +1,447 @@
+"""Records what a step does, op by op, under fake tensors: nothing is computed or allocated.
+
+    user's step -> autograd -> Recorder -> FakeTensorMode        a Tape: ops over storages
+                                  |
+    real tensors that the step closes over (parameters, buffers, constants) become fakes here
+
+The recorder sits below autograd and autocast, so it sees the very kernels that eager runs, forward
+and backward. A fake tensor's storage says exactly what aliases what, so views are not recorded.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from offload.errors import CaptureError
+from offload.program.frames import say_frame, user_frame
+from offload.program.kernels import CPU, Value
+from offload.program.layouts import as_it_is
+from offload.program.trees import leaves, mapped, tensors_of
+from offload.torch_seams import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_autograd_node,
+    disable_current_modes,
+    get_current_dispatch_mode,
+    next_sequence_number,
+    packet_of,
+    pytree,
+    schema_of,
+    sequence_number,
+    storage_key,
+)
+from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
+from offload.tracing.draws import Clock, arguments, draws
+
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+LIFT = torch.ops.aten.lift_fresh.default
+ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+WHOLE = frozenset(
+    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+    | {"geometric_", "cauchy_", "log_normal_"}
+)
+"""Ops that overwrite their first argument without reading it."""
+STATISTICS = frozenset(
+    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"}
+    | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
+)
+"""Ops that write `running_mean` and `running_var` although their schema does not say so."""
+RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
+
+
+@dataclass(slots=True)
+class Storage:
+    """One storage of the trace. The buffer made from it has the same number."""
+
+    nbytes: int
+    keep: Any
+    """The storage itself, kept alive so that no other storage gets its address."""
+    kind: str
+    """made by an op, input, real (the user's) or literal (written in the step's code). folded and
+    own: on the CPU while the step runs on a GPU (cpu_values.py)."""
+    tensor: torch.Tensor | None = None
+    """The tensor with the bytes, for all kinds but the first two."""
+    name: str = ""
+    filled: bool = False
+    """Whether the op that made it also filled it. If not, the first op that writes it names it."""
+    written: bool = False
+    """Whether an op wrote it in place after it was made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One call of a kernel. Tensors are `Value`s over the tape's storages."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[Value | None, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    changes: tuple[int, ...]
+    """Those of `writes` that existed before: the op changes them in place."""
+    random: bool
+    phase: str
+    name: str
+    where: str
+    flops: float
+    traffic: int
+
+    @property
+    def code(self) -> str:
+        """The call as text, for comparing two traces."""
+        return f"{self.func}{self.args!r}{dict(self.kwargs)!r} -> {self.outputs!r}"
+
+
+@dataclass(slots=True)
+class Tape:
+    """The ops and storages of one trace."""
+
+    ops: list[Op] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Records every op onto a tape."""
+
+    def __init__(
+        self, modules: Mapping[int, str], clock: Clock, device: torch.device = CPU
+    ) -> None:
+        """`modules`: the path of every module, by its id. `device`: where the step is to run."""
+        super().__init__()
+        self.device = device
+        self._clock = clock
+        self.tape = Tape()
+        self.inputs: list[Value] = []
+        self.met: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = []
+        """The user's tensors that the step used, their `requires_grad` and their `.grad` before
+        it."""
+        # Without `export` it would read a user's single numbers for `.item()` and bake them in.
+        self._fakes = FakeTensorMode(export=True)
+        self._modules = modules
+        self._numbers: dict[int, int] = {}
+        self._stand_ins: dict[int, FakeTensor] = {}
+        self._originals: dict[int, torch.Tensor] = {}
+        self._by_sequence: dict[int, tuple[str, str]] = {}
+        self._taken: dict[str, int] = {}
+        self.phase = FORWARD
+        """The phase of the ops that are recorded next."""
+
+    def run(self, step: Callable[..., Any], batch: Sequence[torch.Tensor]) -> Any:
+        """Run a step without computing anything. Returns its result in fake tensors."""
+        inputs = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
+        with self._fakes, self:
+            result = step(*inputs)
+        self._clock.check_all("in the step")
+        return result
+
+    def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """A fake for a tensor of the batch, with the same layout and a storage of its own."""
+        with self._fakes:
+            if _is_dense(tensor):
+                fake = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device
+                )
+            else:
+                fake = torch.empty(tensor.size(), dtype=tensor.dtype, device=self.device)
+        fake.requires_grad_(tensor.requires_grad)
+        self._add(fake, "input", name=name)
+        self.inputs.append(self.value(fake))
+        return fake
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """Where a tensor of the step, or of the user, lies."""
+        fake = self._fake(tensor)
+        number = self._numbers[storage_key(fake)]
+        storage = self.tape.storages[number]
+        storage.kind = {FOLDED: "literal", OWN: "real"}.get(storage.kind, storage.kind)
+        return _value(fake, number)
+
+    def makes(self, tensor: torch.Tensor) -> bool:
+        """Whether the step made the tensor's storage, so that it is no input and not the user's."""
+        number = self._numbers.get(storage_key(self._fake(tensor)))
+        return number is not None and self.tape.storages[number].kind == "made"
+
+    def described(self, result: Any) -> str:
+        """The result of a step as text, for comparing two traces."""
+
+        def describe(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self.value(leaf)
+            plain = isinstance(leaf, int | float | complex | str | bytes | None)
+            return leaf if plain else type(leaf).__name__
+
+        return repr(pytree.tree_map(describe, result))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is LIFT and not isinstance(args[0], FakeTensor):
+            return self._literal(args[0])
+        name = schema_of(func).name.split("::")[1]
+        if name in RESIZING:
+            raise CaptureError(
+                f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
+                " planned tensor cannot grow. Make a new tensor instead"
+            )
+        fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
+        result = func(*fake_args, **fake_kwargs)
+        result = as_it_is(func, name, fake_args, fake_kwargs, result)
+        if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
+            self._record(func, name, fake_args, fake_kwargs, result)
+        return mapped(result, lambda out: self._originals.get(id(out), out))
+
+    def _handle_on_cpu(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> bool:
+        """Handle an op that runs on the CPU in a step for a GPU. False: record it like any
+        other."""
+        given, made = tensors_of((args, kwargs)), tensors_of(result)
+        if not any(is_cpu_value(t, self.device) for t in (*given, *made)):
+            return False
+        if (
+            not any(is_cpu_value(t, self.device) for t in made)
+            and (values := moved(name, args, result, self._folded)) is not None
+        ):
+            self._add(result, "literal", values, name="literal")
+            return True
+        changed = written_arguments(func, name, args, kwargs)
+        fresh = [t for t in made if storage_key(t) not in self._numbers]
+        if not any(is_cpu_value(t, self.device) for t in (*fresh, *changed)):
+            return False
+        folded = fold(func, args, kwargs, result, changed, self._folded)
+        if folded is None:
+            raise refused(self._place(name)[1], name, self.device, given)
+        for fake, values in folded:
+            self._add(fake, FOLDED, values, name="literal")
+        return True
+
+    def _folded(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The present values of a tensor made of numbers in the step's code; None for other
+        tensors."""
+        number = self._numbers.get(storage_key(tensor))
+        if number is None or self.tape.storages[number].kind != FOLDED:
+            return None
+        values = self.tape.storages[number].tensor
+        assert values is not None
+        with disable_current_modes():
+            return values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _given(self, tensor: torch.Tensor) -> Value | torch.Tensor:
+        """What the op gets for this tensor at every run."""
+        number = self._number(tensor)
+        storage = self.tape.storages[number]
+        if not is_cpu_value(tensor, self.device):
+            return _value(tensor, number)
+        assert storage.tensor is not None
+        with disable_current_modes():
+            own = storage.tensor.detach()
+            if storage.kind == FOLDED:
+                own = own.clone()  # because the step may change it later
+            return own.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        path, where = self._place(name)
+        random = draws(func, args, kwargs)
+        if random:
+            self._clock.draw(args, kwargs, where)
+        outs = leaves(result)
+        for argument, mask in arguments(func, args, kwargs):
+            if argument.name == "output_mask":  # the kernel does not make the others
+                outs = [out if wanted else None for out, wanted in zip(outs, mask, strict=True)]
+        made = [out for out in outs if isinstance(out, torch.Tensor)]
+        fresh: list[int] = []
+        outputs: list[Value | None] = []
+        for out in outs:
+            if isinstance(out, torch.Tensor):
+                _check_plain(out, where)
+                key = storage_key(out)
+                if key not in self._numbers:
+                    fresh.append(self._add(out, "made", name=path))
+                if (number := self._numbers[key]) in fresh:
+                    outputs.append(_value(out, number))
+                    continue
+            outputs.append(None)
+        if name in ALLOCATIONS:
+            return
+        given = tensors_of((args, kwargs))
+        changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
+        if not fresh and not changed:
+            return  # a view, or a question about a shape
+        read = _read_arguments(func, name, args, kwargs)
+        reads = [self._number(t) for t in read if not is_cpu_value(t, self.device)]
+        path = self._unique(path)
+        for number in changed:
+            storage = self.tape.storages[number]
+            if storage.kind == "made" and not storage.written:
+                storage.name = storage.name if storage.filled else path
+            storage.written = True
+        for number in fresh:
+            self.tape.storages[number].filled = True
+        for rank, number in enumerate(fresh):
+            self.tape.storages[number].name = f"{path}.{rank}" if rank else path
+        named_args, named_kwargs = mapped((tuple(args), dict(kwargs)), self._given)
+        self.tape.ops.append(
+            Op(
+                func,
+                named_args,
+                named_kwargs,
+                tuple(outputs) if fresh else (),
+                tuple(dict.fromkeys(reads)),
+                tuple(dict.fromkeys((*changed, *fresh))),
+                tuple(dict.fromkeys(changed)),
+                random,
+                self.phase,
+                path,
+                where,
+                _flops(func, args, kwargs, result),
+                sum(t.numel() * t.element_size() for t in (*given, *made)),
+            )
+        )
+
+    def _fake(self, tensor: torch.Tensor) -> FakeTensor:
+        """The fake that stands in for a user's tensor."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if (known := self._stand_ins.get(id(tensor))) is not None:
+            return known
+        self.met.append((tensor, tensor.requires_grad, tensor.grad if tensor.is_leaf else None))
+        fake = self._fakes.from_tensor(tensor, static_shapes=True)
+        self._stand_ins[id(tensor)] = fake
+        self._originals[id(fake)] = tensor
+        if storage_key(fake) not in self._numbers:
+            self._add(fake, OWN if is_cpu_value(fake, self.device) else "real", tensor)
+        return fake
+
+    def _literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor written in the step's code, such as `torch.tensor(2.0)`. Every step makes it
+        anew."""
+        fake = LIFT(tensor)
+        with disable_current_modes():
+            copy = tensor.clone()
+        kind = FOLDED if is_cpu_value(fake, self.device) else "literal"
+        self._add(fake, kind, copy, name="literal")
+        return fake
+
+    def _add(
+        self, fake: torch.Tensor, kind: str, tensor: torch.Tensor | None = None, name: str = ""
+    ) -> int:
+        storage = fake.untyped_storage()
+        number = len(self.tape.storages)
+        self._numbers[storage_key(fake)] = number
+        self.tape.storages.append(Storage(storage.nbytes(), storage, kind, tensor, name))
+        return number
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        key = storage_key(tensor)
+        if key not in self._numbers:  # the fake mode made it, for example for a wrapped number
+            self._add(tensor, "made", name="unknown")
+        return self._numbers[key]
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """A readable name and the user's line. A backward op has those of its forward op."""
+        node = current_autograd_node()
+        if node is None:
+            frame = user_frame()
+            path = f"{self._module()}{name}"
+            where = say_frame(frame, short=True)
+            # Autograd made the op's node right before the op was dispatched to here.
+            own = self._taken.get(path, 0) + 1
+            place = (path if own == 1 else f"{path}.{own}", where)
+            newest = next_sequence_number() - 1
+            self._by_sequence.setdefault(newest, place)
+            return path, where
+        self.phase = BACKWARD
+        forward, where = self._by_sequence.get(sequence_number(node), ("", ""))
+        own = "backward" if "backward" in name else f"backward.{name}"
+        return f"{forward}.{own}" if forward else own, where
+
+    def _module(self) -> str:
+        """`layer1.0.conv1.`: the innermost module whose method is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if "self" in frame.f_code.co_varnames[:1]:
+                path = self._modules.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return f"{path}." if path else ""
+            frame = frame.f_back
+        return ""
+
+    def _unique(self, name: str) -> str:
+        self._taken[name] = self._taken.get(name, 0) + 1
+        return name if self._taken[name] == 1 else f"{name}.{self._taken[name]}"
+
+
+def current_recorder() -> Recorder:
+    """The recorder of the trace that is running."""
+    recorder = get_current_dispatch_mode()
+    assert isinstance(recorder, Recorder)
+    return recorder
+
+
+def written_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that an op writes in place."""
+    written: list[torch.Tensor] = []
+    hidden = name in STATISTICS
+    for argument, given in arguments(func, args, kwargs):
+        if hidden and argument.name == "training" and not given:
+            return []
+        statistics = hidden and argument.name in ("running_mean", "running_var")
+        if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
+            written += tensors_of(given)
+    return written
+
+
+def _read_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that an op reads: all but those whose storage it overwrites completely."""
+    read: list[torch.Tensor] = []
+    for position, (argument, given) in enumerate(arguments(func, args, kwargs)):
+        anew = argument.is_out or (position == 0 and name in WHOLE)
+        read += [t for t in tensors_of(given) if not (anew and _covers(t))]
+    return read
+
+
+def _value(tensor: torch.Tensor, number: int) -> Value:
+    return Value(
+        number,
+        tensor.dtype,
+        tuple(tensor.size()),
+        tuple(tensor.stride()),
+        int(tensor.storage_offset()),
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return torch.ops.aten.is_non_overlapping_and_dense(tensor)
+
+
+def _covers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor covers every byte of its storage."""
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return whole and _is_dense(tensor)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    formula = flop_registry.get(packet_of(func))
+    return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
+
+
+def _check_plain(tensor: torch.Tensor, where: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        what = f"a tensor of layout {tensor.layout}"
+    elif tensor.is_conj() or tensor.is_neg():
+        what = "a lazy conjugate (call .resolve_conj() on it)"
+    else:
+        return
+    raise CaptureError(f"{where}: {what} cannot be planned; only dense tensors can")

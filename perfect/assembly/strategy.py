@@ -1,0 +1,62 @@
+"""config.offload -> the strategy that runs the steps; and the key to blame if that fails.
+
+no section   plain Lightning        a section   `OffloadStrategy` with its keys as arguments
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lightning as L
+from lightning.pytorch.strategies import Strategy
+
+from offload import BudgetTooSmall, CaptureError, OffloadError
+from offload.running.drivers.device_loss import device_lost
+from perfect.config.schema import RunConfig
+from perfect.errors import BuildError
+from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers.offloading.planned_fit import PlannedFit
+
+
+def build_strategy(config: RunConfig) -> Strategy | str:
+    if config.offload is None:
+        return "ddp" if config.trainer.devices > 1 else "auto"
+    kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy
+    try:
+        return kind(**config.offload.model_dump())
+    except OffloadError as error:  # the schema has checked everything but this machine
+        raise BuildError("offload.engine", str(error)) from error
+
+
+def check_device(trainer: L.Trainer) -> None:
+    """Refuse an engine that does not run on the device, which `accelerator: auto` has found now."""
+    if not isinstance(trainer.strategy, PlannedFit):
+        return
+    try:
+        trainer.strategy.find_target()
+    except OffloadError as error:
+        of_engine = str(error).startswith("engine=")
+        key = "offload.engine" if of_engine else "trainer.accelerator"
+        raise BuildError(key, str(error)) from error
+
+
+@contextmanager
+def watched(trainer: L.Trainer) -> Iterator[None]:
+    """Raise `DeviceLost` in place of any error of this block that says that the device is lost,
+    also in a run of plain Lightning."""
+    try:
+        yield
+    except Exception as error:
+        lost = device_lost(error, trainer.strategy.root_device)
+        if lost is None or lost is error:
+            raise
+        raise lost from error
+
+
+def to_blame(error: OffloadError) -> BuildError | None:
+    """Return the key that caused this error; None if no key would have saved the run."""
+    if isinstance(error, BudgetTooSmall):
+        host = "host_budget" in str(error)
+        return BuildError("offload.host_budget" if host else "offload.budget", str(error))
+    if isinstance(error, CaptureError) or type(error) is OffloadError:
+        return BuildError("offload", str(error))
+    return None

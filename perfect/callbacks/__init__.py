@@ -1,0 +1,7 @@
+"""The Lightning callbacks that apply the method to a Trainer.
+
+`phase_switch.py` runs phases, `loader_callback.py` carries the state of a loader without phases.
+
+May import: loaders, loaders.order, loaders.sources, loaders.stats, method, offload.torch_seams,
+    trainers.lightning_seams.
+"""

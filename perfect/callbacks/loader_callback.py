@@ -1,0 +1,183 @@
+"""`LoaderCallback` serves a `ReuseLoader` in the user's own Trainer, without phases.
+
+    checkpoint    contains the loader's state, as the state of this callback
+    train start   the state is restored, whatever Lightning did with it
+    epoch start   if the length of the pass has changed, Lightning reads it again; a loader made by
+                  reload_dataloaders_every_n_epochs continues with the passes of the previous one
+    batch end     loader/decoded, loader/stall_share, loader/serves/1, ... go to the loggers
+
+Lightning itself restores a loader's state only if the epoch was not over, and only if nobody read
+`trainer.estimated_stepping_batches` before; otherwise training would continue with pass 0. The
+numbers are those of rank 0.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+
+from loaders import LoaderError, ReuseLoader
+from loaders.stats import LoaderStats
+from trainers.lightning_seams import (
+    data_source,
+    forget_loader,
+    logged_step,
+    reload_epoch,
+    set_reload_epoch,
+    should_update_logs,
+)
+
+# ReuseLoader.state_dict() returns this: a few numbers and words.
+LoaderState = dict[str, Any]
+
+
+class LoaderCallback(L.Callback):
+    """Carries the train loader's state in checkpoints, and logs its counters."""
+
+    reads_weights_between_steps = False
+    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._loader: ReuseLoader | None = None
+        self._loaded: LoaderState | None = None
+        self._epoch_batches: int | float = 0
+        self._ahead = False
+        self._since = 0.0
+        self._trained = 0.0
+        self._told = (0.0, 0.0)
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._loader is None:
+            return {} if self._loaded is None else {"loader": self._loaded}
+        state = self._loader.state_dict()
+        if state["served_batches"] >= self._epoch_batches:  # limit_train_batches cut it short
+            state = _next_pass(state)
+        return {"loader": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict.get("loader")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        loader = self._loader = _train_loader(trainer)
+        state, self._loaded = self._loaded, None
+        if state is not None:
+            if not trainer.fit_loop.restarting:  # Lightning begins an epoch
+                state = _next_pass(state)
+            loader.load_state_dict(state)
+            if _epoch_batches(trainer, loader) != trainer.num_training_batches:
+                _read_again(trainer, loader)
+                loader.load_state_dict(state)  # Lightning may have restored its own state
+            # After a checkpoint of an epoch's end, Lightning trains one more batch of that epoch.
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
+            self._ahead = trainer.fit_loop.restarting and done >= trainer.num_training_batches
+        self._epoch_batches = trainer.num_training_batches
+        self._since = self._clock()
+        self._told = (self._trained, loader.stats.stall_seconds)
+
+    # ---- every pass -----------------------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        before, loader = self._loader, _train_loader(trainer)
+        if before is not None and loader is not before:
+            _go_on(before, loader)
+        elif self._ahead:
+            loader.load_state_dict(loader.state_dict())  # continue after that batch
+        self._ahead = False
+        self._loader = loader
+        if trainer.world_size > 1:
+            # Each rank measures its own reuse for "auto", but passes must be equally long.
+            reuse = trainer.strategy.broadcast(loader.reuse)
+            if reuse != loader.reuse:
+                loader.set_reuse(reuse)
+        if _epoch_batches(trainer, loader) != trainer.num_training_batches:
+            _read_again(trainer, loader)
+        self._epoch_batches = trainer.num_training_batches
+
+    # ---- counters -------------------------------------------------------------------------------
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._since = self._clock()
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        now = self._clock()
+        self._trained += now - self._since
+        self._since = now
+        if not trainer.loggers or not should_update_logs(trainer):
+            return
+        assert self._loader is not None
+        stats = self._loader.stats
+        trained, stalled = self._told
+        self._told = (self._trained, stats.stall_seconds)
+        share = (stats.stall_seconds - stalled) / max(self._trained - trained, 1e-9)
+        counters = {**_counters(stats), "loader/stall_share": share}
+        for logger in trainer.loggers:
+            logger.log_metrics(counters, step=logged_step(trainer))
+
+
+def _counters(stats: LoaderStats) -> dict[str, float]:
+    """Name the counters `loader/...`. `loader/serves/1` counts the first serves of samples."""
+    named = {f"loader/{name}": float(stats[name]) for name in stats if name != "serves"}
+    return named | {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
+
+
+def _train_loader(trainer: L.Trainer) -> ReuseLoader:
+    loader = trainer.train_dataloader
+    if isinstance(loader, ReuseLoader):
+        return loader
+    if isinstance(loader, list | tuple | dict):
+        raise LoaderError(
+            f"LoaderCallback carries the state of one train loader, but there are {len(loader)}:"
+            " give trainer.fit() one ReuseLoader, or leave LoaderCallback out"
+        )
+    raise LoaderError(
+        f"LoaderCallback needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
+        " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
+    )
+
+
+def _next_pass(state: LoaderState) -> LoaderState:
+    """Return the state after leaving the pass in the middle of which `state` is."""
+    if not state["served_batches"]:
+        return state
+    return state | {"pass": state["pass"] + 1, "served_batches": 0, "running": state["next"]}
+
+
+def _go_on(before: ReuseLoader, loader: ReuseLoader) -> None:
+    """Give a new loader the pass, the counters and the choice of reuse of the previous loader."""
+    old, new = _next_pass(before.state_dict()), loader.state_dict()
+    new |= {"pass": max(old["pass"], new["pass"]), "served_batches": 0, "stats": old["stats"]}
+    if old["tuner"] and new["tuner"]:
+        new["tuner"] = old["tuner"]
+        new["next"] = new["next"] | {"reuse": old["next"]["reuse"]}
+    loader.load_state_dict(new)
+
+
+# ---- Lightning reads a loader's length once ------------------------------------------------------
+
+
+def _epoch_batches(trainer: L.Trainer, loader: ReuseLoader) -> int:
+    limit = trainer.limit_train_batches
+    return min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+
+
+def _read_again(trainer: L.Trainer, loader: ReuseLoader) -> None:
+    """Make the fit loop read the length of this loader, without asking for another one."""
+    source, reloaded = data_source(trainer), reload_epoch(trainer)
+    asked, source.instance = source.instance, loader
+    forget_loader(trainer)
+    try:
+        trainer.fit_loop.setup_data()
+    finally:
+        source.instance = asked
+        set_reload_epoch(trainer, reloaded)

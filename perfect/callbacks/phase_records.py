@@ -1,0 +1,36 @@
+"""The record of each phase of a run, as a row of run.json."""
+
+from dataclasses import dataclass, replace
+
+from perfect.method.phases import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRecord:
+    """What happened in one phase of a run."""
+
+    name: str
+    reuse: int
+    first_step: int
+    last_step: int
+    passes: int
+    decoded: int
+    lr_start: float | None
+    lr_end: float | None
+    reason: str
+
+
+def record_step(
+    records: list[PhaseRecord], index: int, phase: Phase, step: int, decoded: int, lr: float
+) -> None:
+    """Add optimizer step `step` to the record of phase number `index`, the last of `records`.
+    `decoded` counts the samples that all ranks have decoded in the run so far."""
+    if len(records) <= index:
+        before = sum(r.decoded for r in records)
+        records.append(
+            PhaseRecord(
+                phase.name, phase.reuse, step, step, 0, decoded - before, lr, lr, "unfinished"
+            )
+        )
+    before = sum(r.decoded for r in records[:-1])
+    records[-1] = replace(records[-1], last_step=step, decoded=decoded - before, lr_end=lr)

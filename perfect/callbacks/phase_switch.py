@@ -1,0 +1,385 @@
+"""`PhaseSwitch` is the callback that applies what `PhasePolicy` decides.
+
+It works with any LightningModule that has one optimizer and a `ReuseLoader` as its train loader:
+
+    setup         find the loader; tell the trainer how many steps all phases take
+    batch start   learning rate and seed of this step: functions of the step, so a resume continues
+    batch end     count; keep the moving average; note the loss of first serves
+    validation    on averaged weights; what it shows goes to the policy (rank 0 decides for all)
+    epoch end     = end of a pass: ask the policy; set the loader's next reuse, batch size, length
+
+Lightning's epoch is a pass. Lightning reads a loader's length once, so where a phase changes it the
+callback makes the fit loop look again.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from loaders import ReuseLoader
+from loaders.order.reuse import batches_per_pass
+from loaders.sources.datasets import samples_per_rank
+from perfect.callbacks.ema import Ema
+from perfect.callbacks.first_serves import FirstServeLoss
+from perfect.callbacks.phase_records import PhaseRecord, record_step
+from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
+from trainers.lightning_seams import data_source, forget_loader
+
+log = logging.getLogger(__name__)
+
+LIGHTNING_DEFAULT = 1000
+"""max_epochs of a Trainer that was given neither max_epochs nor max_steps."""
+
+
+class PhaseSwitch(L.Callback):
+    """Runs a list of phases. `monitor` names the logged accuracy (0 to 1) on held-out samples."""
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        plateau: PlateauRule | None = None,
+        monitor: str = "val_accuracy",
+        ema_decay: float = 0.999,
+        validate_every: float | None = None,
+    ) -> None:
+        """`validate_every` is in epoch-equivalents; None leaves validation to the Trainer."""
+        self.policy = PhasePolicy(phases, plateau)
+        self.monitor = monitor
+        self.ema_decay = ema_decay
+        self.validate_every = validate_every
+        self.records: list[PhaseRecord] = []
+        self.ema: Ema | None = None
+        self._saved_ema: dict[str, Any] | None = None
+        self.loader: ReuseLoader | None = None
+        self._initial_batch_size = 0
+        self._base_lrs: list[float] = []
+        self._base_decays: list[float] = []
+        self._accumulate = 1
+        self._limit_batches: int | float = 1.0
+        self._log_every = 50
+        self._pass_limit: int | None = None
+        self._prepared_length = 0
+        self._updates_seen = 0
+        self._first_serves = FirstServeLoss()
+        self._swapped = False
+
+    # ---- before training ------------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise PhaseError(
+                "PhaseSwitch drives the one optimizer of automatic optimization, but"
+                f" {type(pl_module).__name__} optimizes manually: let Lightning optimize"
+            )
+        self.loader = _train_loader(trainer)
+        self._initial_batch_size = self.loader.batch_size
+        self._accumulate = trainer.accumulate_grad_batches
+        # The loader cuts passes short, so that Lightning does not cut them a second time.
+        self._limit_batches, trainer.limit_train_batches = trainer.limit_train_batches, 1.0
+        if trainer.max_steps != -1 or trainer.max_epochs not in (None, -1, LIGHTNING_DEFAULT):
+            log.warning(
+                "max_epochs and max_steps have no effect: the phases say how long training takes"
+            )
+        self._log_every = max(1, getattr(trainer, "log_every_n_steps", 50))
+        self._announce_length(trainer)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if len(trainer.optimizers) != 1:
+            raise PhaseError(
+                f"PhaseSwitch drives one optimizer, but {type(pl_module).__name__} has"
+                f" {len(trainer.optimizers)}: return one from configure_optimizers"
+            )
+        if trainer.lr_scheduler_configs and any(p.lr for p in self.policy.phases):
+            raise PhaseError(
+                f"both {type(pl_module).__name__}.configure_optimizers and the phases set the"
+                " learning rate: remove the module's lr_scheduler, or `lr` from every phase"
+            )
+        if trainer.lr_scheduler_configs and self.policy.plateau is not None:
+            raise PhaseError(
+                "a plateau can only be detected under a constant learning rate: remove"
+                f" {type(pl_module).__name__}'s lr_scheduler and give the phases an lr"
+            )
+        # No checkpoint has restored the optimizer yet, so these are the module's own values.
+        groups = trainer.optimizers[0].param_groups
+        self._base_lrs = [group["lr"] for group in groups]
+        self._base_decays = [group.get("weight_decay", 0.0) for group in groups]
+        if any(p.lr for p in self.policy.phases) and not self._base_lrs[0]:
+            raise PhaseError(
+                "the learning rate of the optimizer's first group is 0, but phases scale all groups"
+                " by it: give it a learning rate above 0"
+            )
+        if any(p.weight_decay for p in self.policy.phases) and not any(self._base_decays):
+            raise PhaseError(
+                "a phase sets weight_decay, but no parameter group of the optimizer has one: give"
+                " weight_decay to the groups that shall decay"
+            )
+        if self._saved_ema is not None:
+            self.ema = Ema(pl_module, self.ema_decay)
+            self.ema.load_state_dict(self._saved_ema)
+            self._saved_ema = None
+        self._announce_length(trainer)
+        self._prepare_pass(trainer, resuming=self._pass_limit is not None)
+
+    def _announce_length(self, trainer: L.Trainer) -> None:
+        """Set trainer.estimated_stepping_batches, and the end of training, to all phases' steps."""
+        trainer.fit_loop.max_epochs = -1
+        trainer.fit_loop.epoch_loop.max_steps = self.total_steps
+
+    # ---- lengths --------------------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        """The optimizer steps of the whole run: those that are done and those still planned."""
+        state, policy = self.policy.state, self.policy
+        ahead = sum(self.planned_steps(phase) for phase in policy.phases[state.index :])
+        return state.total_steps - state.step + ahead
+
+    def planned_steps(self, phase: Phase) -> int:
+        if phase.steps is not None:
+            return phase.steps
+        assert phase.passes is not None  # check_phases
+        return phase.passes * -(-self._batches(phase) // self._accumulate)
+
+    def _batches(self, phase: Phase) -> int:
+        loader = self._require_loader()
+        batches = batches_per_pass(
+            samples_per_rank(len(loader.dataset), loader.world_size),
+            phase.batch_size or self._initial_batch_size,
+            phase.reuse,
+            loader.mode,
+            loader.drop_last,
+        )
+        return self._limited(batches)
+
+    def _limited(self, batches: int) -> int:
+        """Return how many batches limit_train_batches leaves of a pass."""
+        limit = self._limit_batches
+        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+    def _prepare_pass(self, trainer: L.Trainer, resuming: bool = False) -> None:
+        """Set the loader up for the coming pass, and the trainer for its length."""
+        loader, phase = self._require_loader(), self.policy.phase
+        loader.set_reuse(
+            phase.reuse,
+            reaugment=phase.reaugment,
+            batch_size=phase.batch_size or self._initial_batch_size,
+        )
+        if not resuming:
+            loader.limit_pass(None)
+            self._pass_limit = self._limited(len(loader))
+            if phase.steps is not None:
+                left = (phase.steps - self.policy.state.step) * self._accumulate
+                self._pass_limit = min(self._pass_limit, left)
+        loader.limit_pass(self._pass_limit)
+        if self.validate_every is not None:
+            samples = samples_per_rank(len(loader.dataset), loader.world_size)
+            every = self.validate_every * samples / loader.batch_size
+            # The second is what Lightning makes of the first when it reads a loader's length.
+            trainer.val_check_interval = trainer.val_check_batch = max(2, round(every))
+        if len(loader) != self._prepared_length:
+            self._prepared_length = len(loader)
+            _reread_loader(trainer)
+
+    # ---- every step -----------------------------------------------------------------------------
+
+    @property
+    def reads_weights_between_steps(self) -> bool:
+        """Whether the moving average reads them. An offloaded run defers no update then."""
+        return self.policy.phase.ema
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step, phase = self.policy.state.step, self.policy.phase
+        # Each step has its own seed, so dropout draws the same after a kill, and no state is saved.
+        seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        lr = phase.lr.at_step(step, self.planned_steps(phase)) if phase.lr else self._base_lrs[0]
+        rates = any(p.lr is not None for p in self.policy.phases)
+        decays = any(p.weight_decay is not None for p in self.policy.phases)
+        for number, group in enumerate(trainer.optimizers[0].param_groups):
+            if rates:
+                group["lr"] = lr * (self._base_lrs[number] / self._base_lrs[0])
+            base = self._base_decays[number]
+            if decays and base:  # a group without weight decay (biases, norms) stays without
+                group["weight_decay"] = base if phase.weight_decay is None else phase.weight_decay
+        self._updates_seen = trainer.global_step
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        loader = self._require_loader()
+        info = loader.last_batch
+        assert info is not None
+        stepped = trainer.global_step - self._updates_seen
+        share = samples_per_rank(len(loader.dataset), loader.world_size)
+        record_step(
+            self.records,
+            self.policy.state.index,
+            self.policy.phase,
+            trainer.global_step - 1,
+            trainer.world_size * loader.stats.decoded,
+            trainer.optimizers[0].param_groups[0]["lr"],
+        )
+        self.policy.served(len(info.ids) / share, stepped)
+        if stepped and self.policy.phase.ema:
+            if self.ema is None:
+                self.ema = Ema(pl_module, self.ema_decay)
+            self.ema.update(pl_module)
+        if self.policy.detector is not None:
+            self._first_serves.add(outputs, info.serves == 0)
+        if trainer.global_step % self._log_every == 0 and stepped:
+            pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
+
+    def _counters(self, trainer: L.Trainer) -> dict[str, float]:
+        stats = self._require_loader().stats
+        return {
+            "epochs": self.policy.state.at,
+            "phase": float(self.policy.state.index),
+            "reuse": float(self.policy.phase.reuse),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "decoded": float(stats.decoded),
+            "served": float(stats.served),
+            "stall_seconds": stats.stall_seconds,
+        }
+
+    # ---- validation -----------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show_average(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hide_average(pl_module)
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        value = trainer.callback_metrics.get(self.monitor)
+        if value is None and self.policy.plateau is not None:
+            raise PhaseError(
+                f"the plateau rule watches '{self.monitor}', which validation did not log; it"
+                f" logged {', '.join(sorted(trainer.callback_metrics)) or 'nothing'}: log"
+                f" '{self.monitor}' in validation_step, or name another metric as monitor"
+            )
+        loss = self._first_serves.take_mean()
+        seen = Observation(self.policy.state.at, None if value is None else float(value), loss)
+        # The losses of the ranks differ, so all ranks take rank 0's observation.
+        seen = trainer.strategy.broadcast(seen)
+        if not self.policy.finished:
+            done = self.policy.state.step / self.planned_steps(self.policy.phase)
+            look = self.policy.observe(seen, done)
+            if look.verdict is not None:
+                log.info("plateau? %s: %s", look.phase, look.verdict.reason)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._show_average(trainer, pl_module)
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._hide_average(pl_module)
+
+    @contextmanager
+    def averaged(self, pl_module: L.LightningModule) -> Iterator[None]:
+        """Give the module its final weights: the averages, if the last phase keeps an average."""
+        average = self.ema if self.policy.phase.ema else None
+        if average is not None:
+            average.swap(pl_module)
+        try:
+            yield
+        finally:
+            if average is not None:
+                average.swap(pl_module)
+
+    def _show_average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.ema is not None and self.policy.phase.ema and not trainer.sanity_checking:
+            self.ema.swap(pl_module)
+            self._swapped = True
+
+    def _hide_average(self, pl_module: L.LightningModule) -> None:
+        if self._swapped and self.ema is not None:
+            self.ema.swap(pl_module)
+            self._swapped = False
+
+    # ---- end of a pass --------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._require_loader().state_dict()["served_batches"]:
+            return  # after a resume at an epoch's end, Lightning trains one more batch of it
+        finished = self.policy.phase
+        switch = self.policy.end_pass()
+        if self.records:
+            self.records[-1] = replace(self.records[-1], passes=self.records[-1].passes + 1)
+        if switch is not None:
+            log.info(
+                "phase '%s' ends at epoch %.2f, step %d (%s: %s)",
+                switch.left, switch.at, switch.step, switch.reason, switch.detail,
+            )  # fmt: skip
+            self.records[-1] = replace(self.records[-1], reason=f"{switch.reason}: {switch.detail}")
+        if self.policy.finished:
+            trainer.should_stop = True
+            return
+        if switch is not None and self.policy.phase.reset_optimizer:
+            trainer.optimizers[0].state.clear()
+        if self.policy.phase.ema and not finished.ema:
+            self.ema = None  # the last phase did not update the average, so it starts anew
+        self._announce_length(trainer)
+        self._prepare_pass(trainer)
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "records": [asdict(r) for r in self.records],
+            "ema": self.ema.state_dict() if self.ema else None,
+            "pass_limit": self._pass_limit,
+            **self._first_serves.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.policy.load_state_dict(state_dict["policy"])
+        self.records = [PhaseRecord(**r) for r in state_dict["records"]]
+        self._pass_limit = state_dict["pass_limit"]
+        self._first_serves.load_state_dict(state_dict)
+        self._saved_ema = state_dict["ema"]
+
+    def _require_loader(self) -> ReuseLoader:
+        assert self.loader is not None, "setup() finds the loader"
+        return self.loader
+
+
+def _train_loader(trainer: L.Trainer) -> ReuseLoader:
+    """Ask for the train loader once and keep it, so that its hook does not make another one."""
+    source = data_source(trainer)
+    try:
+        loader = source.dataloader()
+    except Exception as error:
+        error.add_note(
+            "PhaseSwitch asked for the train loader before the module's own setup('fit') to learn"
+            " how many steps there are; if the module makes its data there, give the loader to"
+            " trainer.fit() or make it in a LightningDataModule"
+        )
+        raise
+    if not isinstance(loader, ReuseLoader):
+        raise PhaseError(
+            f"PhaseSwitch needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
+            " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
+        )
+    source.instance = loader
+    return loader
+
+
+def _reread_loader(trainer: L.Trainer) -> None:
+    """Make the fit loop read the loader's length again before the next pass."""
+    forget_loader(trainer)

@@ -1,0 +1,158 @@
+"""Says what a configuration would run, without training: `perfect-train --check`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import lightning as L
+from rich.console import Console
+from rich.table import Table
+
+from loaders import ReuseLoader
+from loaders.adopting.adoption import resident
+from loaders.order.reuse import batches_per_pass
+from loaders.slots.slab import Slab
+from loaders.sources.datasets import samples_per_rank
+from offload import OffloadError
+from offload.running.runner import check_room
+from offload.sizes import say_size
+from perfect.assembly import (
+    Data,
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_phases,
+    build_trainer,
+    to_blame,
+    watched,
+)
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.commands.plans import PhasePlan, plan_phases
+from perfect.config.schema import RunConfig, dump_config
+from perfect.runs.folder import RunFolder
+from perfect.runs.record import RunLog
+from perfect.runs.stop import StopSignal
+
+
+def print_plan(config: RunConfig, out: Path, console: Console) -> None:
+    """Print the phases, memory and plans of a run. Everything is built and one sample is decoded,
+    so that what is wrong is found here."""
+    data = build_data(config)
+    module = build_module(config, data.num_classes)
+    phases, rule = build_phases(config)
+    stop, switch = StopSignal(console), build_phase_switch(config)
+    trainer = build_trainer(config, out, switch, RunLog(out), stop, data)
+    loader = data.train
+    samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
+
+    table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
+    steps_in_all = decodes_in_all = served_in_all = largest = 0
+    for phase in phases:
+        batch = phase.batch_size or loader.batch_size
+        largest = max(largest, batch)
+        per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
+        steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
+        passes = steps * config.trainer.accumulate / per_pass
+        served = round(passes * samples * phase.reuse)
+        steps_in_all += steps
+        served_in_all += served
+        decodes_in_all += round(passes * samples)
+        rate = f"{phase.lr.kind} {phase.lr.lr:g}" if phase.lr else "the module's"
+        table.add_row(
+            phase.name, f"{passes:g}", str(phase.reuse), str(batch), f"{steps:,}",
+            f"{round(passes * samples):,}", rate,
+        )  # fmt: skip
+    console.print(table)
+
+    say = [
+        f"training samples {len(loader.dataset):,}; hold-out {_size(data.holdout)};"
+        f" test {_size(data.test)}",
+        f"steps {steps_in_all:,}; served {served_in_all:,}; decodes {decodes_in_all:,}"
+        f" ({1 - decodes_in_all / served_in_all:.0%} fewer than serving each decode once)",
+        *_memory(config, loader, largest),
+    ]
+    if rule is not None:
+        say.append(
+            f"plateau: the reuse phase ends when {config.switch.rule} fires, from epoch"
+            f" {rule.not_before:g} on, window {rule.window}; the lengths above are the latest start"
+        )
+    say.append(_time(config, out, steps_in_all))
+    for line in say:
+        console.print(line, highlight=False)
+    if config.offload is not None and config.trainer.devices > 1:
+        console.print(
+            "offload: every rank makes its plan at its first step; with devices: 1 that plan is"
+            " shown here, without the averaging of gradients",
+            highlight=False,
+        )
+    elif config.offload is not None:
+        for made in _planned(trainer, module, data, switch):
+            if made.plan is not None:
+                check_room(made.plan, made.plan.memgraph.arenas)
+            console.print()
+            for line in _explained(made):
+                console.print(line, highlight=False, markup=False)
+        if config.trainer.accumulate > 1:
+            console.print(
+                "the micro-batches of a step may later be planned as one, if that is faster",
+                highlight=False,
+            )
+
+
+def _planned(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> list[PhasePlan]:
+    try:
+        with watched(trainer):
+            return plan_phases(trainer, module, data, switch)
+    except OffloadError as error:
+        if refused := to_blame(error):
+            raise refused from error
+        raise
+
+
+def _explained(made: PhasePlan) -> Iterator[str]:
+    of = f"phase{'s' if len(made.phases) > 1 else ''} {', '.join(made.phases)}"
+    yield f"a step of {of}, batches of {made.batch_size}"
+    if made.plan is None:
+        yield "trains eagerly, without a plan: the warning above says why"
+    else:
+        yield made.plan.explain()
+
+
+def _size(loader: object) -> str:
+    dataset = getattr(loader, "dataset", None)
+    return f"{len(dataset):,}" if dataset is not None else "none"
+
+
+def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]:
+    """Say how much memory samples take, in the buffer and in the cache. One is decoded for that."""
+    sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
+    whole = sample * batch * loader.buffer_batches
+    batches = f"({loader.buffer_batches} batches of at most {batch})"
+    if resident(loader.dataset) is not None:
+        yield f"buffer 0 B {batches}: the data set lies decoded in memory"
+    elif limit is None:
+        yield f"buffer {say_size(whole)} {batches}"
+    else:
+        yield (
+            f"buffer {say_size(min(whole, limit))} or less {batches}; with the batches under way at"
+            f" most {say_size(limit)}"
+        )
+    if config.loader.cache is not None and config.loader.cache_bytes is not None:
+        kept, needed = config.loader.cache_bytes, sample * len(loader.dataset)
+        where = config.loader.cache_dir or "RAM"
+        share = f"{min(1.0, kept / needed):.0%}" if needed else "all"
+        yield (
+            f"decoded cache in {where}: at most {say_size(kept)}, about {share} of the"
+            f" {say_size(needed)} that all training samples take"
+        )
+
+
+def _time(config: RunConfig, out: Path, steps: int) -> str:
+    folder = RunFolder(out)
+    if folder.config.exists() and folder.open(dump_config(config)) != "new":
+        run = folder.read()
+        if run.get("steps"):
+            seconds = run["wall_seconds"] / run["steps"] * steps
+            return f"time about {seconds:,.0f} s, as measured over {run['steps']:,} steps in {out}"
+    return f"time unknown until some of it has run in {out}"

@@ -1,0 +1,92 @@
+"""Makes the plans of a run for `perfect-train --check` of a YAML with `offload:`.
+
+    fit --> hooks, optimizer, first batch --> plan of phase 1 --> batch of phase 2 --> ... --> stop
+
+A fit is started and left where its first step would begin, because only there everything is as in
+training: the results of the user's hooks, the optimizer, a real batch on its device. No step runs,
+and nothing is logged or saved. Phases with the same batch size share a plan, as in training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from offload import Plan
+from perfect.assembly import Data
+from perfect.callbacks.phase_switch import PhaseSwitch
+from trainers import OffloadStrategy
+from trainers.lightning_seams import before_batch_transfer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhasePlan:
+    """The plan of the step that some phases share."""
+
+    phases: tuple[str, ...]
+    batch_size: int
+    plan: Plan | None
+    """None: these phases would train eagerly."""
+
+
+class _Enough(Exception):
+    """Leaves the fit, because the plans are made."""
+
+
+def plan_phases(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> list[PhasePlan]:
+    """Return the plans; the first is the one of a run's first step. `trainer` cannot be used
+    again."""
+    planner = _Planner(switch, data.train.batch_size)
+    # The other callbacks stay: a plan depends on which of them may read the weights.
+    trainer.callbacks.append(planner)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.loggers = [DummyLogger()]
+    try:
+        if data.datamodule is not None:
+            trainer.fit(module, datamodule=data.datamodule)
+        else:
+            trainer.fit(module, data.train, data.holdout)
+    except _Enough:
+        return planner.found
+    finally:
+        data.close()
+    raise AssertionError("a run without a batch")
+
+
+class _Planner(L.Callback):
+    reads_weights_between_steps = False
+    """The run itself does not have this callback, so it must not change the plans."""
+
+    def __init__(self, switch: PhaseSwitch, batch_size: int) -> None:
+        """`batch_size` is that of phases that do not set one."""
+        self.found: list[PhasePlan] = []
+        self._switch = switch
+        self._batch_size = batch_size
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        strategy, loader = trainer.strategy, self._switch.loader
+        assert isinstance(strategy, OffloadStrategy) and loader is not None
+        names: dict[int, list[str]] = {}
+        for phase in self._switch.policy.phases:
+            names.setdefault(phase.batch_size or self._batch_size, []).append(phase.name)
+        for wanted, phases in names.items():
+            if wanted != loader.batch_size:
+                loader.set_reuse(1, batch_size=wanted)
+                batch = _moved(trainer, next(iter(loader)))
+            self._add(phases, wanted, strategy.plan_for(batch, batch_idx))
+        raise _Enough
+
+    def _add(self, phases: Sequence[str], batch_size: int, plan: Plan | None) -> None:
+        self.found.append(PhasePlan(tuple(phases), batch_size, plan))
+
+
+def _moved(trainer: L.Trainer, batch: Any) -> Any:
+    """Convert and move a batch as Lightning does before `training_step`."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = before_batch_transfer(trainer.lightning_module, batch)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -1,0 +1,83 @@
+"""Finds keys of a YAML that have no effect because of what another section says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from perfect.config.fields import Section
+from perfect.config.schema import EmaConfig, LoaderConfig, OptimizerConfig, TaskConfig
+from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
+
+
+def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each key without effect, and the reason. `raw` is plain data that may have other
+    problems, which the schema reports."""
+
+    def given(name: str) -> dict[str, Any]:
+        section = raw.get(name)
+        return section if isinstance(section, dict) else {}
+
+    def says_something(name: str, section: type[Section]) -> bool:
+        default = section().model_dump(mode="json")
+        return default | given(name) != default
+
+    phases, model = raw.get("phases"), given("model")
+    averaged = isinstance(phases, list) and any(
+        isinstance(phase, dict) and phase.get("ema") is True for phase in phases
+    )
+    if isinstance(phases, list) and not averaged and says_something("ema", EmaConfig):
+        yield ("ema",), "has no effect: no phase has ema: true"
+    if model.get("class_path") is not None:
+        for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
+            if says_something(name, section):
+                yield (name,), f"has no effect: {model['class_path']} decides this"
+    if isinstance(raw.get("offload"), dict):
+        yield from _idle_offload(given("offload"), given("trainer"))
+    data = given("data").get("name")
+    if data in ("cifar10", "wikitext2"):
+        default = LoaderConfig().model_dump(mode="json")
+        called = {"cifar10": "CIFAR-10 lies decoded", "wikitext2": "WikiText-2 lies"}[data]
+        for key in ("backend", "cache", "on_error", "worker_kind"):
+            if given("loader").get(key, default[key]) != default[key]:
+                yield (
+                    ("loader", key),
+                    f"has no effect: {called} in memory, there is nothing to read",
+                )
+    if data == "wikitext2" and raw.get("augment"):
+        yield ("augment",), "has no effect: there are no pictures in a text"
+    if data == "wikitext2" and model.get("name") in MODEL_NAMES:
+        names = ", ".join(LANGUAGE_MODEL_NAMES)
+        yield (
+            ("model", "name"),
+            f"{model['name']} sees pictures, and the data is text: give one of {names}",
+        )
+    if model.get("name") in LANGUAGE_MODEL_NAMES:
+        if data in ("cifar10", "imagefolder"):
+            yield (
+                ("data", "name"),
+                f"{data} has pictures, and {model['name']} reads text: give wikitext2",
+            )
+        if given("switch").get("rule") == "plateau":
+            reason = "a plateau is told by accuracy, and a language model has loss and perplexity"
+            yield ("switch", "rule"), f"{reason}: give fixed or budget"
+
+
+def _idle_offload(
+    offload: dict[str, Any], trainer: dict[str, Any]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    engine, accelerator = offload.get("engine", "auto"), trainer.get("accelerator", "auto")
+    devices = trainer.get("devices", 1)
+    if engine in ("cuda", "cudagraph") and accelerator == "cpu":
+        yield (
+            ("offload", "engine"),
+            f"{engine} runs on a GPU, and trainer.accelerator is cpu: give auto or threads",
+        )
+    if engine == "threads" and accelerator == "gpu":
+        yield (
+            ("offload", "engine"),
+            "threads runs on the CPU, and trainer.accelerator is gpu: give auto, cuda or cudagraph",
+        )
+    if accelerator == "gpu" and type(devices) is int and devices > 1:
+        yield (
+            ("trainer", "devices"),
+            f"{devices}, but offload runs on one GPU so far: give 1, or no offload",
+        )

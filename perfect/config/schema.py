@@ -1,0 +1,346 @@
+"""The schema of a run's YAML: which keys there are, what they mean and what their defaults are.
+
+A YAML is flat, and a key that it leaves out takes the default written here; the run's own
+`config.yaml` has all keys. A key without effect is an error.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from loaders.order.reuse import Mode
+from perfect.config.fields import (
+    Budget,
+    Bytes,
+    Count,
+    Flag,
+    NamedOrOwn,
+    Number,
+    Rate,
+    Section,
+    Share,
+    Size,
+    Weight,
+    changed,
+    unknown,
+)
+from perfect.method.schedule import Kind
+from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
+from perfect.text import TestText
+
+
+class LoraConfig(Section):
+    rank: Count = 16
+    alpha: Rate = 16.0
+    """The learned matrices are scaled by alpha / rank."""
+
+
+class ModelConfig(NamedOrOwn):
+    name: str | None = None
+    num_classes: Count | None = None
+    """None: as many as the data set has. For a text, this is the vocabulary."""
+    dropout: Share | None = None
+    """None: 0.1. Only GPT-2 has dropout."""
+    weights: str | None = None
+    """A folder with a checkpoint as transformers saves it (None: random weights)."""
+    lora: LoraConfig | None = None
+    """Freezes the model and learns this beside its matrices for K, V, Q and feed-forward."""
+
+    @model_validator(mode="after")
+    def _known_model(self) -> "ModelConfig":
+        known = (*MODEL_NAMES, *LANGUAGE_MODEL_NAMES)
+        if self.name is not None and self.name not in known:
+            raise ValueError(unknown("model", self.name, known))
+        idle = changed(self) & {"dropout", "weights", "lora"}
+        if self.name in MODEL_NAMES and idle:
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}")
+        if self.name is not None and self.name.startswith("llama") and "dropout" in idle:
+            raise ValueError("dropout has no effect: LLaMA has none")
+        return self
+
+
+class DataConfig(NamedOrOwn):
+    name: Literal["cifar10", "imagefolder", "wikitext2"] | None = None
+    root: str = "data"
+    picture_size: Count | None = None
+    """The side of the stored square, for pictures of a folder only."""
+    holdout: Annotated[int, Field(strict=True, ge=0)] = 0
+    """So many training samples are set aside for curves and the plateau rule."""
+    train_samples: Count | None = None
+    """Only so many of the other samples are trained on (None: all)."""
+    sequence: Count | None = None
+    """The tokens of a sample. This key and those below are for text only."""
+    vocabulary: Annotated[int, Field(strict=True, ge=256)] | None = None
+    """Only the first so many entries of the BPE vocabulary (None: all)."""
+    evaluation_samples: Count | None = None
+    """Only so many blocks of the validation text, and of the test text (None: all)."""
+    test_text: TestText = "tokens"
+    """raw: the test text as it was written, in which no rare word is replaced by <unk>."""
+
+    @model_validator(mode="after")
+    def _size_where_it_counts(self) -> "DataConfig":
+        if self.name == "imagefolder" and self.picture_size is None:
+            raise ValueError("imagefolder needs picture_size, the side of the stored square")
+        if self.name == "cifar10" and self.picture_size is not None:
+            raise ValueError("picture_size has no effect: CIFAR-10 pictures have 32x32 pixels")
+        return self
+
+    @model_validator(mode="after")
+    def _text_or_pictures(self) -> "DataConfig":
+        if self.name is None:
+            return self
+        of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text"}
+        idle = changed(self) & (
+            {"picture_size", "holdout"} if self.name == "wikitext2" else of_text
+        )
+        if idle:
+            why = (
+                "; validation has a text of its own (evaluation_samples)"
+                if "holdout" in idle
+                else ""
+            )
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}{why}")
+        if self.name == "wikitext2" and self.sequence is None:
+            raise ValueError("wikitext2 needs sequence, the tokens of a sample")
+        return self
+
+
+class PadCropConfig(Section):
+    name: Literal["pad_crop"]
+    padding: Count = 4
+
+
+class FlipConfig(Section):
+    name: Literal["flip"]
+    p: Annotated[Number, Field(gt=0, le=1)] = 0.5
+
+
+class CutoutConfig(Section):
+    name: Literal["cutout"]
+    size: Count = 8
+
+
+class RandomResizedCropConfig(Section):
+    name: Literal["random_resized_crop"]
+    size: Count
+    min_scale: Annotated[Number, Field(gt=0, le=1)] = 0.08
+
+
+AugmentConfig = Annotated[
+    PadCropConfig | FlipConfig | CutoutConfig | RandomResizedCropConfig,
+    Field(discriminator="name"),
+]
+
+
+class LoaderConfig(Section):
+    batch_size: Count = 128
+    buffer_batches: Count = 3
+    """The buffer holds so many batches (never less than one)."""
+    mode: Mode = "rolling"
+    workers: Literal["auto"] | Count = "auto"
+    worker_kind: Literal["thread", "process"] = "thread"
+    """process: for a data set of your own whose __getitem__ is slow Python."""
+    drop_last: Flag = False
+    buffer_bytes: Bytes | None = None
+    """The buffer and the batches under way take at most so many bytes (8GiB, or a number)."""
+    backend: Literal["native", "dali"] = "native"
+    """The library that decodes the pictures of a folder."""
+    cache: Literal["ram", "disk"] | None = None
+    """Keeps training samples decoded for later passes (ram), or also for later runs (disk)."""
+    cache_bytes: Bytes | None = None
+    """The cache takes at most so many bytes: in RAM per process, on disk for all processes."""
+    cache_dir: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    """skip: another sample replaces one that cannot be read. Evaluation always raises."""
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _no_beton(cls, given: object) -> object:
+        if given == "ffcv":
+            raise ValueError(
+                "ffcv reads .beton files, which no data: section names; in a program of your own,"
+                ' ReuseLoader("FILE.beton", backend="ffcv") does'
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _whole_cache(self) -> "LoaderConfig":
+        if self.cache is None:
+            idle = changed(self) & {"cache_bytes", "cache_dir"}
+            if idle:
+                raise ValueError(f"{', '.join(sorted(idle))}: no effect without cache")
+            return self
+        if self.cache_bytes is None:
+            raise ValueError(f"cache: {self.cache} needs cache_bytes, how much it may take")
+        if self.cache == "disk" and self.cache_dir is None:
+            raise ValueError("cache: disk needs cache_dir, the folder to keep it in")
+        if self.cache == "ram" and self.cache_dir is not None:
+            raise ValueError("cache_dir has no effect: a cache in RAM has no folder")
+        return self
+
+
+class TaskConfig(Section):
+    label_smoothing: Share = 0.0
+
+
+class OptimizerConfig(Section):
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Rate = 0.1
+    momentum: Share = 0.9
+    nesterov: Flag = False
+    weight_decay: Weight = 5e-4
+    betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(default=[0.9, 0.999])
+    """For adamw: how slowly its averages of gradients and of their squares decay."""
+
+    @model_validator(mode="after")
+    def _momentum_is_sgd_s(self) -> "OptimizerConfig":
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        idle = changed(self) & {"momentum", "nesterov"}
+        if self.name == "adamw" and idle:
+            raise ValueError(f"{', '.join(sorted(idle))}: no effect on adamw")
+        if self.name == "sgd" and "betas" in changed(self):
+            raise ValueError("betas: no effect on sgd, it has momentum")
+        return self
+
+
+class ScheduleConfig(Section):
+    kind: Kind
+    lr: Rate
+    final: Weight = 0.0
+    warmup: Share = 0.0
+    ramp: Annotated[Number, Field(gt=0, lt=1)] = 0.3
+    part: Annotated[list[Number], Field(min_length=2, max_length=2)] = Field(default=[0.0, 1.0])
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ScheduleConfig":
+        given = changed(self)
+        if self.kind == "constant" and "final" in given:
+            raise ValueError("final has no effect: a constant rate ends where it began")
+        if self.kind != "onecycle" and "ramp" in given:
+            raise ValueError("ramp has no effect: it belongs to onecycle (warmup elsewhere)")
+        if self.kind == "onecycle" and "warmup" in given:
+            raise ValueError("warmup has no effect: a onecycle goes up during ramp")
+        if not 0 <= self.part[0] < self.part[1] <= 1:
+            raise ValueError(f"part must be 0 <= begin < end <= 1, not {self.part}")
+        return self
+
+
+class PhaseConfig(Section):
+    name: str
+    passes: Count | None = None
+    steps: Count | None = None
+    reuse: Count = 1
+    reaugment: Flag = True
+    batch_size: Count | None = None
+    lr: ScheduleConfig | None = None
+    weight_decay: Weight | None = None
+    ema: Flag = False
+    reset_optimizer: Flag = False
+
+
+class FixedSwitch(Section):
+    rule: Literal["fixed"] = "fixed"
+
+
+class BudgetSwitch(Section):
+    rule: Literal["budget"]
+    fresh_passes: Rate
+    total: Rate
+
+
+class PlateauSwitch(Section):
+    """The switch to the last phase when the curve is flat. Its latest start comes from the budget
+    (fresh_passes and total) if there is one, and from the phases' passes otherwise."""
+
+    rule: Literal["plateau"]
+    fresh_passes: Rate | None = None
+    total: Rate | None = None
+    monitor: str = "val_accuracy"
+    window: Annotated[int, Field(strict=True, ge=3)] | None = None
+    """None: max(12, 7.5 % of the run's epoch-equivalents)."""
+    accuracy_slope: Rate = 0.10
+    loss_slope: Rate = 0.015
+    hits: Count = 2
+    earliest: Share = 0.25
+    """The rule does not fire before this share of the run."""
+
+    @model_validator(mode="after")
+    def _whole_budget(self) -> "PlateauSwitch":
+        if (self.fresh_passes is None) != (self.total is None):
+            raise ValueError("a budget needs both fresh_passes and total")
+        return self
+
+
+SwitchConfig = Annotated[FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discriminator="rule")]
+
+
+class EmaConfig(Section):
+    decay: Annotated[Number, Field(gt=0, lt=1)] = 0.999
+
+
+class TrainerConfig(Section):
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: Count = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    validate_every: Rate = 1.0
+    """The epoch-equivalents between two validations on the hold-out."""
+    accumulate: Count = 1
+    gradient_clip: Rate | None = None
+    threads: Count | None = None
+    """CPU threads of torch (None: torch's own choice)."""
+
+
+class OffloadConfig(Section):
+    """The arguments of `OffloadStrategy`. They do not change the results of a run, so a run may be
+    resumed with another section, or without one."""
+
+    budget: Budget | None = None
+    """Bytes of the device (8GiB), or a share of what the step needs (80%). None: no limit."""
+    host_budget: Size | None = None
+    recompute: Literal["auto", "never"] = "auto"
+    optimizer: Literal["auto", "device", "host"] = "auto"
+    engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
+    verify: Flag = True
+    check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
+    """Plain Lightning makes so many steps too, and a difference stops the run."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "OffloadConfig":
+        idle = changed(self) & {"recompute", "host_budget", "optimizer"}
+        if self.optimizer == "host":
+            idle -= {"host_budget", "optimizer"}  # the optimizer's state is on the host
+        if self.budget is None and idle:
+            raise ValueError(
+                f"{', '.join(sorted(idle))}: no effect without a budget: everything stays on the"
+                " device"
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    every_steps: Count = 500
+
+
+class RunConfig(Section):
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    model: ModelConfig
+    data: DataConfig
+    augment: list[AugmentConfig] = Field(default=[])
+    loader: LoaderConfig = LoaderConfig()
+    task: TaskConfig = TaskConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    phases: Annotated[list[PhaseConfig], Field(min_length=1)]
+    switch: SwitchConfig = FixedSwitch()
+    ema: EmaConfig = EmaConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    offload: OffloadConfig | None = None
+    """None: plain Lightning runs the whole step on the device."""
+    loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=[])
+    """Loggers besides metrics.csv, which is always written. csv adds Lightning's own CSV files."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """Return the complete configuration as plain data, as config.yaml and run.json contain it."""
+    return config.model_dump(mode="json")

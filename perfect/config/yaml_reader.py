@@ -1,0 +1,181 @@
+"""Reads a run's YAML strictly, and reports all problems at once as `file:line: key: reason`.
+
+    yaml.compose -> nodes with lines -> plain data + {key path: line} -> schema -> RunConfig
+                                                       problems, sorted by line -> ConfigError
+
+An unknown key is reported with the nearest known one, and a key that is given twice is a problem.
+YAML 1.1 reads `1e-3` as text; here it is read as a number.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from perfect.config.fields import unknown
+from perfect.config.idle_keys import idle_keys
+from perfect.config.schema import RunConfig
+from perfect.errors import ConfigError
+
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The line of each key of a file."""
+
+    name: str
+    lines: dict[Path_, int]
+
+    def at(self, path: Path_, reason: str) -> str:
+        """Return `file:line: key: reason`. A missing key gets the line of its parent."""
+        here = path
+        while here and here not in self.lines:
+            here = here[:-1]
+        key = ".".join(str(part) for part in path)
+        where = f"{self.name}:{self.lines.get(here, 1)}"
+        return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
+
+
+def read_config(path: Path) -> tuple[RunConfig, Source]:
+    """Return the configuration in `path`, or raise ConfigError with everything that is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError([f"{path}:{line}: not YAML: {reason}"]) from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError([f"{path}:1: expected sections such as model:, data:, phases:"])
+    lines: dict[Path_, int] = {}
+    problems: list[str] = []
+    source = Source(str(path), lines)
+    data = _construct(node, (), lines, source, problems)
+    problems += [source.at(keys, reason) for keys, reason in idle_keys(data)]
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems += [_sentence(e, source) for e in error.errors() if not _reported(e["input"])]
+    else:
+        if not problems:
+            return config, source
+    raise ConfigError(sorted(problems, key=_line))
+
+
+def _line(problem: str) -> int:
+    found = re.search(r":(\d+): ", problem)
+    return int(found.group(1)) if found else 0
+
+
+UNREADABLE = "\0"
+"""Replaces a value that was reported already, so that the schema does not report it again."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, with 1e-3 and 5e4 read as numbers."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _construct(
+    node: yaml.Node, path: Path_, lines: dict[Path_, int], source: Source, problems: list[str]
+) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _construct(item, (*path, n), lines, source, problems)
+            for n, item in enumerate(node.value)
+        ]
+    if not isinstance(node, yaml.MappingNode):
+        try:
+            return _Loader("").construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError):
+            text = node.value if isinstance(node, yaml.ScalarNode) else ""
+            problems.append(source.at(path, f"'{text}' with tag {node.tag} is no plain value"))
+            return UNREADABLE
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        here = (*path, key)
+        line = key_node.start_mark.line + 1
+        if key in mapping:
+            problems.append(source.at(here, f"stands twice (again on line {line}): keep one"))
+            continue
+        lines[here] = line
+        mapping[key] = _construct(value_node, here, lines, source, problems)
+    return mapping
+
+
+def _reported(given: Any) -> bool:
+    return given == UNREADABLE or (isinstance(given, dict) and UNREADABLE in given.values())
+
+
+def _sentence(error: Any, source: Source) -> str:
+    path: Path_ = ()
+    for number, part in enumerate(error["loc"]):
+        last = number == len(error["loc"]) - 1
+        # Union members and discriminator tags stand in pydantic's loc, not in the file.
+        if (*path, part) in source.lines or (last and error["type"] == "missing"):
+            path = (*path, part)
+    kind, ctx = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        *place, key = error["loc"]
+        return source.at(path, unknown("key", str(key), tuple(_keys_at(place))))
+    if kind == "missing":
+        return source.at(path, "is missing")
+    if kind == "value_error":
+        return source.at(path, str(ctx["error"]))
+    if kind == "union_tag_not_found":
+        tag = ctx["discriminator"].strip("'")
+        return source.at(path, f"{tag} is missing: it says which kind this is")
+    if kind == "union_tag_invalid":
+        known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
+        return source.at(path, unknown(ctx["discriminator"].strip("'"), ctx["tag"], known))
+    if kind == "literal_error":
+        known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
+        return source.at(path, unknown("value", str(error["input"]), known))
+    message = error["msg"]
+    message = message[0].lower() + message[1:]
+    return source.at(path, f"{message}, not {error['input']!r}")
+
+
+def _keys_at(loc: Sequence[str | int]) -> Iterator[str]:
+    """The keys that the schema allows at a pydantic location."""
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        inner = [m for model in models if part in model.model_fields
+                 for m in _models_in(model.model_fields[part].annotation)]  # fmt: skip
+        tagged = [m for m in models if _tag(m) == part]
+        models = inner or tagged or models
+    for model in models:
+        yield from model.model_fields
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    for key in ("name", "rule"):
+        field = model.model_fields.get(key)
+        if field is not None and get_args(field.annotation):
+            return cast(str, get_args(field.annotation)[0])
+    return None

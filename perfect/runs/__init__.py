@@ -1,0 +1,5 @@
+"""The files and counters that a run keeps: its folder, checkpoints, records, progress.
+
+May import: callbacks, errors, trainers.lightning_seams, trainers.offloading,
+    trainers.offloading.hardware.
+"""

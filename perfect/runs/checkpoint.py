@@ -1,0 +1,164 @@
+"""Checkpoints survive a kill at any moment, a full disk, Ctrl-C, and a loss that is not finite.
+
+    write PATH.part -> flush to disk -> rename over PATH   the old file stays until the new is whole
+
+Lightning restores a run exactly only from the end of a batch that updates the weights, does not end
+a pass and is not followed by a validation. Such a batch is called safe here, and a checkpoint that
+is due elsewhere waits for the next safe batch (docs/decisions/0004).
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from perfect.errors import Interrupted, LossNotFinite
+from trainers.lightning_seams import is_accumulating, is_pass_over, is_validation_due
+
+log = logging.getLogger(__name__)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints so that no half-written file has the checkpoint's name."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        target = Path(path)
+        part = target.with_name(target.name + ".part")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        except OSError as error:
+            # This is logged and not raised: the other ranks wait for rank 0 at a barrier.
+            part.unlink(missing_ok=True)
+            log.error(
+                "could not write checkpoint %s (%s): the previous one is intact; free some space",
+                target,
+                error,
+            )
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+class FiniteLoss(L.Callback):
+    """Stops the run at the first loss that is not finite. A GPU is only asked every `every`
+    batches."""
+
+    reads_weights_between_steps = False
+    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
+
+    def __init__(self, every: int = 20) -> None:
+        self.every = every
+        self._bad: torch.Tensor | None = None
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is None:  # training_step skipped the batch
+            return
+        loss = loss.detach().float()
+        if self._bad is None:
+            self._bad = torch.full((2,), -1.0, device=loss.device)  # step and value of the first
+        accumulating = is_accumulating(trainer)
+        step = trainer.global_step - (0 if accumulating else 1)
+        here = torch.stack([torch.full_like(loss, step), loss])
+        first = (self._bad[0] < 0) & ~torch.isfinite(loss)
+        self._bad = torch.where(first, here, self._bad)
+        if loss.device.type == "cpu" or trainer.global_step % self.every == 0:
+            self.check()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.check()
+
+    def check(self) -> None:
+        if self._bad is not None and self._bad[0] >= 0:
+            step, loss = self._bad.tolist()
+            raise LossNotFinite(int(step), loss)
+
+
+class RunCheckpoint(Checkpoint):
+    """Writes `last.ckpt` every `every_steps` steps, and when `stop_asked()` is true.
+
+    If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
+    """
+
+    reads_weights_between_steps = False
+    """It reads them through the strategy, which first brings them up to date."""
+
+    def __init__(
+        self,
+        path: Path,
+        every_steps: int,
+        finite: FiniteLoss,
+        stop_asked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.path = path
+        self.every_steps = every_steps
+        self._finite = finite
+        self._stop_asked = stop_asked
+        self._saved_step = 0
+        self._passes_waited = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._saved_step = trainer.global_step
+        if trainer.num_training_batches < 3:
+            log.warning(
+                "a pass has only %s batches, and after none of them a checkpoint can be written, so"
+                " an interrupted run starts anew; lower batch_size",
+                trainer.num_training_batches,
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        # Under DDP a signal reaches the ranks at different steps: all stop with the first one.
+        stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
+        due = trainer.global_step - self._saved_step >= self.every_steps
+        if (due or stop) and _safe(trainer):
+            self._save(trainer)
+            if stop:
+                raise Interrupted(trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False):
+            return
+        self._passes_waited += 1
+        if self._passes_waited > 1:  # a whole pass had no safe batch, so there will be none
+            raise Interrupted(trainer.global_step)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        self._finite.check()
+        weights = trainer.strategy.lightning_module_state_dict().values()
+        if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
+            raise LossNotFinite(trainer.global_step - 1, float("nan"))
+        trainer.save_checkpoint(self.path)
+        self._saved_step = trainer.global_step
+
+
+def _safe(trainer: L.Trainer) -> bool:
+    if is_pass_over(trainer) or is_accumulating(trainer):
+        return False
+    return not is_validation_due(trainer)

@@ -1,0 +1,125 @@
+"""The folder of a run: the configuration it belongs to, its status, and its newest checkpoint.
+
+config.yaml  all keys; the folder belongs to this configuration alone, whatever `offload` says
+last.ckpt    the newest checkpoint, from which the run is resumed
+final.ckpt   the weights of the finished run, as they were judged
+metrics.csv  one row for each step that logged
+run.json     the results of the run         report.html  the same as a page
+memory-N.svg a picture of a plan of an offloading run
+"""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from lightning.pytorch.utilities import rank_zero_only
+
+from perfect.errors import FolderError
+from perfect.runs.record import write_run
+
+HOW = ("offload",)
+"""The sections that do not change the results of a run: it may be resumed with others."""
+State = Literal["new", "begun", "completed"]
+
+
+class RunFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.checkpoint = path / "last.ckpt"
+        self.final = path / "final.ckpt"
+        self.run = path / "run.json"
+        self.report = path / "report.html"
+
+    def open(self, config: dict[str, Any]) -> State:
+        """Return the status of the run. Raise `FolderError` if this configuration may not run
+        here."""
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderError(f"{self.path} is a file: give a folder as --out")
+        half_begun = {self.config.with_suffix(".part").name}
+        if not self.path.exists() or {entry.name for entry in self.path.iterdir()} <= half_begun:
+            return "new"
+        if not self.config.exists():
+            raise FolderError(
+                f"{self.path} is not empty and holds no run (no config.yaml): give another --out"
+            )
+        try:
+            theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
+        odd = differences(_what(theirs), _what(config))
+        if odd:
+            raise FolderError(
+                f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
+                f"{'; ...' if len(odd) > 5 else ''}. Give another --out, or delete the folder"
+            )
+        return "completed" if self.read().get("status") == "completed" else "begun"
+
+    @rank_zero_only
+    def begin(self, config: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        there = yaml.safe_load(self.config.read_text("utf-8")) if self.config.exists() else None
+        if there != config:
+            part = self.config.with_suffix(".part")
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self.config)  # a kill must not leave half a file that is refused later
+
+    def checkpoint_step(self) -> int | None:
+        """Return the optimizer steps of the newest checkpoint, or None if there is none."""
+        if not self.checkpoint.exists():
+            return None
+        try:
+            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)
+            return int(saved["global_step"])
+        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise FolderError(
+                f"{self.checkpoint} is damaged ({error}): delete it to start this run anew"
+            ) from error
+
+    def resumed_at(self, step: int | None) -> list[int]:
+        before = list(self.read().get("resumed_at", []))
+        return before if step is None else [*before, step]
+
+    def read(self) -> dict[str, Any]:
+        if not self.run.exists():
+            return {}
+        try:
+            run = json.loads(self.run.read_text(encoding="utf-8"))
+            if not isinstance(run, dict):
+                raise ValueError(f"a {type(run).__name__} where a mapping belongs")
+            return run
+        except ValueError as error:  # not UTF-8, or not JSON
+            raise FolderError(f"{self.run} is damaged ({error}): delete it to go on") from error
+
+    @rank_zero_only
+    def write(self, run: dict[str, Any]) -> None:
+        write_run(self.run, run)
+
+
+def _what(config: Any) -> Any:
+    """Return the configuration without the sections that do not change the results."""
+    if not isinstance(config, dict):
+        return config
+    return {name: section for name, section in config.items() if name not in HOW}
+
+
+def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:
+    """Return one sentence for each key whose value differs."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            line
+            for name in {**theirs, **mine}
+            for line in differences(theirs.get(name), mine.get(name), f"{key}.{name}".lstrip("."))
+        ]
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return [
+            line
+            for number, pair in enumerate(zip(theirs, mine, strict=True))
+            for line in differences(*pair, f"{key}.{number}")
+        ]
+    return [] if theirs == mine else [f"{key} is {theirs!r} there, {mine!r} here"]

@@ -1,0 +1,103 @@
+"""Shows the progress of a run in one line: step, phase, loss, accuracy, stall, decode rate.
+
+On a terminal it is a bar that stays in place. Elsewhere (a log file, CI) one line is printed at
+each validation.
+"""
+
+import time
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.runs.record import RunLog
+
+REFRESH_SECONDS = 0.25
+
+
+class RunProgress(L.Callback):
+    """Shows the counters of `switch` and of the loader."""
+
+    reads_weights_between_steps = False
+    """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
+
+    def __init__(
+        self, switch: PhaseSwitch, run_log: RunLog, console: Console | None = None
+    ) -> None:
+        self._switch = switch
+        self._log = run_log
+        self._console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._shown = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=self._console)
+            self._task = self._bar.add_task("", total=self._switch.total_steps)
+            self._bar.start()
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._bar is None or time.monotonic() - self._shown < REFRESH_SECONDS:
+            return
+        self._shown = time.monotonic()
+        self._bar.update(
+            self._task,
+            completed=trainer.global_step,
+            total=self._switch.total_steps,
+            description=self._line(trainer),
+        )
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bar is None and trainer.is_global_zero and not trainer.sanity_checking:
+            self._console.print(self._line(trainer), highlight=False)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bar is None and trainer.is_global_zero and not trainer.enable_validation:
+            self._console.print(self._line(trainer), highlight=False)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._stop()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _line(self, trainer: L.Trainer) -> str:
+        switch, seconds = self._switch, max(self._log.wall_seconds, 1e-9)
+        assert switch.loader is not None
+        stats, metrics = switch.loader.stats, trainer.callback_metrics
+        said = [
+            f"step {trainer.global_step}/{switch.total_steps}",
+            f"{switch.policy.phase.name} x{switch.policy.phase.reuse}",
+        ]
+        said += [
+            f"{label} {float(metrics[name]):{form}}"
+            for label, name, form in (
+                ("loss", "train_loss", ".3f"),
+                ("accuracy", switch.monitor, ".1%"),
+                ("perplexity", "val_perplexity", ".2f"),
+            )
+            if name in metrics
+        ]
+        said += [
+            f"{stats.decoded / seconds:.0f} decoded/s",
+            f"stall {stats.stall_seconds / seconds:.0%}",
+        ]
+        return "  ".join(said)

@@ -1,0 +1,102 @@
+"""The driver of the registered accuracy tables, on drawn pictures; and what it reads of lines."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import accuracy_evidence as driver  # noqa: E402
+from accuracy.data import Pictures, synthetic_pictures  # noqa: E402
+from accuracy.evidence import Lines, percent, render, scores, tuned  # noqa: E402
+from accuracy.pilot import SMOKE, smoke_runs  # noqa: E402
+from accuracy.recipes import Task  # noqa: E402
+from accuracy.registered import CONTROL, RECIPE, Entry, Table, registered_tables  # noqa: E402
+
+SMALL = Table("small", tuple(Entry(SMOKE, run) for run in smoke_runs()[:3:2]), (3, 4))
+PARITY = registered_tables()["parity"]
+EQUAL = registered_tables()["equal_decodes"]
+
+
+def drawn(task: Task) -> Pictures:
+    return synthetic_pictures(task, torch.device("cpu"))
+
+
+def line(recipe: str, seed: int, test: float, selection: float) -> dict[str, Any]:
+    return {
+        "recipe": recipe, "seed": seed, "test": test, "selection": selection,
+        "test_pictures": 10_000, "selection_pictures": 10_000,
+        "decodes": 1, "steps": 1, "cpu_seconds": 1.0, "commit": "abc",
+    }  # fmt: skip
+
+
+@pytest.mark.full
+def test_a_table_is_run_seed_by_seed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    driver.run(SMALL, tmp_path, drawn)
+    names = [entry.run.name for entry in SMALL.entries]
+    lines = Lines(tmp_path, "small")
+    first = lines.read()
+    assert [(row["seed"], row["recipe"]) for row in first] == [
+        (s, n) for s in (3, 4) for n in names
+    ]
+    for row in first:
+        assert 0 <= row["test"] <= 1
+        assert row["test"] == row[f"test_{row['weights']}"]
+        assert (row["test_pictures"], row["selection_pictures"]) == (100, 100)
+        assert row["steps"] == 24
+        assert row["versions"]["torch"] == torch.__version__
+        assert len(row["commit"].removesuffix("-dirty")) == 40
+    assert first[0]["decodes"] == 480 > first[1]["decodes"]
+
+    # The process dies while it writes the last line: that run alone is made again, bit for bit.
+    text = lines.path.read_text()
+    lines.path.write_text(text[:-20])
+    driver.run(SMALL, tmp_path, drawn)
+    again = lines.read()
+    assert again[:-1] == first[:-1]
+    same = ("recipe", "seed", "test", "selection", "decodes")
+    assert [again[-1][key] for key in same] == [first[-1][key] for key in same]
+    written = lines.path.read_text()
+    driver.run(SMALL, tmp_path, drawn)
+    assert lines.path.read_text() == written
+
+
+def test_parity_has_no_verdict_until_the_last_registered_pair_is_there(tmp_path: Path) -> None:
+    lines = Lines(tmp_path, "parity")
+    for seed in range(20):  # 0 to 2 and 15 to 19 are not registered
+        lines.add(line(CONTROL, seed, 0.70, 0.71))
+    for seed in (*range(3), *range(3, 14), *range(15, 20)):
+        lines.add(line(RECIPE, seed, 0.70 + 0.0005 * (seed % 3), 0.71))
+    text = render(PARITY, scores([PARITY], tmp_path))
+    assert "no verdict: n = 11 of the 12 registered" in text
+    assert "TOST" not in text
+    lines.add(line(RECIPE, 14, 0.701, 0.71))
+    text = render(PARITY, scores([PARITY], tmp_path))
+    assert "parity within 0.5 points (TOST p = " in text
+    assert "n = 12)" in text
+
+
+def test_pooled_accuracy_counts_pictures_not_sets() -> None:
+    uneven = {**line(RECIPE, 3, 0.8, 0.5), "selection_pictures": 5000}
+    assert percent({3: uneven}, "pooled")[3] == pytest.approx(70.0)
+
+
+def test_the_tuned_opponent_is_chosen_on_selection_and_judged_on_test(tmp_path: Path) -> None:
+    mine = Lines(tmp_path, "parity")
+    for seed in (3, 4, 5):
+        mine.add(line(RECIPE, seed, 0.700 + 0.001 * seed, 0.1))
+    theirs = Lines(tmp_path, "equal_decodes")
+    for number, entry in enumerate(EQUAL.entries):
+        if number == 8:
+            found = scores([PARITY, EQUAL], tmp_path)
+            assert tuned(EQUAL, found) == "Not every row is there yet: no best one is chosen."
+        for seed in (3, 4, 5):
+            best = number == 4  # the middle rate of the middle batch
+            theirs.add(line(entry.run.name, seed, 0.65 if best else 0.9, 0.7 if best else 0.6))
+    said = tuned(EQUAL, scores([PARITY, EQUAL], tmp_path))
+    assert said.startswith(f"Best on selection: {EQUAL.entries[4].run.name}. Our recipe on test")
+    assert "+5.40 (0.10)" in said

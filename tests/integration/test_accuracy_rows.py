@@ -1,0 +1,164 @@
+"""The rows of the accuracy benchmarks: every one that reuses has its control."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from accuracy.evidence import DATE  # noqa: E402
+from accuracy.gpu import S1, gpu_presets  # noqa: E402
+from accuracy.pilot import PILOT  # noqa: E402
+from accuracy.recipes import Run, Task  # noqa: E402
+from accuracy.registered import (  # noqa: E402
+    CONTROL,
+    DECODES,
+    RECIPE,
+    SMALL_BUFFER,
+    Entry,
+    registered_tables,
+)
+
+from loaders.order.reuse import ReuseBuffer  # noqa: E402
+
+TABLES = registered_tables()
+
+
+def curve(run: Run) -> Iterator[tuple[float, int | None]]:
+    """Learning rate and batch size of every step."""
+    for phase in run.phases:
+        assert phase.lr is not None
+        assert phase.steps is not None
+        for step in range(phase.steps):
+            yield phase.lr.at_step(step, phase.steps), phase.batch_size
+
+
+def reuses(run: Run) -> bool:
+    return any(phase.reuse > 1 for phase in run.phases)
+
+
+def check_control(run: Run, control: Run, peak: float) -> None:
+    assert not reuses(control)
+    mine, theirs = list(curve(run)), list(curve(control))
+    assert [batch for _, batch in mine] == [batch for _, batch in theirs]
+    # Corners of a curve fall on whole steps: the rows may cut it at different ones.
+    assert [lr for lr, _ in mine] == pytest.approx([lr for lr, _ in theirs], abs=0.005 * peak)
+    assert run.phases[-1].ema == control.phases[-1].ema
+
+
+@pytest.mark.parametrize("preset", ["S1", "S2", "S3"])
+def test_a_gpu_row_that_reuses_has_a_control_with_its_learning_rate(preset: str) -> None:
+    task, runs, _ = gpu_presets()[preset]
+    by_name = {run.name: run for run in runs}
+    assert len(by_name) == len(runs)
+    assert not reuses(runs[0])  # what decodes are counted against
+    reusing = [run for run in runs if reuses(run)]
+    assert len(reusing) >= 5
+    for run in reusing:
+        assert run.against is not None, run.name
+        check_control(run, by_name[run.against], task.lr)
+
+
+def test_the_gpu_presets_have_the_recipe_that_is_shipped_and_its_small_buffer() -> None:
+    shipped = yaml.safe_load((ROOT / "configs" / "cifar10" / "best.yaml").read_text())
+    loader, switch = shipped["loader"], shipped["switch"]
+    runs = [run for run in gpu_presets()["S1"][1] if run.name.startswith(("best", "wsd 17x3+9 ro"))]
+    assert [run.buffer_batches for run in runs] == [loader["buffer_batches"], 3]
+    assert loader["batch_size"] == S1.batch_size
+    assert switch["total"] == S1.epochs
+    to_decay_in = (3 * switch["fresh_passes"] - switch["total"]) / 2
+    for run in runs:
+        assert run.order == loader["mode"]
+        reusing = sum(phase.steps or 0 for phase in run.phases if phase.reuse == 3)
+        assert reusing / S1.epoch_steps == pytest.approx(switch["total"] - to_decay_in)
+        assert all(phase.ema for phase in run.phases)
+
+
+def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_weights() -> None:
+    task, runs, _ = gpu_presets()["S1"]
+    assert (task.train, task.holdout) == (49_000, 1000)
+    assert task.cutout and task.label_smoothing
+    assert all(run.phases[-1].ema for run in runs)
+
+
+def test_the_registration_names_every_row() -> None:
+    text = (ROOT / "benchmarks" / "results" / f"{DATE}_preregistration.md").read_text()
+    names = [entry.run.name for table in TABLES.values() for entry in table.entries]
+    assert len(set(names)) == len(names) == 3 + 9 + 8
+    for name in names:
+        assert f"`{name}`" in text
+
+
+def test_the_registered_rows_that_reuse_have_a_control_with_their_learning_rate() -> None:
+    by_name = {e.run.name: e for name in ("parity", "buffer_share") for e in TABLES[name].entries}
+    reusing = [entry for entry in by_name.values() if reuses(entry.run)]
+    assert len(reusing) == 2 + 6
+    for entry in reusing:
+        control = by_name[entry.run.against or ""]
+        assert control.task == entry.task
+        check_control(entry.run, control.run, entry.task.lr)
+
+
+def test_parity_compares_twelve_batches_and_three_with_none_over_twelve_new_seeds() -> None:
+    table = TABLES["parity"]
+    assert [entry.run.name for entry in table.entries] == [CONTROL, RECIPE, SMALL_BUFFER]
+    assert [entry.run.buffer_batches for entry in table.entries] == [1, 12, 3]
+    assert len(table.seeds) == 12
+    assert not {0, 1, 2} & set(table.seeds)
+    order = [(seed, entry.run.name) for seed, entry in table.in_order()]
+    assert order[:4] == [(3, CONTROL), (3, RECIPE), (3, SMALL_BUFFER), (4, CONTROL)]
+    assert len(order) == 36
+
+
+def decodes(task: Task, run: Run) -> int:
+    """First serves of a run that is not trained, as the training loop counts them."""
+    first, number = 0, 0
+    for phase in run.phases:
+        assert phase.steps is not None
+        left = phase.steps
+        while left:
+            plan = ReuseBuffer(
+                samples=task.train, batch_size=task.batch_size, reuse=phase.reuse,
+                buffer_batches=run.buffer_batches if phase.reuse > 1 else 1,
+                mode=run.order if phase.reuse > 1 else "immediate",  # pyright: ignore
+                shuffle=True, drop_last=True, seed=(3, number),
+            )  # fmt: skip
+            number += 1
+            for _, serve in zip(range(left), plan, strict=False):
+                first += int((serve.serves == 0).sum())
+                left -= 1
+    return first
+
+
+def saved(entry: Entry) -> float:
+    return 100 - 100 * decodes(entry.task, entry.run) / (24 * entry.task.train)
+
+
+def test_the_registered_recipes_save_55_percent_of_the_decodes() -> None:
+    entries = [*TABLES["parity"].entries, *TABLES["buffer_share"].entries]
+    for entry in entries:
+        if reuses(entry.run):
+            assert saved(entry) == pytest.approx(55, abs=0.4), entry.run.name
+
+
+def test_equal_decodes_are_equal_for_every_batch_size_and_rate() -> None:
+    entries = TABLES["equal_decodes"].entries
+    settings = {(entry.task.batch_size, entry.task.lr) for entry in entries}
+    assert len(settings) == 9
+    assert {batch for batch, _ in settings} == {80, 144, 320}
+    for entry in entries:
+        assert decodes(entry.task, entry.run) == DECODES
+        assert entry.task.train == PILOT.train
+
+
+def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:
+    entries = TABLES["buffer_share"].entries
+    for train, share, steps in ((24_000, 9, 1800), (40_000, 15, 3000)):
+        mine = [entry for entry in entries if entry.task.train == train]
+        assert [entry.run.buffer_batches for entry in mine] == [1, 3, 12, share]
+        assert share * PILOT.batch_size == 0.12 * train
+        assert {len(list(curve(entry.run))) for entry in mine} == {steps}

@@ -1,0 +1,67 @@
+"""What imports start, load and need, each in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+LACKING = """
+import sys
+sys.modules.update(dict.fromkeys(
+    "pydantic simplejpeg pynvml deepspeed hjson torchao roundpipe beartype accelerate".split()
+))
+from gpu.part import load
+for letter in "abcdefgh":
+    try:
+        print(letter, len(load(letter).steps(False)))
+    except SystemExit as said:
+        print(said)
+"""
+
+
+def test_on_a_machine_without_the_wheels_parts_run_or_say_what_they_lack() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LACKING], capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert [line[:2] for line in said[:6]] == ["a ", "b ", "c ", "d ", "e ", "f "]
+    assert [line[:6] for line in said[6:]] == ["part g", "part h"]
+    assert all("is not installed (benchmarks/gpu/wheels.sh core)" in line for line in said[6:])
+
+
+def test_importing_perfect_starts_nothing_and_loads_no_plots() -> None:
+    """In a process of its own. (Lightning loads matplotlib by itself; our plots must not.)"""
+    script = """
+import sys, threading
+before = threading.active_count()
+import perfect
+import torch
+assert threading.active_count() == before, threading.enumerate()
+assert not torch.cuda.is_initialized()
+late = {"perfect.report", "perfect.compare", "perfect.train"} & {*sys.modules}
+assert not late, late
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+
+
+def test_importing_the_backends_imports_no_backend() -> None:
+    script = """
+import sys
+import loaders.backends.beton, loaders.backends.dali, loaders.backends.ffcv, loaders.convert
+late = {"ffcv", "numba", "cv2", "nvidia.dali"} & {*sys.modules}
+assert not late, late
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=100, check=True)

@@ -1,0 +1,140 @@
+"""An upgrade of Lightning that takes a private name away fails here, and names it.
+
+The tables have a row for each name of `trainers/lightning_seams.py`: it is there, and says in a fit
+of two batches what is so.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import DDPStrategy
+
+import trainers.lightning_seams as s
+
+
+class _Asks(L.Callback):
+    """In the middle of a fit: what each seam says there."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        said = self.said
+        said["should_update_logs"] = s.should_update_logs(trainer)
+        said["logged_step"] = s.logged_step(trainer)
+        said["first_batch"] = s.first_batch(trainer)
+        assert s.swap_first_batch(trainer, None) == said["first_batch"]
+        said["swap_first_batch"] = s.swap_first_batch(trainer, said["first_batch"])
+        said["swap_hook_name"] = s.swap_hook_name(module, "training_step")
+        s.swap_hook_name(module, said["swap_hook_name"])
+        said["results"] = type(s.results(trainer.fit_loop.epoch_loop)).__name__
+        said["combined_loader"] = len(s.combined_loader(trainer).flattened)
+        said["data_source"] = s.data_source(trainer).instance is trainer.train_dataloader
+        said["is_accumulating"] = s.is_accumulating(trainer)
+        said["is_pass_over"] = s.is_pass_over(trainer)
+        said["is_validation_due"] = s.is_validation_due(trainer)
+        said["skips_backward"] = s.skips_backward(trainer)
+        said["validates_by_clock"] = s.validates_by_clock(trainer)
+        said["before_batch_transfer"] = s.before_batch_transfer(module, 7)
+        said["reload_epoch"] = s.reload_epoch(trainer)
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        s.set_reload_epoch(trainer, -5)
+        self.said["set_reload_epoch"] = s.reload_epoch(trainer)
+        s.forget_loader(trainer)
+        self.said["forget_loader"] = s.combined_loader(trainer)
+
+
+IN_A_FIT = {
+    "should_update_logs": True,
+    "logged_step": 1,
+    "first_batch": False,
+    "swap_first_batch": None,
+    "swap_hook_name": "on_train_batch_end",
+    "results": "_ResultCollection",
+    "combined_loader": 1,
+    "data_source": True,
+    "is_accumulating": False,
+    "is_pass_over": True,
+    "is_validation_due": False,
+    "skips_backward": False,
+    "validates_by_clock": False,
+    "before_batch_transfer": 7,
+    "reload_epoch": 0,
+    "set_reload_epoch": -5,
+    "forget_loader": None,
+}
+"""Of a fit of two batches, at the end of the second."""
+OUTSIDE: dict[str, Callable[[], bool]] = {
+    "DeviceHolder": lambda: issubclass(L.LightningModule, s.DeviceHolder),
+    "say_device": lambda: _said_device() == torch.device("meta"),
+    "swap_loggers": lambda: _swapped_loggers(),
+    "looks_at_every_step": lambda: (
+        s.looks_at_every_step(Timer(interval="step"))
+        and not s.looks_at_every_step(Timer(interval="epoch"))
+    ),
+    "ddp_arguments": lambda: (
+        s.ddp_arguments(DDPStrategy(static_graph=True)) == {"static_graph": True}
+    ),
+    "has_communication_hook": lambda: (
+        s.has_communication_hook(DDPStrategy(ddp_comm_state=object()))
+        and s.has_communication_hook(DDPStrategy(ddp_comm_hook=abs))
+        and s.has_communication_hook(DDPStrategy(ddp_comm_wrapper=abs))
+        and not s.has_communication_hook(DDPStrategy())
+    ),
+}
+
+
+def _said_device() -> torch.device:
+    module = BoringModel()
+    s.say_device(module, torch.device("meta"))
+    assert module.layer.weight.device.type == "cpu"
+    return module.device
+
+
+def _swapped_loggers() -> bool:
+    class Own(list[Any]):
+        pass
+
+    trainer = L.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    own = Own()
+    return s.swap_loggers(trainer, own) == [] and trainer.loggers is own
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    asks = _Asks()
+    module = BoringModel()
+    L.Trainer(
+        default_root_dir=tmp_path_factory.mktemp("fit"), callbacks=[asks], accelerator="cpu",
+        limit_train_batches=2, limit_val_batches=0, max_epochs=1, log_every_n_steps=1,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, torch.utils.data.DataLoader(torch.ones(4, 32), num_workers=0))  # fmt: skip
+    return asks.said
+
+
+@pytest.mark.parametrize("name", IN_A_FIT)
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+def test_lightning_says_in_a_fit_what_we_need_to_know(name: str, said: dict[str, Any]) -> None:
+    assert said[name] == IN_A_FIT[name]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_lightning_has_what_we_need_of_it(name: str) -> None:
+    assert OUTSIDE[name]()
+
+
+def test_an_attribute_that_is_gone_is_named_with_the_version() -> None:
+    trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace())
+    for ask, name in ((s.data_source, "_data_source"), (s.forget_loader, "_combined_loader")):
+        with pytest.raises(AttributeError) as caught:
+            ask(trainer)
+        said = str(caught.value)
+        assert L.__version__ in said and s.TESTED in said and f"no attribute '{name}'" in said

@@ -1,0 +1,235 @@
+"""Several runners on one stage: each has the bits that it has alone, whoever is in between."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload.errors import StepError
+from offload.graph.taskgraph import HOST, TaskGraph
+from offload.program.kernels import CPU
+from offload.running.engines.pieces import WorkPiece, cut, run_pieces
+from offload.running.engines.work import Record
+from offload.running.runner import Runner
+from offload.running.stage import Stage
+
+HERE = Path(__file__).parent
+STAGES: dict[str, Callable[[], Stage]] = {
+    "serial": lambda: Stage(CPU, "serial"),
+    "threads": lambda: Stage(CPU, "threads"),
+    "cuda": lambda: Stage(CPU, "cuda", driver=Twin()),
+    "cudagraph": lambda: Stage(CPU, "cudagraph", driver=GraphTwin()),
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of torch kernels alone: a captured graph can replay them."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stream_graphs")
+
+
+class Job:
+    """A graph, the user's tensors, and what plain torch would have made of them."""
+
+    def __init__(self, graphs: Any, count: int, wide: int, budget: int | None = None) -> None:
+        self.graph: TaskGraph = graphs.chain(count, wide)
+        self.tensors: dict[str, torch.Tensor] = graphs.bound(self.graph)
+        self.plain = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self._plainly = graphs.Plainly(self.graph, self.plain)
+        self.plan = offload.plan(self.graph, budget, placement="copy", recompute=False)
+        self.batch = graphs.batch(seed=count)
+
+    def step(self, runner: Runner) -> None:
+        [expected] = self._plainly.step(self.batch)
+        [found] = runner(self.batch)
+        assert torch.equal(found, expected)
+
+    def is_right(self) -> bool:
+        return all(torch.equal(self.tensors[name], self.plain[name]) for name in self.plain)
+
+
+def on_device(runner: Runner, job: Job) -> list[str]:
+    """The tensors that lie in the device's arena now."""
+    arena = runner._stage._arena
+    assert arena is not None
+    regions = arena.regions.values()
+    return [
+        name
+        for name, tensor in job.tensors.items()
+        if any(region.contains(tensor.data_ptr()) for region in regions)
+    ]
+
+
+@pytest.mark.parametrize("engine", STAGES)
+def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, graphs: Any) -> None:
+    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
+    with STAGES[engine]() as stage:
+        first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        for turn in (one, other, one, one, other, other, one):
+            turn.step(first if turn is one else second)
+        first.close()
+        second.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device(
+    graphs: Any,
+) -> None:
+    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
+    with STAGES["threads"]() as stage:
+        first = Runner(one.plan, stage=stage)
+        one.step(first)
+        resident = on_device(first, one)
+        at = {n: t.data_ptr() for n, t in one.tensors.items() if n not in resident}
+        assert resident and at
+        second = Runner(other.plan, stage=stage)
+        other.step(second)
+        assert on_device(second, one) == [] and on_device(second, other)
+        assert {n: one.tensors[n].data_ptr() for n in at} == at
+        assert one.is_right()
+        one.step(first)
+        assert on_device(first, one) == resident and on_device(first, other) == []
+        first.close()
+        second.close()
+
+
+def test_the_arena_grows_for_the_largest_job_and_is_taken_once(graphs: Any) -> None:
+    small, large = Job(graphs, 2, 1024), Job(graphs, 6, 4096)
+    with STAGES["serial"]() as stage:
+        first = Runner(small.plan, stage=stage)
+        small.step(first)
+        second = Runner(large.plan, stage=stage)
+        large.step(second)
+        assert stage._arena is not None
+        arena = stage._arena
+        assert arena.sizes[0] == large.plan.memgraph.arenas[0]
+        small.step(first)
+        large.step(second)
+        assert stage._arena is arena
+        first.close()
+        second.close()
+        assert stage._arena is None
+    assert small.is_right() and large.is_right()
+
+
+@pytest.mark.parametrize("leaver", ["parked", "present"])
+def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, graphs: Any) -> None:
+    """Leaving gives pages back to the machine: never those of a tenant that is there now."""
+    one, other = Job(graphs, 4, 64_000, 400_000), Job(graphs, 4, 64_000, 400_000)
+    with STAGES["threads"]() as stage:
+        first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        one.step(first)
+        other.step(second)
+        gone, stays = (first, second) if leaver == "parked" else (second, first)
+        gone.close()
+        left, job = (one, other) if leaver == "parked" else (other, one)
+        assert left.is_right() and job.is_right()
+        job.step(stays)
+        assert job.is_right()
+        with pytest.raises(StepError, match="closed"):
+            left.step(gone)
+        stays.close()
+
+
+def test_a_stage_that_closes_leaves_every_value_with_its_owner(graphs: Any) -> None:
+    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
+    stage = STAGES["cuda"]()
+    first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+    one.step(first)
+    other.step(second)
+    stage.close()
+    stage.close()
+    assert one.is_right() and other.is_right()
+    with pytest.raises(StepError, match="stage is closed"):
+        first(one.batch)
+    first.close()
+    second.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(graphs: Any) -> None:
+    job = Job(graphs, 2, 1024)
+    with STAGES["serial"]() as stage:
+        with pytest.raises(ValueError, match="engine='threads' has no effect beside a stage"):
+            Runner(job.plan, "threads", stage=stage)
+        with pytest.raises(ValueError, match="host_workers=2 has no effect"):
+            Runner(job.plan, host_workers=2, stage=stage)
+    elsewhere = Stage.__new__(Stage)
+    elsewhere.device = torch.device("cuda")
+    with pytest.raises(ValueError, match="captured on cpu, the stage has cuda"):
+        Runner(job.plan, stage=elsewhere)
+
+
+# ---- pieces -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", STAGES)
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
+    engine: str, every: int, graphs: Any
+) -> None:
+    job = Job(graphs, 4, 4096, 24_000)
+    count = len(job.plan.memgraph.nodes)
+    asked: list[int] = []
+
+    def gate() -> bool:
+        asked.append(1)
+        return True
+
+    with STAGES[engine]() as stage:
+        runner = Runner(job.plan, stage=stage)
+        pieces: dict[int, tuple[WorkPiece, ...]] = {}
+
+        def run(given: Any, record: Record) -> None:
+            [one] = given
+            if id(one) not in pieces:
+                pieces[id(one)] = cut(one.work, range(0, count, every))
+            done, returned = 0, 0
+            while done < len(pieces[id(one)]):
+                done = run_pieces(stage.engine, pieces[id(one)], record, done, gate)
+                returned += 1
+            assert returned == len(pieces[id(one)]) == -(-count // every)
+            assert sorted(record.finished) == list(range(count))
+
+        stage.run = run  # type: ignore[method-assign]
+        for _ in range(3):
+            job.step(runner)
+        runner.close()
+    assert job.is_right() and len(asked) == 3 * (-(-count // every) - 1)
+
+
+def test_an_error_in_a_piece_names_the_node_of_the_step(graphs: Any) -> None:
+    job = Job(graphs, 4, 4096, 24_000)
+    with STAGES["serial"]() as stage:
+        runner = Runner(job.plan, stage=stage)
+        [one] = runner._enter(runner._first).pieces
+        bad = len(one.work.runs) - 2
+
+        def fails() -> None:
+            raise OSError("broken")
+
+        runs = [fails if n == bad else run for n, run in enumerate(one.work.runs)]
+        pieces, record = cut(replace(one.work, runs=runs), [3, bad - 1]), Record()
+        with pytest.raises(OSError, match="broken"):
+            run_pieces(stage.engine, pieces, record)
+        assert record.failed == bad
+        assert set(record.finished) == set(range(bad))
+        runner.close()
+
+
+def test_the_device_arena_and_the_host_arena_are_two_objects(graphs: Any) -> None:
+    job = Job(graphs, 4, 4096, 24_000)
+    with Runner(job.plan, "serial") as runner:
+        job.step(runner)
+        arenas = runner._arenas
+        assert arenas is not None and arenas.lent is runner._stage._arena
+        assert arenas.host is runner._host and HOST not in arenas.lent.regions
+    assert job.is_right()

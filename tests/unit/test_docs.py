@@ -1,0 +1,172 @@
+"""README.md and docs/: every path, link and import that they show is there."""
+
+import ast
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "README.md"
+PAGES = [ROOT / "README.md", RESULTS, *sorted((ROOT / "docs").rglob("*.md"))]
+TOPS = ("benchmarks", "configs", "docs", "examples", "loaders", "offload", "perfect", "scripts")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join((*TOPS, 'tests', 'trainers'))})/[\w./+*-]*[\w*]")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```(?:python|py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PLANNED = {"trainers/sharp", "trainers/sharing", "trainers/elastic"}
+"""docs/papers.md names these as not built."""
+DOTTED = re.compile(r"`[^`\n]*?\b((?:offload|loaders|perfect|trainers)(?:\.[A-Za-z_]\w*)+)")
+FILES = ("md", "yaml", "py", "png")
+NUMBER = re.compile(r"(\d{4})-[\w-]+\.md")
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link, as GitHub makes it."""
+    heads = re.findall(r"^#+ (.+)$", text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_path_that_a_page_names_is_there(page: Path) -> None:
+    missing = {p for p in PATH.findall(text(page)) if not any(ROOT.glob(p))}
+    assert missing - PLANNED == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(text(page)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def shown_imports() -> list[tuple[str, str]]:
+    """(page, statement) of every import in a python block, each statement once."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        for block in CODE.findall(text(page)):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    found.setdefault(ast.unparse(node), name(page))
+    return [(page, statement) for statement, page in found.items()]
+
+
+@pytest.mark.parametrize(("page", "statement"), shown_imports())
+def test_every_import_that_a_page_shows_works(page: str, statement: str) -> None:
+    (node,) = ast.parse(statement).body
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            importlib.import_module(alias.name)
+        return
+    assert isinstance(node, ast.ImportFrom) and node.module
+    module = importlib.import_module(node.module)
+    assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize(
+    "promised",
+    [
+        "from perfect import LoaderCallback, ReuseLoader",
+        "from perfect import Phase, PhaseSwitch, ReuseLoader, Schedule",
+        "from perfect import OffloadStrategy",
+        "from trainers import OffloadStrategy",
+        "from loaders import ReuseLoader",
+        "from loaders.augment import Chain, Flip, RandomResizedCrop",
+        "from loaders.backends import open_source",
+        "import offload",
+    ],
+)
+def test_a_public_import_is_still_shown(promised: str) -> None:
+    assert promised in {statement for _, statement in shown_imports()}
+
+
+def attributes_shown(module: str) -> set[tuple[str, str]]:
+    """(page, name) of every `module.name` in a page's python blocks."""
+    return {
+        (name(page), node.attr)
+        for page in PAGES
+        for block in CODE.findall(text(page))
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == module
+    }
+
+
+def test_what_the_pages_call_of_offload_is_public() -> None:
+    import offload
+
+    shown = attributes_shown("offload")
+    assert {"capture_training_step", "plan", "Runner"} <= {attribute for _, attribute in shown}
+    assert {attribute for _, attribute in shown} <= set(offload.__all__)
+
+
+def resolves(dotted: str) -> bool:
+    module, *rest = dotted.split(".")
+    found = importlib.import_module(module)
+    for i, part in enumerate(rest):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join((module, *rest[: i + 1])))
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
+
+
+def test_every_dotted_name_of_ours_is_there() -> None:
+    found = {
+        (name(page), dotted)
+        for page in PAGES
+        for dotted in DOTTED.findall(text(page))
+        if dotted.rsplit(".", 1)[1] not in FILES
+    }
+    assert len(found) > 10
+    assert {(page, dotted) for page, dotted in found if not resolves(dotted)} == set()
+
+
+@pytest.mark.parametrize("command", ["python -m perfect.train", "python -m perfect.compare"])
+def test_a_promised_command_is_shown_and_has_a_main(command: str) -> None:
+    assert any(command in text(page) for page in PAGES)
+    assert callable(importlib.import_module(command.split()[-1]).main)
+
+
+def test_the_promised_scripts_are_shown_and_installed() -> None:
+    scripts = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]["scripts"]
+    assert set(scripts) == {"perfect-train", "perfect-compare"}
+    assert all(script in text(ROOT / "README.md") for script in scripts)
+    assert "python -m loaders.convert" in text(ROOT / "docs" / "backends.md")
+
+
+def test_the_tree_has_every_folder_of_every_package() -> None:
+    page = text(ROOT / "docs" / "architecture.md").split("## The tree")[1]
+    tree = page.split("```")[1]
+    packages = ("perfect", "trainers", "loaders", "offload")
+    folders = {file.parent.name for p in packages for file in (ROOT / p).rglob("__init__.py")}
+    assert {folder for folder in folders if not re.search(rf"\b{folder}/", tree)} == set()
+
+
+def test_every_decision_is_listed_and_every_gap_is_explained() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listing = text(folder / "README.md")
+    files = {match[1]: match[0] for p in folder.iterdir() if (match := NUMBER.match(p.name))}
+    assert all(f"]({file})" in listing for file in files.values())
+    numbers = {int(n) for n in files}
+    gaps = {f"{n:04}" for n in range(1, max(numbers)) if n not in numbers}
+    never = re.search(r"Numbers that were never used: ([\d, ]+)\.", listing)
+    assert never and set(never[1].split(", ")) == gaps

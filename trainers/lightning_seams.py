@@ -1,0 +1,171 @@
+"""Every private name of Lightning that trainers and perfect use, and no other file has one.
+
+Each name stands with one line: what it is, and why no public name will do. All were seen in
+Lightning 2.6. They are attributes of Lightning's objects: where a version of Lightning has lost
+one, its first use here raises an AttributeError that names it.
+
+`tests/integration/test_lightning_seams.py` touches each of them once.
+"""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Timer
+
+TESTED = "lightning>=2.5,<2.7"
+
+
+def _gone(what: str) -> str:
+    return (
+        f"lightning {L.__version__}: {what}. trainers needs it (trainers/lightning_seams.py) and"
+        f" was tested with {TESTED}: install such a version"
+    )
+
+
+def _of(thing: Any, name: str) -> Any:
+    try:
+        return getattr(thing, name)
+    except AttributeError as error:
+        raise AttributeError(_gone(str(error)), name=name, obj=thing) from None
+
+
+def _swap(thing: Any, name: str, value: Any) -> Any:
+    """Set an attribute that is there, and return what it was."""
+    before = _of(thing, name)
+    setattr(thing, name, value)
+    return before
+
+
+try:
+    from lightning.fabric.utilities import device_dtype_mixin
+
+    # What remembers `self.device`: LightningModule and Metric, but no attribute says so.
+    DeviceHolder = device_dtype_mixin._DeviceDtypeModuleMixin
+except (ImportError, AttributeError) as error:
+    raise ImportError(_gone(str(error))) from error
+
+# ---- modules ------------------------------------------------------------------------------------
+
+
+def say_device(part: Any, device: torch.device) -> None:
+    """What `self.device` says of a `DeviceHolder`. Publicly, only `to()` sets it, which moves."""
+    _swap(part, "_device", device)
+
+
+def swap_hook_name(module: L.LightningModule, name: str | None) -> str | None:
+    """As which hook `self.log` takes its calls. Lightning sets it around each call of a hook."""
+    return _swap(module, "_current_fx_name", name)
+
+
+def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
+    """The batch after the user's `on_before_batch_transfer`, as the loop calls it."""
+    return _of(module, "_on_before_batch_transfer")(batch, dataloader_idx=0)
+
+
+# ---- what is logged -----------------------------------------------------------------------------
+
+
+def should_update_logs(trainer: L.Trainer) -> bool:
+    """Whether loggers are told of this step: `log_every_n_steps`, as the loop counts it."""
+    return _of(trainer, "_logger_connector").should_update_logs
+
+
+def swap_first_batch(trainer: L.Trainer, value: bool | None) -> bool | None:
+    """Whether `self.log` sees an epoch's first batch, when it checks its arguments."""
+    return _swap(_of(trainer, "_logger_connector"), "_first_loop_iter", value)
+
+
+def first_batch(trainer: L.Trainer) -> bool | None:
+    return _of(_of(trainer, "_logger_connector"), "_first_loop_iter")
+
+
+def results(loop: Any) -> Any:
+    """What `self.log` has collected in a loop. `trainer.callback_metrics` is a copy."""
+    return _of(loop, "_results")
+
+
+def swap_loggers(trainer: L.Trainer, loggers: list[Any]) -> list[Any]:
+    """The list itself, of any type: the public setter makes a plain list of it."""
+    return _swap(trainer, "_loggers", loggers)
+
+
+def logged_step(trainer: L.Trainer) -> int:
+    """The step that Lightning's own loggers are told: micro-batches do not count."""
+    return _of(trainer.fit_loop.epoch_loop, "_batches_that_stepped")
+
+
+# ---- the train loader ---------------------------------------------------------------------------
+
+
+def data_source(trainer: L.Trainer) -> Any:
+    """Who gives out the train loader: it can be asked before the loop does, and told to keep it."""
+    return _of(trainer.fit_loop, "_data_source")
+
+
+def combined_loader(trainer: L.Trainer) -> Any:
+    """The train loaders as the loop has them; None before it has asked for them."""
+    return _of(trainer.fit_loop, "_combined_loader")
+
+
+def forget_loader(trainer: L.Trainer) -> None:
+    """The loop reads a loader's length once. After this it does so again."""
+    _swap(trainer.fit_loop, "_combined_loader", None)
+
+
+def reload_epoch(trainer: L.Trainer) -> Any:
+    """When the loop last asked for a loader: `reload_dataloaders_every_n_epochs` counts from it."""
+    return _of(trainer.fit_loop, "_last_train_dl_reload_epoch")
+
+
+def set_reload_epoch(trainer: L.Trainer, epoch: Any) -> None:
+    _swap(trainer.fit_loop, "_last_train_dl_reload_epoch", epoch)
+
+
+# ---- what the loop does next --------------------------------------------------------------------
+
+
+def is_accumulating(trainer: L.Trainer) -> bool:
+    """Whether this micro-batch ends without an update: the loop's own answer."""
+    return _of(trainer.fit_loop.epoch_loop, "_should_accumulate")()
+
+
+def is_pass_over(trainer: L.Trainer) -> bool:
+    """Whether this batch was the last one of the pass."""
+    return _of(trainer.fit_loop.epoch_loop, "_num_ready_batches_reached")()
+
+
+def is_validation_due(trainer: L.Trainer) -> bool:
+    """Whether validation comes after this batch. The loop's answer asks its source of batches."""
+    fetcher = _of(trainer.fit_loop, "_data_fetcher")
+    assert fetcher is not None
+    return _of(trainer.fit_loop.epoch_loop, "_should_check_val_fx")(fetcher)
+
+
+def skips_backward(trainer: L.Trainer) -> bool:
+    """Whether weights are only averaged (SWA's last epoch), and no gradient is wanted."""
+    return _of(trainer.fit_loop.epoch_loop.automatic_optimization, "_skip_backward")
+
+
+def validates_by_clock(trainer: L.Trainer) -> bool:
+    """Whether `val_check_interval` is a time. Lightning 2.5 has no such thing."""
+    return getattr(trainer, "_val_check_time_interval", None) is not None
+
+
+def looks_at_every_step(timer: Timer) -> bool:
+    """Whether a Timer may stop the run at any batch."""
+    return _of(timer, "_interval") == "step"
+
+
+# ---- DDPStrategy: what the user gave it ---------------------------------------------------------
+
+
+def ddp_arguments(strategy: Any) -> dict[str, Any]:
+    """Those for torch's DistributedDataParallel. The constructor keeps them here only."""
+    return _of(strategy, "_ddp_kwargs")
+
+
+def has_communication_hook(strategy: Any) -> bool:
+    """Whether `ddp_comm_hook`, `_wrapper` or `_state` was given."""
+    names = ("_ddp_comm_hook", "_ddp_comm_wrapper", "_ddp_comm_state")
+    return any(_of(strategy, name) for name in names)

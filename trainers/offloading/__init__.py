@@ -1,0 +1,8 @@
+"""`OffloadStrategy`: an unchanged LightningModule whose whole step is planned and offloaded.
+
+`strategy.py` and `ddp_strategy.py` have the public classes. `planned_fit.py` has the methods that
+Lightning calls, `planned_steps.py` what these methods do.
+
+May import: lightning_seams, offload, offload.running.drivers, offload.torch_seams, offload.tracing,
+    offloading.hardware, offloading.steps, offloading.tracing.
+"""

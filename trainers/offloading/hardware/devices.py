@@ -1,0 +1,113 @@
+"""Moves the tensors of a module between devices, where no plan does it.
+
+    before the first step    all are on the host; metrics and `module.device` say the device
+    between planned steps    each is at its home: resident ones on the GPU, streamed on the host
+    an eager step            all are in one place (`MovedTensors`): on the device, or on the host if
+                             a budget must be kept; afterwards each returns home with its new values
+    a run without a plan     all are on the device, as in plain Lightning (`move`)
+
+The tensor objects stay the same; only their `.data` changes.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+import torch
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from trainers.lightning_seams import DeviceHolder, results, say_device
+
+STEP = "step"
+"""The optimizer's step counter. Torch wants it on the CPU unless its kernels are fused."""
+
+
+def keep_on_host(module: torch.nn.Module, device: torch.device) -> None:
+    """Keep the tensors on the host until a plan says where each one's home is. Metrics are computed
+    after a step, on the device."""
+    move(tensors_of(module), torch.device("cpu"))
+    tell(module, device)
+
+
+def tell(module: torch.nn.Module, device: torch.device) -> None:
+    """Have `self.device` say this device, and move metrics there."""
+    for part in module.modules():
+        if isinstance(part, DeviceHolder):
+            say_device(part, device)
+        if isinstance(part, Metric):
+            part.to(device)
+
+
+def tensors_of(module: torch.nn.Module, optimizers: Iterable[Optimizer] = ()) -> list[torch.Tensor]:
+    """Return the tensors that an eager step of the module computes with."""
+    found: dict[int, torch.Tensor] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        found[id(tensor)] = tensor
+    groups = [(o, group) for o in optimizers for group in o.param_groups]
+    for optimizer, group in groups:
+        for p in group["params"]:
+            for key, value in optimizer.state.get(p, {}).items():
+                if isinstance(value, torch.Tensor) and (key != STEP or group.get("fused")):
+                    found[id(value)] = value
+    return list(found.values())
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Leave Lightning's inference mode: tensors that are made in it cannot be trained."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def move(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    with _plainly():
+        for tensor in tensors:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+
+class MovedTensors:
+    """Keeps tensors on `device` until `back` returns each to its home."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+        self._homes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            with _plainly():
+                for tensor in tensors:
+                    if tensor.device != device:
+                        home = tensor.data
+                        tensor.data = home.to(device)
+                        self._homes.append((tensor, home))
+        except BaseException:  # out of memory, or a Ctrl-C
+            self.back()
+            raise
+
+    def back(self) -> None:
+        """Return the tensors home with the values that they have now."""
+        homes, self._homes = self._homes, []
+        with _plainly():
+            for tensor, home in homes:
+                home.copy_(tensor.data)
+                tensor.data = home
+
+
+def forget_results(trainer: L.Trainer) -> None:
+    """Drop the logged values, which are on a lost device: Lightning would copy them at the end."""
+    fit, validate, test = trainer.fit_loop, trainer.validate_loop, trainer.test_loop
+    for loop in (fit.epoch_loop, fit.epoch_loop.val_loop, validate, test):
+        results(loop).clear()
+
+
+@contextmanager
+def all_on(module: L.LightningModule, device: torch.device) -> Iterator[None]:
+    """Have the module, its metrics and `self.device` on `device` for a step without a plan."""
+    before: Any = module.device
+    away = MovedTensors(tensors_of(module), device)
+    try:
+        tell(module, device)
+        yield
+    finally:
+        tell(module, before)
+        away.back()

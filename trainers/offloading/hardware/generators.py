@@ -1,0 +1,31 @@
+"""The states of the random generators that a step draws from: the CPU's and the device's.
+
+cpu    | default generator |              loaders draw from it, and so do steps on the CPU
+cuda   | default generator | device's |   loaders draw from the first, steps from the second
+"""
+
+import torch
+
+States = tuple[torch.Tensor, ...]
+
+
+def drawn(device: torch.device) -> States:
+    """Return the present state of all generators."""
+    return (torch.get_rng_state(), *([] if device.type == "cpu" else [drawn_by_steps(device)]))
+
+
+def drawn_by_steps(device: torch.device) -> torch.Tensor:
+    """Return the present state of the generator that steps draw from."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.cuda.get_rng_state(device)
+
+
+def put_back(states: States, device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type != "cpu":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def same(one: States, other: States) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

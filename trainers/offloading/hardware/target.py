@@ -1,0 +1,135 @@
+"""The target of a run's plans: the device, the engine that runs them there, and its rates.
+
+    Trainer(accelerator="cpu")   engine auto: threads                          rates: the planner's
+    Trainer(accelerator="gpu")   engine auto: cuda      cudagraph when asked   rates: measured once
+
+`auto` is `cuda` on a GPU because that engine runs every plan, can say what each node waited for,
+and shows an error near the node that caused it. `cudagraph` saves the host's work in a step and
+costs one capture per plan; if it cannot capture a step, it says so and uses `cuda`.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import torch
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.plugins.precision import Precision
+
+from offload import Costs, OffloadError, Plan, Runner
+from offload.measuring.calibration import calibrate
+from offload.memory.host_memory import memory_left
+from offload.program.kernels import CPU
+from offload.running.drivers.cuda import check_cuda
+from offload.running.drivers.driver import Driver
+
+ENGINES = ("auto", "threads", "cuda", "cudagraph")
+OF_CUDA = ("cuda", "cudagraph")
+MakeDriver = Callable[[], Driver]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The device, engine and rates of one run."""
+
+    device: torch.device = CPU
+    engine: str = "threads"
+    driver: MakeDriver | None = None
+    """Makes the driver of the device; None means the engine's own. Tests give one."""
+    costs: Costs | None = None
+    """None means the planner's default rates."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        """The device's name for people."""
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else self.device.type
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether the last bits of a kernel's results may differ from run to run."""
+        return self.on_gpu and not torch.are_deterministic_algorithms_enabled()
+
+    @property
+    def measures(self) -> bool:
+        """Whether a plan is reconsidered after its first runs, which show how long kernels and
+        copies take side by side. The CPU's kernels were measured on the engine that runs them."""
+        return self.engine in OF_CUDA
+
+    @property
+    def why_not_late(self) -> str:
+        """Why no update may be deferred to the next forward pass here; empty if it may."""
+        # The host waits at every cut of the graph, so such an update would overlap with nothing.
+        return (
+            "engine cudagraph runs host tasks by themselves" if self.engine == "cudagraph" else ""
+        )
+
+    def free_bytes(self) -> int:
+        """Return the free bytes of the device, with those that torch holds and does not use. On
+        the CPU this is the host memory that the process's cgroup allows."""
+        if not self.on_gpu:
+            return memory_left().nbytes
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + held
+
+    def measured(self, plugin: Precision) -> "Target":
+        """Return this target with the rates of its GPU, which takes seconds if they are unknown."""
+        if not self.on_gpu or self.costs is not None:
+            return self
+        return replace(self, costs=calibrate(self.device, products_of(plugin)))
+
+    def runner(self, plan: Plan, key: Hashable = None) -> Runner:
+        driver = self.driver() if self.driver is not None else None
+        return Runner(plan, self.engine, key=key, driver=driver)
+
+
+def products_of(plugin: Precision) -> str:
+    """Return the number type of most matrix products, in the words of the calibration."""
+    if str(getattr(plugin, "precision", "")).startswith(("bf16", "16")):
+        return "bfloat16"
+    # torch.set_float32_matmul_precision sets this, too.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "float32"
+
+
+ON_CPU = Target()
+
+
+def check_engine(engine: str) -> None:
+    """Raise `OffloadError` if this engine can run nowhere on this machine."""
+    if engine not in OF_CUDA:
+        return
+    try:
+        check_cuda(torch.device("cuda", 0))
+    except OffloadError as error:
+        raise OffloadError(f"engine={engine!r} needs a CUDA device: {error}") from error
+
+
+def target_of(
+    engine: str,
+    accelerator: Accelerator | None,
+    device: torch.device,
+    driver: MakeDriver | None = None,
+) -> Target:
+    """Return the target of a run. Raise `OffloadError` if the engine does not run on the device."""
+    kind = type(accelerator).__name__
+    if isinstance(accelerator, CPUAccelerator) and device.type == "cpu":
+        if engine in OF_CUDA and driver is None:
+            raise OffloadError(
+                f"engine={engine!r} runs on a GPU, and the trainer's accelerator is {kind}: give"
+                " Trainer(accelerator='gpu'), or engine auto or threads"
+            )
+        return Target(device, "threads" if engine == "auto" else engine, driver)
+    if isinstance(accelerator, CUDAAccelerator) and device.type == "cuda":
+        if engine == "threads":
+            raise OffloadError(
+                "engine='threads' runs on the CPU, and the trainer's accelerator is"
+                f" {kind}: give engine auto, cuda or cudagraph, or Trainer(accelerator='cpu')"
+            )
+        return Target(device, "cuda" if engine == "auto" else engine, driver)
+    raise OffloadError(
+        f"OffloadStrategy runs on the CPU and on CUDA devices, not on {device} with {kind}: give"
+        " Trainer(accelerator='cpu') or Trainer(accelerator='gpu', devices=1)"
+    )

@@ -1,0 +1,8 @@
+"""The graphs of a run, one per situation: how they are planned, run and checked.
+
+`step_graphs.py` has those of training, `evaluation.py` those of validation, test and prediction.
+
+May import: lightning_seams, offload, offload.graph, offload.lowering, offload.planning,
+    offload.running, offload.sizes, offload.torch_seams, offload.tracing, offloading.hardware,
+    offloading.observers, offloading.tracing.
+"""

@@ -1,0 +1,160 @@
+"""The first steps of a fit are made twice, by the graph and by plain Lightning, and compared.
+
+    graph's turn (two on a GPU) -> back to the start -> all tensors to one device -> plain Lightning
+                                                                compare -> each tensor at home again
+
+`comparison.py` says what is compared. On a GPU, plain Lightning's step needs the whole model there,
+beside the plan's arena. If there is no room for it, the steps are not compared and a warning says
+so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from offload import Plan
+from trainers.offloading.hardware.devices import MovedTensors, tensors_of
+from trainers.offloading.hardware.target import Target
+from trainers.offloading.steps.comparison import (
+    APART,
+    OPTIMIZER,
+    ExpectedStep,
+    StepStart,
+    compare_gradients,
+    gradient_of,
+    no_room,
+    state_of,
+)
+from trainers.offloading.steps.step_graphs import StepGraph, StepGraphs
+from trainers.offloading.tracing.closure import BatchParts
+
+NAMED = 3
+"""A warning names so many tensors."""
+
+
+class FirstSteps:
+    """Compares the first `count` optimizer steps of one fit."""
+
+    def __init__(self, count: int) -> None:
+        self.expected: ExpectedStep | None = None
+        """The graph's results for the micro-batch that plain Lightning makes now, if it does."""
+        self._count = self._left = count
+        self._step: StepGraph | None = None
+        self._moved: MovedTensors | None = None
+        self._warned = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the present step is compared."""
+        return self._left > 0
+
+    def begin(self, zero_gradients: Callable[[], Any]) -> None:
+        """Begin an optimizer step. `zero_gradients` removes those of the last compared step."""
+        self.expected = None
+        if self._left == 0 and self._count:
+            zero_gradients()
+            self._left = -1
+
+    def possible(self, plan: Plan, target: Target) -> bool:
+        """Whether the device has room for plain Lightning's step. Only the first call decides."""
+        if self._left != self._count or not (why := no_room(plan, target.free_bytes())):
+            return True
+        rank_zero_warn(
+            f"OffloadStrategy(check_first_steps={self._count}): the first steps are not compared"
+            f" with plain Lightning, because {why}. check_first_steps=0 silences this warning"
+        )
+        self._left = -1
+        return False
+
+    def run(
+        self,
+        steps: StepGraphs,
+        step: StepGraph,
+        parts: BatchParts,
+        module: L.LightningModule,
+        target: Target,
+    ) -> None:
+        """Run the graph and keep its results, then restore the start for the eager step."""
+        self._step = step
+        optimizer, device = module.trainer.optimizers[0], target.device
+        names = {p: name for name, p in module.named_parameters()}
+        sums = {gradient_of(names, p): total for p, total in steps.sums.items()}
+        start = StepStart.of({**self._state(module), **sums}, device)
+
+        def turn() -> ExpectedStep:
+            outputs = steps.run(step, parts)
+            loss = step.recipe.loss(outputs, parts.tensors)
+            return ExpectedStep.of({**self._state(module), **sums}, loss, device)
+
+        first = turn()
+        if device.type != "cpu" and _on_host(steps.plan):
+            trained = {*names.values()}
+            first = first.rounded(
+                [n for n in first.values if n in trained or n.startswith(OPTIMIZER)]
+            )
+        if target.may_vary:
+            start.restore({**self._state(module), **sums})
+            again = turn()  # from the same start
+            varying = first.unlike(again)
+            self._warn_of_varying(varying)
+            apart = {name: max(far, first.apart.get(name, 0.0)) for name, far in varying.items()}
+            first = replace(first, apart={**first.apart, **apart})
+        self.expected = first
+        start.restore(self._state(module))
+        everything = [*tensors_of(module, [optimizer]), *step.outside.values()]
+        self._moved = MovedTensors(everything, device)
+
+    def compare_loss(self, eager: Any) -> None:
+        if self.expected is not None:
+            self.expected.compare_loss(eager)
+
+    def compare_gradients(self, module: L.LightningModule, steps: StepGraphs | None) -> None:
+        """Compare the sums of gradients after a backward pass."""
+        if self.expected is None or steps is None or self._step is None:
+            return
+        names = {p: name for name, p in module.named_parameters()}
+        compare_gradients(names, steps.sums, steps.just_held, self.expected.apart)
+        if not self._step.last:
+            self.expected.compare_random()
+            self.bring_home()
+
+    def compare_state(self, module: L.LightningModule) -> None:
+        """Compare all that the step changed, after the update."""
+        if self.expected is None:
+            return
+        self.expected.compare_state(self._state(module))
+        self.expected.compare_random()
+        self.bring_home()
+        self._left -= 1
+
+    def bring_home(self) -> None:
+        """Return every tensor to where it was before plain Lightning's step."""
+        away, self._moved = self._moved, None
+        if away is not None:
+            away.back()
+
+    def _state(self, module: L.LightningModule) -> dict[str, torch.Tensor]:
+        """Return, by name, all tensors that a step changes."""
+        outside = self._step.outside if self._step is not None else {}
+        return {**state_of(module, module.trainer.optimizers[0]), **outside}
+
+    def _warn_of_varying(self, apart: Mapping[str, float]) -> None:
+        if not apart or self._warned:
+            return
+        self._warned = True
+        more = f" and {len(apart) - NAMED} more" if len(apart) > NAMED else ""
+        rank_zero_warn(
+            "OffloadStrategy: two runs of the same planned step differ in the last bits of"
+            f" {', '.join(list(apart)[:NAMED])}{more}: a kernel of this device adds numbers in"
+            " another order every time. These tensors may differ from plain Lightning's by"
+            f" {APART:g} times as much as the two runs do; all others must be equal to the last bit"
+        )
+
+
+def _on_host(plan: Plan | None) -> bool:
+    """Whether this plan updates parameters on the host."""
+    return plan is not None and any(task.lane == "host" for task in plan.graph.tasks)

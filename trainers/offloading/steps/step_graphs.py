@@ -1,0 +1,377 @@
+"""The graphs of a fit, one per situation, over the same tensors in one runner.
+
+    batch, first / middle / last micro-batch, ...  --key-->  a step in the runner, or capture one
+
+The first plan is one of a whole step with its update, so it places all tensors. Graphs that are
+added later use them where they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from offload import MemoryTooSmall, Plan, Runner, TaskGraph
+from offload.running.trace import Trace
+from offload.torch_seams import hook_keys
+from offload.tracing.capture import capture_step
+from offload.tracing.ranks import Ranks
+from offload.tracing.training import Clip, Parameter, TrainingStep
+from trainers.offloading.hardware.meter import Meter
+from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
+from trainers.offloading.steps.late_updates import LateUpdates
+from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.tracing.closure import (
+    BatchParts,
+    StepArguments,
+    StepRecipe,
+    TrainingForward,
+)
+from trainers.offloading.tracing.hooks import Hooks
+
+TRIAL_RUNS = 4
+"""After so many runs the first plan is compared with a plan made from their measured times."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """The arguments of one call of `training_step`, and its place in the optimizer step."""
+
+    batch: Any
+    batch_idx: int | None
+    first: bool
+    """Whether the optimizer step begins with this micro-batch."""
+    last: bool
+    """Whether the optimizer steps after this micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGraph:
+    """The graph of a micro-batch. This object is also its key in the runner."""
+
+    recipe: StepRecipe
+    holds: frozenset[Parameter]
+    """The parameters that have a sum of gradients after this graph."""
+    last: bool
+    zeroed: tuple[Any, ...]
+    """The owners whose `on_before_zero_grad` is traced in this graph."""
+    outside: Mapping[str, torch.Tensor]
+    """The tensors of others that it changes: a callback's averages of the weights, for example."""
+    graph: TaskGraph
+    about: tuple[str, str]
+    """The shapes of its batch, and the part of an optimizer step that it is."""
+
+
+class StepGraphs:
+    """Captures, plans and runs the graphs of one fit."""
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        optimizer: Optimizer,
+        request: PlanRequest,
+        meter: Meter,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.sums: dict[Parameter, torch.Tensor] = {}
+        """The sums of the gradients of the micro-batches so far."""
+        self.plan: Plan | None = None
+        self._module = module
+        self._optimizer = optimizer
+        self._request = request
+        self._meter = meter
+        self._ranks = ranks
+        self.runner: Runner | None = None
+        """The runner of all graphs, which is made after the first capture."""
+        self.late_updates = LateUpdates(module)
+        self._plans: dict[Any, Plan] = {}
+        """The plans of all graphs that are in the runner now."""
+        self._cache: GraphCache[StepGraph] = GraphCache("the step", self._forget)
+        self._first_traces: list[Trace] | None = []
+        """The traces of the first plan's runs. None: the first plan is no longer compared."""
+        self._held: frozenset[Parameter] = frozenset()
+        self.just_held: frozenset[Parameter] = frozenset()
+        """The parameters whose sum must equal an eager run's `.grad` after this micro-batch."""
+
+    def known(self, micro: MicroBatch, parts: BatchParts) -> StepGraph | None:
+        """Return the graph that was captured for such a micro-batch, if there is one."""
+        if micro.first:
+            self._held = frozenset()
+        return self._cache.find(self._key(micro, parts))
+
+    def step_for(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
+        """Return the graph for this micro-batch, and capture it if there is none."""
+        if (found := self.known(micro, parts)) is not None:
+            return found
+        key = self._key(micro, parts)
+        self._cache.warn_if_many(key, parts, self._module.current_epoch)
+        self.late_updates.flush()
+        with self._meter.planning():
+            step = self._capture(micro, parts)
+        self._cache.put(key, step)
+        return step
+
+    def plan_for(self, micro: MicroBatch, parts: BatchParts) -> Plan:
+        """Return the plan of the whole step that `step_for` would make, without running it."""
+        step = self._traced(micro, parts, micro.last, self._held)
+        whole = self._whole_step(micro, parts, step)
+        if self.plan is None:
+            self.plan = found = self._first_plan(whole)
+        else:
+            found = self.plan.replan(whole)
+        if not micro.last:
+            self.plan.replan(step.graph)  # raises if the micro-batch does not fit
+        return found
+
+    def run(self, step: StepGraph, parts: BatchParts, wait: bool = False) -> Sequence[Any]:
+        """Run the step, and return its outputs besides the loss. `wait`: its last updates may be
+        deferred to the next step."""
+        assert self.runner is not None
+        if step not in self._plans:
+            self.add(step, step.graph, *step.about)
+        self.runner.measure(self._meter.wants_times(step))
+        begun = self._meter.begin()
+        _, *outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
+        self._meter.ran(step, begun, self.runner.trace)
+        self._remake(step)
+        self.pass_over(step)
+        self.just_held = frozenset() if step.last else step.holds
+        return outputs
+
+    def run_as(self, key: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Run the graph that is in the runner by this key."""
+        assert self.runner is not None
+        self.late_updates.flush()
+        self.runner.measure(self._meter.wants_times(key))
+        begun = self._meter.begin()
+        outputs = self.runner.run(key, *tensors)
+        self._meter.ran(key, begun, self.runner.trace)
+        return outputs
+
+    def pass_over(self, step: StepGraph) -> None:
+        """Note that this step has run or will: the next one adds its gradients to the sums."""
+        self._held = step.holds
+
+    # ---- other graphs over the same tensors -----------------------------------------------------
+
+    def plan_of(self, step: StepGraph) -> Plan:
+        if step not in self._plans:
+            self.add(step, step.graph, *step.about)
+        return self._plans[step]
+
+    def add(self, key: Any, graph: TaskGraph, inputs: str, part: str) -> Plan:
+        """Plan a graph and add it to the runner by this key."""
+        assert self.runner is not None
+        plan = self.runner.add(key, graph)
+        assert isinstance(plan, Plan)
+        self._note_plan(key, plan, inputs, part)
+        return plan
+
+    def settle_as(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
+        """Make a runner of this plan, which places all tensors from now on. Other steps are planned
+        again when they are needed. The old arenas are freed before the new ones are allocated, and
+        allocated again if there is no room for the new ones."""
+        assert self.plan is not None
+        kept = {k: known for k, known in self._plans.items() if known is self.plan}
+        self.close()
+        self.runner = None
+        self._plans.clear()
+        try:
+            self.runner = self._request.target.runner(plan, key)
+        except MemoryTooSmall:
+            self.runner = self._request.target.runner(self.plan, next(iter(kept), None))
+            self._plans.update(kept)
+            raise
+        self.plan = plan
+        self._note_plan(key, plan, inputs, part)
+
+    def _remake(self, step: StepGraph) -> None:
+        """Replace the first plan by a faster one that is planned with the measured times of its
+        first runs. This happens once per fit, on a GPU only. It is left out if updates wait for the
+        next step, because three graphs share that plan, and if there are several micro-batches,
+        because the first plan itself does not run then."""
+        trace = self.runner.trace if self.runner is not None else None
+        plan = self._plans.get(step)
+        if self._first_traces is None or trace is None or plan is None or plan is not self.plan:
+            return
+        if plan.rotation is not None or not self._request.target.measures:
+            self._first_traces = None
+            return
+        if not (trace.whole and trace.timed and trace.memgraph is plan.memgraph):
+            return
+        self._first_traces.append(trace)
+        if len(self._first_traces) < TRIAL_RUNS:
+            return
+        # The first run also loads kernels, so its times say nothing about later runs.
+        traces, self._first_traces = self._first_traces[1:], None
+        with self.planning():
+            measured = plan.measured(traces)
+            new = measured.remade()
+            if new.memgraph is measured.memgraph:  # no faster plan was found: keep the runner
+                self.plan = self._plans[step] = new
+                self._meter.reprice(step, new)
+                return
+            self._note_waiting(new)
+            try:
+                self.settle_as(step, new, *step.about)
+            except MemoryTooSmall as error:
+                rank_zero_warn(
+                    "OffloadStrategy keeps its first plan, because there is no memory for the"
+                    f" faster one: {error}"
+                )
+
+    def planning(self) -> AbstractContextManager[None]:
+        """Count the time of this block as planning and not as a step."""
+        return self._meter.planning()
+
+    def forget(self, key: Any) -> None:
+        if self.runner is not None and self._plans.pop(key, None) is not None:
+            self.runner.forget(key)
+        self._meter.forget(key)
+
+    def _note_plan(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
+        self._plans[key] = plan
+        self._meter.add(key, plan, inputs, part)
+
+    def give_gradients(self) -> None:
+        """Copy the sums to `.grad`, because plain Lightning goes on with these micro-batches."""
+        for p in self._held:
+            p.grad = self.sums[p].clone()
+
+    def close(self) -> None:
+        if self.runner is not None:
+            try:
+                self.late_updates.end()
+            finally:
+                self.runner.close()
+
+    def abandon(self) -> None:
+        """Drop the runner without touching its device, which is lost."""
+        if self.runner is not None:
+            self.late_updates.abandon()
+            self.runner.abandon()
+
+    def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:
+        return (parts.key, micro.last, self._held, *self._situation())
+
+    def _situation(self) -> tuple[Any, ...]:
+        trainer = self._module.trainer
+        groups = self._optimizer.param_groups
+        return (
+            trainer.accumulate_grad_batches,
+            trainer.gradient_clip_val,
+            trainer.gradient_clip_algorithm,
+            torch.is_autocast_enabled(self._request.target.device.type),
+            tuple([p.requires_grad for p in self._module.parameters()]),
+            hook_keys(self._module.parameters()),
+            tuple([len(group["params"]) for group in groups]),
+        )
+
+    def _capture(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
+        step = self._traced(micro, parts, micro.last, self._held)
+        if self.runner is None:
+            whole = self._whole_step(micro, parts, step)
+            self.plan, self.runner = self._settle(whole, step if micro.last else None)
+            if micro.last:
+                self._note_plan(step, self.plan, *step.about)
+                return step
+        self.add(step, step.graph, *step.about)
+        return step
+
+    def _whole_step(self, micro: MicroBatch, parts: BatchParts, step: StepGraph) -> TaskGraph:
+        """Return the graph of this micro-batch with an update."""
+        return step.graph if micro.last else self._traced(micro, parts, True, step.holds).graph
+
+    def _first_plan(self, whole: TaskGraph) -> Plan:
+        """Plan the step, with updates deferred to the next step if that is allowed and faster."""
+        why = self.late_updates.why_not() or self._request.target.why_not_late
+        plan = self._request.plan(whole, late=not why)
+        self._note_waiting(plan)
+        return plan
+
+    def _note_waiting(self, plan: Plan) -> None:
+        """If updates on the host are not deferred, note the reason in the plan."""
+        why = self.late_updates.why_not() or self._request.target.why_not_late
+        if why and any(task.lane == "host" for task in plan.graph.tasks):
+            note = f"no update waits for the next forward pass: {why}"
+            for notes in (plan.source.notes, plan.graph.notes):  # plans made later, and this one
+                if note not in notes:
+                    notes.insert(0, note)
+
+    def _settle(self, whole: TaskGraph, step: StepGraph | None) -> tuple[Plan, Runner]:
+        """Make the first plan and its runner."""
+        plan = self._first_plan(whole)
+        if plan.rotation is not None:
+            runner = self._request.target.runner(plan, self.late_updates.key(step))
+            if self.late_updates.begin(runner, plan.rotation, step, whole):
+                return plan, runner
+            runner.close()
+            plan = self._request.plan(whole)
+        return plan, self._request.target.runner(plan, step)
+
+    def _traced(
+        self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
+    ) -> StepGraph:
+        hooks = Hooks(self._module, self._optimizer)
+        forward = TrainingForward(
+            self._module, StepArguments("training_step", parts, micro.batch_idx), hooks
+        )
+        step = TrainingStep(
+            forward,
+            self._optimizer,
+            hooks.reaches(),
+            last,
+            self.sums,
+            held,
+            None if hooks.clip else self._clip(),
+            forward.after if hooks.after else None,
+            self._ranks,
+        )
+        with torch.enable_grad():
+            graph = capture_step(step, *parts.tensors, device=self._request.target.device)
+        there = {id(source) for source in graph.program.tensors.values()}
+        added = {p for p, total in self.sums.items() if id(total) in there}
+        return StepGraph(
+            forward.recipe(),
+            held | added,
+            last,
+            hooks.zero,
+            self._outside(graph),
+            graph,
+            (shapes_of(parts.key), _part_of(micro)),
+        )
+
+    def _outside(self, graph: TaskGraph) -> Mapping[str, torch.Tensor]:
+        changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}
+        own = {id(t) for t in (*self._module.parameters(), *self._module.buffers())}
+        found: dict[str, torch.Tensor] = {}
+        for name in {graph.buffers[b].tensor for b in changed}:
+            source = graph.program.tensors[name]
+            for tensor in source if isinstance(source, tuple) else (source,):
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
+                    found[name] = tensor
+        sums = {id(total) for total in self.sums.values()}
+        return {name: tensor for name, tensor in found.items() if id(tensor) not in sums}
+
+    def _clip(self) -> Clip | None:
+        limit = self._module.trainer.gradient_clip_val
+        if not limit or limit <= 0:
+            return None
+        by = self._module.trainer.gradient_clip_algorithm
+        return Clip(float(limit), "norm" if by is None else str(by.value))
+
+    def _forget(self, step: StepGraph) -> None:
+        self.late_updates.forget(step)
+        self.forget(step)
+
+
+def _part_of(micro: MicroBatch) -> str:
+    """Name the part of an optimizer step that this micro-batch is."""
+    if micro.first:
+        return "whole step" if micro.last else "first micro-batch"
+    return "last micro-batch" if micro.last else "middle micro-batch"
