@@ -88,7 +88,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch.cuda, "set_device", found.set_device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: found.device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda n: found.log.append(f"sleep {n}"))
+    monkeypatch.setattr(cuda, "spin", lambda cycles: found.log.append(f"sleep {cycles}"))
     return found
 
 

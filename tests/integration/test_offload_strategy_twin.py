@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,7 @@ def test_a_plan_is_made_anew_once_by_what_its_first_runs_took(
 
     def remade(plan: Any) -> Any:
         asked.append(plan.observed.steps)
-        return plans._planned(replace(plan, observed=None, measurement=None), plan.source, {})
+        return plans._planned(plans.PlanningOptions.of(plan), plan.source, {})
 
     monkeypatch.setattr(plans.Plan, "remade", remade)
     strategy = OnTwin(budget="60%", optimizer="device")
