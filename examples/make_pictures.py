@@ -1,11 +1,11 @@
-"""Ten classes of camera-sized JPEG pictures, drawn and saved: something to decode without a
-download.
+"""Draws ten classes of camera-sized JPEG pictures, so that the demo needs no download.
 
     python examples/make_pictures.py FOLDER     ->  FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
 
-A picture is one shape, of random colour, size, place and turn, on a random background with clutter
-and sensor noise, at 1920x1440. The class is the shape. Decoding one costs several milliseconds, as
-a photo's does; learning them is easy. That is the regime the demo is about: waiting for decoding.
+A picture has 1920x1440 pixels. It shows one shape, of random colour, size, place and turn, on a
+random background with clutter and sensor noise. The class is the shape. Decoding a picture takes
+several milliseconds, as for a photo, and the classes are easy to learn. So training waits for
+decoding, which is what the demo shows.
 """
 
 import math
@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 
 WIDTH, HEIGHT = 1920, 1440
-SKETCH = 4  # shapes are drawn this much smaller and blown up: soft edges, quick to draw
+SKETCH = 4  # shapes are drawn this much smaller and enlarged: it is quick, and edges are soft
 MAX_TURN = 0.4  # radians
 TRAIN_A_CLASS, VAL_A_CLASS = 120, 60
 NOISE = np.random.default_rng(1).normal(0, 9, (HEIGHT, WIDTH, 3)).astype(np.int16)
@@ -31,7 +31,7 @@ Shape = Callable[[ImageDraw.ImageDraw, float, float, float, float, tuple[int, ..
 
 
 def polygon(corners: Sequence[Point]) -> Shape:
-    """A shape from corners in units of its radius, turned by `angle`."""
+    """Return a shape with these corners, in units of its radius. It is turned by `angle`."""
 
     def draw(
         pen: ImageDraw.ImageDraw,
@@ -111,7 +111,7 @@ def draw_picture(shape: Shape, rng: np.random.Generator) -> bytes:
 
 
 def make(root: Path) -> int:
-    """Draws what is missing under `root`; returns how many pictures are there."""
+    """Draw the pictures that are missing under `root`. Return how many there are in all."""
     jobs = [
         (root / split / name / f"{number:04d}.jpg", shape)
         for split, count in (("train", TRAIN_A_CLASS), ("val", VAL_A_CLASS))
@@ -123,7 +123,7 @@ def make(root: Path) -> int:
         path, shape = job
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            seed = zlib.crc32("/".join(path.parts[-3:]).encode())  # each picture its own, for good
+            seed = zlib.crc32("/".join(path.parts[-3:]).encode())  # a picture is always the same
             part = path.with_suffix(".part")
             part.write_bytes(draw_picture(shape, np.random.default_rng(seed)))
             part.rename(path)

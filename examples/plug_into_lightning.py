@@ -1,4 +1,4 @@
-"""An existing LightningModule and DataLoader, with reuse plugged in: the lines marked `# perfect`.
+"""Plugs reuse into an existing LightningModule and DataLoader, in the lines marked `# perfect`.
 
 python examples/plug_into_lightning.py      (seconds, no data needed)
 
@@ -15,7 +15,7 @@ from perfect import LoaderCallback, ReuseLoader  # perfect
 
 
 class SlowPoints(Dataset[tuple[torch.Tensor, int]]):
-    """Stands for a data set whose samples are expensive to decode."""
+    """This stands for a data set whose samples are expensive to decode."""
 
     def __len__(self) -> int:
         return 600
@@ -26,7 +26,7 @@ class SlowPoints(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Classifier(L.LightningModule):
-    """Anybody's module: it knows nothing of reuse."""
+    """An ordinary module, which knows nothing of reuse."""
 
     def __init__(self) -> None:
         super().__init__()

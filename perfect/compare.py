@@ -4,9 +4,10 @@
                                              |                      terminal and compare.html
                                              +--> accuracy over steps, decodes, seconds
 
-The other runs are measured against the first. A run has the same colour everywhere. Bad input is
-reported at once, in one line per folder (`compare: FOLDER: what; what to do`), with exit code 2 and
-nothing written. An unfinished run is shown and marked; it has no speed-up and cannot be the best.
+The other runs are measured against the first. A run has the same colour everywhere. If a folder is
+wrong, every wrong folder is reported in one line (`compare: FOLDER: what; what to do`), the exit
+code is 2, and nothing is written. An unfinished run is shown and marked; it has no speed-up and
+cannot be the best.
 """
 
 import argparse
@@ -50,26 +51,26 @@ def comparison(runs: Sequence[Run]) -> str:
         section(
             "Figures",
             _side_by_side(names, rows),
-            note(f"{_TOLD} {' '.join(remarks(runs))}"),
+            note(f"{_CAPTION} {' '.join(remarks(runs))}"),
         ),
         section(
             "Accuracy",
             key,
-            plot(accuracy_figure(runs), "Lines: hold-out. Diamonds: the final weights.")
+            plot(accuracy_figure(runs), "Lines show the hold-out, diamonds the final weights.")
             or note("No run measured an accuracy."),
         ),
         section(
             "What differs in their configurations",
-            _side_by_side(names, differ, numbers=False) if differ else note("Nothing."),
+            _side_by_side(names, differ, numbers=False) if differ else note("They do not differ."),
         ),
         section("Folders", table(("", "Folder", "Status", "Seed"), folders, words=(0, 1, 2))),
     ]
     return page("Comparison of runs", headline(runs), parts)
 
 
-_TOLD = (
-    "Speed-up is in wall time, against the first run. Decodes saved: against decoding at every"
-    " serve of the same run. Bold: the best of the completed runs."
+_CAPTION = (
+    "The speed-up is in wall time, against the first run. Decodes saved are counted against"
+    " decoding at every serve of the same run. The best of the completed runs is bold."
 )
 CSS = """
 table { width: auto } th, td { padding-right: 30px } td:first-child { white-space: nowrap }
@@ -107,8 +108,7 @@ def _key(number: int, label: str) -> Html:
 def _grid(
     names: Sequence[Cell], rows: Sequence[tuple[Cell, Sequence[Cell]]]
 ) -> tuple[list[Cell], list[tuple[Cell, ...]]]:
-    """Return head and body of the table: one column per run, or one row per run if there are
-    many."""
+    """Return head and body of the table, with a column for each run, or a row if there are many."""
     if len(names) <= ABREAST:
         return [*names], [(name, *line) for name, line in rows]
     body = [(name, *(line[i] for _, line in rows)) for i, name in enumerate(names)]
@@ -123,7 +123,7 @@ def _side_by_side(
 
 
 def terminal_table(runs: Sequence[Run]) -> Table:
-    """The same table for the terminal."""
+    """Return the same table for the terminal."""
     names = [Text(label) for label in labels(runs)]
     rows = [
         (Text(name), [Text(text, style="bold" if best else "") for text, best in line])
@@ -146,7 +146,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:
-            problems.append(f"{folder}: given twice; leave one out")
+            problems.append(f"{folder}: is given twice; leave one out")
             continue
         seen.add(folder.resolve())
         try:
@@ -154,13 +154,13 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         except RunError as error:
             problems.append(f"{folder}: {error}")
     if len(folders) < 2 and not problems:
-        problems.append(f"{folders[0]}: one run is no comparison; give two or more")
+        problems.append(f"{folders[0]}: is the only run; give two or more")
     return runs, problems
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="perfect-compare", description="Runs side by side.")
+    """Run the program, and return its exit code."""
+    parser = argparse.ArgumentParser(prog="perfect-compare", description="Show runs side by side.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", type=Path, help="the page (default: compare.html beside the runs)")
     args = parser.parse_args(argv)

@@ -59,5 +59,5 @@ class Interrupted(PerfectError):
     """The run was asked to stop and left a checkpoint."""
 
     def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}")
+        super().__init__(f"the run stopped after step {step}")
         self.step = step

@@ -1,7 +1,8 @@
 """Checks that all our packages are imported from one place.
 
 `python -m perfect.train` puts the current folder first on the import path. If a user's project has
-a folder named `loaders`, it would be imported in place of ours, and fail far from the cause.
+a folder named `loaders`, it would be imported in place of ours, and an error would appear only
+later.
 """
 
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ def check_siblings() -> None:
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin is None or origin.parent.parent != home:
             raise ImportError(
-                f"'{name}' would be imported from {origin or 'nowhere'}, not from {home / name}:"
-                " run perfect-train (not python -m) or leave the folder that holds another"
-                f" '{name}'"
+                f"'{name}' would be imported from {origin or 'an unknown place'}, not from"
+                f" {home / name}: run perfect-train (not python -m), or leave the folder that holds"
+                f" another '{name}'"
             )

@@ -2,9 +2,9 @@
 
     read config -> open run folder -> build -> fit (resumes from a checkpoint) -> judge -> report
 
-The same command on an interrupted folder resumes it; on a finished one it says so. Exit codes: 0
-done, 1 the run failed (or would now: --check), 2 the configuration or the folder is wrong, 130
-stopped by Ctrl-C.
+The same command resumes an interrupted run; of a finished run it only says that it is complete.
+Exit codes: 0 the run is done, 1 it failed (or --check found that it would), 2 the configuration or
+the folder is wrong, 130 Ctrl-C stopped it.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from perfect.runs.stop import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="perfect-train", description="Train as a YAML says.")
+    parser = argparse.ArgumentParser(prog="perfect-train", description="Train as a YAML file says.")
     parser.add_argument("config", type=Path)
     parser.add_argument("--check", action="store_true", help="print what would run, and exit")
     parser.add_argument("--out", type=Path, help="run folder (default: runs/NAME of the YAML)")
@@ -118,17 +118,17 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         status, code = "completed", 0
     except Interrupted as error:
         status, code = "interrupted", 130
-        console.print(f"{error}; the same command resumes", highlight=False)
+        console.print(f"{error}; the same command resumes it", highlight=False)
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
         status, code = "interrupted", 130
-        console.print("stopped at once; the same command resumes from the last checkpoint")
+        console.print("the run stopped at once; the same command resumes it from its checkpoint")
     except OffloadError as error:
         run["error"] = str(error)
         if refused := to_blame(error):
             raise refused from error
         _say(console, str(error), style="red")
         if isinstance(error, DeviceLost):
-            _say(console, _way_on(folder))
+            _say(console, _how_to_continue(folder))
     except (LossNotFinite, LoaderError, PhaseError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         _say(console, run["error"], style="red")
@@ -145,8 +145,8 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     return code
 
 
-def _way_on(folder: RunFolder) -> str:
-    """Say how to continue after a device was lost, with which this process can do nothing more."""
+def _how_to_continue(folder: RunFolder) -> str:
+    """Say how to continue after a device was lost. This process cannot use the device any more."""
     step = folder.checkpoint_step()
     if step is None:
         return "there is no checkpoint yet: the same command begins anew"
@@ -159,7 +159,7 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
         stall_log(trainer).draw(folder.path)
         report = write_report(folder.path)
     except (RunError, OSError) as error:  # it must not hide the error that ended the run
-        console.print(f"no report: {error}", highlight=False)
+        console.print(f"the report could not be written: {error}", highlight=False)
         return
     if run.get("accuracy") is not None:
         console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
@@ -176,7 +176,7 @@ def _refuse(console: Console, problems: list[str]) -> int:
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
-    """Print the text as it is: brackets in an error are no markup."""
+    """Print the text as it is: brackets in an error are not markup."""
     console.print(text, style=style, highlight=False, markup=False)
 
 

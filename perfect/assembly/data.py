@@ -1,4 +1,4 @@
-"""config.data, config.augment, config.loader -> the loaders of training, hold-out and test samples.
+"""Builds the loaders of training, hold-out and test samples from config.data, .augment, .loader.
 
 pictures -> train part -> ReuseLoader(augment)          hold-out, test -> ReuseLoader(reuse=1)
 """
@@ -61,7 +61,7 @@ class Data:
     datamodule: L.LightningDataModule | None = None
 
     def close(self) -> None:
-        """Close the loaders, also after a run that could not be torn down."""
+        """Close the loaders. This is also needed after a run that Lightning did not tear down."""
         for loader in filter(None, (self.train, self.holdout, self.test)):
             loader.close()
 
@@ -237,7 +237,8 @@ def _check_sizes(config: RunConfig) -> None:
 
 
 def _check_buffer(config: RunConfig, each: int) -> None:
-    """`each` is the bytes of a sample of a batch, in the buffer and in the batches under way."""
+    """Check that the buffer holds a batch. A sample takes `each` bytes in the buffer and in the
+    batches under way, all together."""
     batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
     least = batch * each
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
@@ -263,7 +264,7 @@ def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:
 
 
 def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
-    """Return the augmentation of evaluation: the middle, at the size that training crops to."""
+    """Return the augmentation of evaluation: it takes the middle, as large as training's crops."""
     sizes = [c.size for c in configs if c.name == "random_resized_crop"]
     if not sizes:
         return None
@@ -315,5 +316,5 @@ def _own_data(config: RunConfig) -> Data:
     else:
         for section in {"loader", "augment"} & config.model_fields_set:
             raise BuildError(section, "has no effect: the data module brings its own ReuseLoader")
-    datamodule.train_dataloader = lambda: loader  # Lightning gets the loader that was checked here
+    datamodule.train_dataloader = lambda: loader  # Lightning must get this loader
     return Data(loader, None, None, None, datamodule)

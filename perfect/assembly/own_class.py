@@ -20,11 +20,12 @@ def load_class(path: str, key: str) -> Callable[..., Any]:
     """Import `mypkg.module.Class`, also from the folder in which the command runs."""
     module, _, name = path.rpartition(".")
     if os.getcwd() not in sys.path:
-        # python -m searches this folder, perfect-train does not. At the end it shadows nothing.
+        # perfect-train, unlike python -m, does not search this folder. It is put last, so that it
+        # shadows nothing.
         sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BuildError(
-            key, f"cannot import '{path}': {error}; give package.module.Class, importable from here"
+            key, f"'{path}' cannot be imported: {error}; give package.module.Class of this folder"
         ) from error

@@ -1,4 +1,4 @@
-"""config.phases, config.switch, config.ema -> the phases with their lengths, and a PhaseSwitch."""
+"""Builds the phases and a PhaseSwitch from config.phases, config.switch and config.ema."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ def build_phases(config: RunConfig) -> tuple[list[Phase], PlateauRule | None]:
     phases = [build_phase(p) for p in config.phases]
     switch = config.switch
     if isinstance(switch, BudgetSwitch | PlateauSwitch) and switch.total and switch.fresh_passes:
-        phases = _budgeted(phases, switch.fresh_passes, switch.total)
+        phases = _split_budget(phases, switch.fresh_passes, switch.total)
     problems = check_phases(phases)
     if problems:
         raise BuildError("phases", "; ".join(problems))
@@ -44,14 +44,14 @@ def build_phases(config: RunConfig) -> tuple[list[Phase], PlateauRule | None]:
     return phases, rule
 
 
-def _budgeted(phases: list[Phase], fresh: float, total: float) -> list[Phase]:
+def _split_budget(phases: list[Phase], fresh: float, total: float) -> list[Phase]:
     if len(phases) != 2 or phases[0].reuse < 2 or phases[1].reuse != 1:
         raise BuildError(
             "switch",
             "a budget needs two phases, the first with reuse >= 2, the second with reuse 1",
         )
     if any(p.passes is not None or p.steps is not None for p in phases):
-        raise BuildError("phases", "passes and steps have no effect: the budget decides them")
+        raise BuildError("phases", "passes and steps have no effect beside a budget: remove them")
     try:
         split = budget_split(fresh, total, phases[0].reuse)
     except PhaseError as error:

@@ -1,4 +1,4 @@
-"""config.model, .task, .optimizer, .trainer, .loggers -> the module and Lightning's Trainer."""
+"""Builds the module and the Trainer from config.model, .task, .optimizer, .trainer and .loggers."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +54,7 @@ def build_module(config: RunConfig, num_classes: int | None) -> L.LightningModul
     classes = config.model.num_classes or num_classes
     if classes is None:
         raise BuildError(
-            "model.num_classes", "is missing: your own data module does not say it, so give it here"
+            "model.num_classes", "is missing: your data module does not have it, so give it here"
         )
     if num_classes is not None and classes < num_classes:
         raise BuildError(

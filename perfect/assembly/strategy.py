@@ -1,6 +1,7 @@
-"""config.offload -> the strategy that runs the steps; and the key to blame if that fails.
+"""Builds the strategy that runs the steps from config.offload, and finds the key behind an error.
 
-no section   plain Lightning        a section   `OffloadStrategy` with its keys as arguments
+Without this section plain Lightning runs the steps; with it, an `OffloadStrategy` that takes its
+keys as arguments.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def build_strategy(config: RunConfig) -> Strategy | str:
 
 
 def check_device(trainer: L.Trainer) -> None:
-    """Refuse an engine that does not run on the device, which `accelerator: auto` has found now."""
+    """Refuse an engine that does not run on the device which the Trainer has chosen."""
     if not isinstance(trainer.strategy, PlannedFit):
         return
     try:
@@ -53,7 +54,7 @@ def watched(trainer: L.Trainer) -> Iterator[None]:
 
 
 def to_blame(error: OffloadError) -> BuildError | None:
-    """Return the key that caused this error; None if no key would have saved the run."""
+    """Return this error with the key that caused it; None if no key would have prevented it."""
     if isinstance(error, BudgetTooSmall):
         host = "host_budget" in str(error)
         return BuildError("offload.host_budget" if host else "offload.budget", str(error))

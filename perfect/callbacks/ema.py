@@ -1,4 +1,4 @@
-"""An exponential moving average of a module's weights, beside the weights themselves.
+"""Keeps an exponential moving average of a module's weights beside the weights themselves.
 
 Validation, and with it the plateau rule, sees the average: at a high learning rate the accuracy of
 the raw weights jumps by several points from one evaluation to the next. Buffers (BatchNorm
@@ -28,7 +28,7 @@ class Ema:
         decay = min(self.decay, (1 + self.updates) / (WARMUP_STEPS + self.updates))
         now = _state(module)
         names = [name for name, value in now.items() if value.is_floating_point()]
-        for name in names:  # an offloaded run has some weights on the host; the average follows
+        for name in names:  # an offloaded run moves weights to the host, so the average follows
             if self._shadow[name].device != now[name].device:
                 self._shadow[name] = self._shadow[name].to(now[name].device)
         shadows, values = [self._shadow[n] for n in names], [now[n] for n in names]

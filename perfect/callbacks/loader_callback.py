@@ -83,7 +83,7 @@ class LoaderCallback(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         before, loader = self._loader, _train_loader(trainer)
         if before is not None and loader is not before:
-            _go_on(before, loader)
+            _continue_from(before, loader)
         elif self._ahead:
             loader.load_state_dict(loader.state_dict())  # continue after that batch
         self._ahead = False
@@ -153,7 +153,7 @@ def _next_pass(state: LoaderState) -> LoaderState:
     return state | {"pass": state["pass"] + 1, "served_batches": 0, "running": state["next"]}
 
 
-def _go_on(before: ReuseLoader, loader: ReuseLoader) -> None:
+def _continue_from(before: ReuseLoader, loader: ReuseLoader) -> None:
     """Give a new loader the pass, the counters and the choice of reuse of the previous loader."""
     old, new = _next_pass(before.state_dict()), loader.state_dict()
     new |= {"pass": max(old["pass"], new["pass"]), "served_batches": 0, "stats": old["stats"]}

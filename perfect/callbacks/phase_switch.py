@@ -3,13 +3,13 @@
 It works with any LightningModule that has one optimizer and a `ReuseLoader` as its train loader:
 
     setup         find the loader; tell the trainer how many steps all phases take
-    batch start   learning rate and seed of this step: functions of the step, so a resume continues
-    batch end     count; keep the moving average; note the loss of first serves
-    validation    on averaged weights; what it shows goes to the policy (rank 0 decides for all)
+    batch start   set learning rate and seed, which depend on the step only, so a resume continues
+    batch end     count; update the moving average; add the loss of first serves
+    validation    use averaged weights; give the results to the policy (rank 0 decides for all)
     epoch end     = end of a pass: ask the policy; set the loader's next reuse, batch size, length
 
-Lightning's epoch is a pass. Lightning reads a loader's length once, so where a phase changes it the
-callback makes the fit loop look again.
+Lightning's epoch is a pass. Lightning reads a loader's length once, so if a phase changes it, the
+callback makes the fit loop read it again.
 """
 
 import logging
@@ -78,7 +78,7 @@ class PhaseSwitch(L.Callback):
         if not pl_module.automatic_optimization:
             raise PhaseError(
                 "PhaseSwitch drives the one optimizer of automatic optimization, but"
-                f" {type(pl_module).__name__} optimizes manually: let Lightning optimize"
+                f" {type(pl_module).__name__} optimizes manually: leave automatic_optimization True"
             )
         self.loader = _train_loader(trainer)
         self._initial_batch_size = self.loader.batch_size
@@ -120,7 +120,7 @@ class PhaseSwitch(L.Callback):
         if any(p.weight_decay for p in self.policy.phases) and not any(self._base_decays):
             raise PhaseError(
                 "a phase sets weight_decay, but no parameter group of the optimizer has one: give"
-                " weight_decay to the groups that shall decay"
+                " weight_decay to the groups that should decay"
             )
         if self._saved_ema is not None:
             self.ema = Ema(pl_module, self.ema_decay)

@@ -35,7 +35,7 @@ from perfect.runs.stop import StopSignal
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     """Print the phases, memory and plans of a run. Everything is built and one sample is decoded,
-    so that what is wrong is found here."""
+    so that errors appear here and not in training."""
     data = build_data(config)
     module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)
@@ -72,24 +72,24 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     ]
     if rule is not None:
         say.append(
-            f"plateau: the reuse phase ends when {config.switch.rule} fires, from epoch"
-            f" {rule.not_before:g} on, window {rule.window}; the lengths above are the latest start"
+            f"plateau: the rule may end the reuse phase from epoch {rule.not_before:g} on; it looks"
+            f" at windows of {rule.window} checks; the lengths above are those without it"
         )
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)
     if config.offload is not None and config.trainer.devices > 1:
         console.print(
-            "offload: every rank makes its plan at its first step; with devices: 1 that plan is"
-            " shown here, without the averaging of gradients",
+            "offload: each rank makes its plan at its first step, so no plan is shown; set"
+            " devices: 1 to see one, without the averaging of gradients",
             highlight=False,
         )
     elif config.offload is not None:
-        for made in _planned(trainer, module, data, switch):
+        for made in _make_plans(trainer, module, data, switch):
             if made.plan is not None:
                 check_room(made.plan, made.plan.memgraph.arenas)
             console.print()
-            for line in _explained(made):
+            for line in _explain(made):
                 console.print(line, highlight=False, markup=False)
         if config.trainer.accumulate > 1:
             console.print(
@@ -98,7 +98,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             )
 
 
-def _planned(
+def _make_plans(
     trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
 ) -> list[PhasePlan]:
     try:
@@ -110,11 +110,11 @@ def _planned(
         raise
 
 
-def _explained(made: PhasePlan) -> Iterator[str]:
+def _explain(made: PhasePlan) -> Iterator[str]:
     of = f"phase{'s' if len(made.phases) > 1 else ''} {', '.join(made.phases)}"
     yield f"a step of {of}, batches of {made.batch_size}"
     if made.plan is None:
-        yield "trains eagerly, without a plan: the warning above says why"
+        yield "it trains eagerly, without a plan: the warning above says why"
     else:
         yield made.plan.explain()
 
@@ -125,12 +125,12 @@ def _size(loader: object) -> str:
 
 
 def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]:
-    """Say how much memory samples take, in the buffer and in the cache. One is decoded for that."""
+    """Say how much memory samples take in the buffer and in the cache, by decoding one of them."""
     sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
     whole = sample * batch * loader.buffer_batches
     batches = f"({loader.buffer_batches} batches of at most {batch})"
     if resident(loader.dataset) is not None:
-        yield f"buffer 0 B {batches}: the data set lies decoded in memory"
+        yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
         yield f"buffer {say_size(whole)} {batches}"
     else:
@@ -155,4 +155,4 @@ def _time(config: RunConfig, out: Path, steps: int) -> str:
         if run.get("steps"):
             seconds = run["wall_seconds"] / run["steps"] * steps
             return f"time about {seconds:,.0f} s, as measured over {run['steps']:,} steps in {out}"
-    return f"time unknown until some of it has run in {out}"
+    return f"time unknown: no step has run in {out} yet"

@@ -1,4 +1,4 @@
-"""Measures the accuracy of a finished run, with its final weights (averaged, if the last phase is).
+"""Measures the accuracy of a finished run, with its final weights (the averages, if it keeps them).
 
 It is measured on the test set if there is one, and on the hold-out otherwise. A module logs
 `test_accuracy` in test_step; without a test_step, its validation_step and the monitored metric are
@@ -21,19 +21,19 @@ def judge(
     own = data.datamodule
     tests, validates = (is_overridden(f"{s}_step", module) for s in ("test", "validation"))
     if tests and data.test is not None:
-        return _said(trainer.test(module, data.test, verbose=False), "test_accuracy", "test")
+        return _figures(trainer.test(module, data.test, verbose=False), "test_accuracy", "test")
     if tests and own is not None and is_overridden("test_dataloader", own):
         results = trainer.test(module, datamodule=own, verbose=False)
-        return _said(results, "test_accuracy", "test")
+        return _figures(results, "test_accuracy", "test")
     if validates and data.test is not None:
-        return _said(trainer.validate(module, data.test, verbose=False), switch.monitor, "test")
+        return _figures(trainer.validate(module, data.test, verbose=False), switch.monitor, "test")
     if validates and own is not None and is_overridden("val_dataloader", own):
         results = trainer.validate(module, datamodule=own, verbose=False)
-        return _said(results, switch.monitor, "holdout")
-    return _said([], "", "")
+        return _figures(results, switch.monitor, "holdout")
+    return _figures([], "", "")
 
 
-def _said(results: Any, name: str, where: str) -> dict[str, Any]:
+def _figures(results: Any, name: str, where: str) -> dict[str, Any]:
     seen = results[0] if results else {}
     accuracy = seen.get(name)
     perplexity = seen.get("test_perplexity", seen.get("val_perplexity"))

@@ -2,8 +2,8 @@
 
     fit --> hooks, optimizer, first batch --> plan of phase 1 --> batch of phase 2 --> ... --> stop
 
-A fit is started and left where its first step would begin, because only there everything is as in
-training: the results of the user's hooks, the optimizer, a real batch on its device. No step runs,
+A fit is started and left where its first step would begin. Only there everything is as in training:
+the user's hooks have run, the optimizer is made, and a real batch is on its device. No step runs,
 and nothing is logged or saved. Phases with the same batch size share a plan, as in training.
 """
 
@@ -31,15 +31,14 @@ class PhasePlan:
     """None: these phases would train eagerly."""
 
 
-class _Enough(Exception):
-    """Leaves the fit, because the plans are made."""
+class _PlansMade(Exception):
+    """Leaves the fit, because all plans are made."""
 
 
 def plan_phases(
     trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
 ) -> list[PhasePlan]:
-    """Return the plans; the first is the one of a run's first step. `trainer` cannot be used
-    again."""
+    """Return the plans; the first is that of the run's first step. Do not use `trainer` again."""
     planner = _Planner(switch, data.train.batch_size)
     # The other callbacks stay: a plan depends on which of them may read the weights.
     trainer.callbacks.append(planner)  # pyright: ignore[reportAttributeAccessIssue]
@@ -49,11 +48,11 @@ def plan_phases(
             trainer.fit(module, datamodule=data.datamodule)
         else:
             trainer.fit(module, data.train, data.holdout)
-    except _Enough:
+    except _PlansMade:
         return planner.found
     finally:
         data.close()
-    raise AssertionError("a run without a batch")
+    raise AssertionError("the fit ended before its first batch")
 
 
 class _Planner(L.Callback):
@@ -77,15 +76,15 @@ class _Planner(L.Callback):
         for wanted, phases in names.items():
             if wanted != loader.batch_size:
                 loader.set_reuse(1, batch_size=wanted)
-                batch = _moved(trainer, next(iter(loader)))
+                batch = _to_device(trainer, next(iter(loader)))
             self._add(phases, wanted, strategy.plan_for(batch, batch_idx))
-        raise _Enough
+        raise _PlansMade
 
     def _add(self, phases: Sequence[str], batch_size: int, plan: Plan | None) -> None:
         self.found.append(PhasePlan(tuple(phases), batch_size, plan))
 
 
-def _moved(trainer: L.Trainer, batch: Any) -> Any:
+def _to_device(trainer: L.Trainer, batch: Any) -> Any:
     """Convert and move a batch as Lightning does before `training_step`."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = before_batch_transfer(trainer.lightning_module, batch)

@@ -15,9 +15,15 @@ def unknown(what: str, got: str, known: tuple[str, ...]) -> str:
     return f"unknown {what} '{got}'; {hint}"
 
 
+def no_effect(keys: set[str], why: str) -> str:
+    """Return the sentence for keys without effect."""
+    verb, them = ("has", "it") if len(keys) == 1 else ("have", "them")
+    return f"{', '.join(sorted(keys))} {verb} no effect {why}: remove {them}"
+
+
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
-Number = Annotated[float, Field(strict=True)]  # a whole number will do, text and true will not
+Number = Annotated[float, Field(strict=True)]  # takes a whole number too, but no text and no true
 Rate = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Weight = Annotated[Number, Field(ge=0)]
@@ -65,14 +71,16 @@ class NamedOrOwn(Section):
     init_args: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> "NamedOrOwn":
+    def _check_name_or_class(self) -> "NamedOrOwn":
         name = getattr(self, "name", None)
-        if (name is None) == (self.class_path is None):
-            raise ValueError("give either name or class_path")
+        if name is None and self.class_path is None:
+            raise ValueError("name is missing: give it, or class_path for a class of your own")
+        if name is not None and self.class_path is not None:
+            raise ValueError("give either name or class_path, not both")
         if self.class_path is None and self.init_args:
-            raise ValueError("init_args has no effect without class_path")
+            raise ValueError(no_effect({"init_args"}, "without class_path"))
         if self.class_path is not None:
             own = changed(self) - {"class_path", "init_args"}
             if own:
-                raise ValueError(f"{', '.join(sorted(own))}: no effect beside class_path")
+                raise ValueError(no_effect(own, "beside class_path"))
         return self

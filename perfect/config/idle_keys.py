@@ -16,7 +16,7 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         section = raw.get(name)
         return section if isinstance(section, dict) else {}
 
-    def says_something(name: str, section: type[Section]) -> bool:
+    def differs_from_default(name: str, section: type[Section]) -> bool:
         default = section().model_dump(mode="json")
         return default | given(name) != default
 
@@ -24,40 +24,40 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     averaged = isinstance(phases, list) and any(
         isinstance(phase, dict) and phase.get("ema") is True for phase in phases
     )
-    if isinstance(phases, list) and not averaged and says_something("ema", EmaConfig):
+    if isinstance(phases, list) and not averaged and differs_from_default("ema", EmaConfig):
         yield ("ema",), "has no effect: no phase has ema: true"
     if model.get("class_path") is not None:
         for name, section in (("task", TaskConfig), ("optimizer", OptimizerConfig)):
-            if says_something(name, section):
+            if differs_from_default(name, section):
                 yield (name,), f"has no effect: {model['class_path']} decides this"
     if isinstance(raw.get("offload"), dict):
         yield from _idle_offload(given("offload"), given("trainer"))
     data = given("data").get("name")
     if data in ("cifar10", "wikitext2"):
         default = LoaderConfig().model_dump(mode="json")
-        called = {"cifar10": "CIFAR-10 lies decoded", "wikitext2": "WikiText-2 lies"}[data]
+        whole = {"cifar10": "CIFAR-10", "wikitext2": "WikiText-2"}[data]
         for key in ("backend", "cache", "on_error", "worker_kind"):
             if given("loader").get(key, default[key]) != default[key]:
                 yield (
                     ("loader", key),
-                    f"has no effect: {called} in memory, there is nothing to read",
+                    f"has no effect: {whole} is wholly in memory, so no file is read",
                 )
     if data == "wikitext2" and raw.get("augment"):
-        yield ("augment",), "has no effect: there are no pictures in a text"
+        yield ("augment",), "has no effect: a text has no pictures"
     if data == "wikitext2" and model.get("name") in MODEL_NAMES:
         names = ", ".join(LANGUAGE_MODEL_NAMES)
         yield (
             ("model", "name"),
-            f"{model['name']} sees pictures, and the data is text: give one of {names}",
+            f"{model['name']} takes pictures, but the data is text: give one of {names}",
         )
     if model.get("name") in LANGUAGE_MODEL_NAMES:
         if data in ("cifar10", "imagefolder"):
             yield (
                 ("data", "name"),
-                f"{data} has pictures, and {model['name']} reads text: give wikitext2",
+                f"{data} has pictures, but {model['name']} takes text: give wikitext2",
             )
         if given("switch").get("rule") == "plateau":
-            reason = "a plateau is told by accuracy, and a language model has loss and perplexity"
+            reason = "plateau watches the accuracy, and a language model has none"
             yield ("switch", "rule"), f"{reason}: give fixed or budget"
 
 
@@ -69,15 +69,15 @@ def _idle_offload(
     if engine in ("cuda", "cudagraph") and accelerator == "cpu":
         yield (
             ("offload", "engine"),
-            f"{engine} runs on a GPU, and trainer.accelerator is cpu: give auto or threads",
+            f"{engine} runs on a GPU, but trainer.accelerator is cpu: give auto or threads",
         )
     if engine == "threads" and accelerator == "gpu":
         yield (
             ("offload", "engine"),
-            "threads runs on the CPU, and trainer.accelerator is gpu: give auto, cuda or cudagraph",
+            "threads runs on the CPU, but trainer.accelerator is gpu: give auto, cuda or cudagraph",
         )
     if accelerator == "gpu" and type(devices) is int and devices > 1:
         yield (
             ("trainer", "devices"),
-            f"{devices}, but offload runs on one GPU so far: give 1, or no offload",
+            f"is {devices}, but offload runs on one GPU so far: give 1, or remove offload",
         )

@@ -22,6 +22,7 @@ from perfect.config.fields import (
     Size,
     Weight,
     changed,
+    no_effect,
     unknown,
 )
 from perfect.method.schedule import Kind
@@ -44,18 +45,18 @@ class ModelConfig(NamedOrOwn):
     weights: str | None = None
     """A folder with a checkpoint as transformers saves it (None: random weights)."""
     lora: LoraConfig | None = None
-    """Freezes the model and learns this beside its matrices for K, V, Q and feed-forward."""
+    """Freezes the model, and learns small matrices beside those for Q, K, V and feed-forward."""
 
     @model_validator(mode="after")
-    def _known_model(self) -> "ModelConfig":
+    def _check_model(self) -> "ModelConfig":
         known = (*MODEL_NAMES, *LANGUAGE_MODEL_NAMES)
         if self.name is not None and self.name not in known:
             raise ValueError(unknown("model", self.name, known))
         idle = changed(self) & {"dropout", "weights", "lora"}
         if self.name in MODEL_NAMES and idle:
-            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}")
+            raise ValueError(no_effect(idle, f"on {self.name}"))
         if self.name is not None and self.name.startswith("llama") and "dropout" in idle:
-            raise ValueError("dropout has no effect: LLaMA has none")
+            raise ValueError(no_effect({"dropout"}, f"on {self.name}"))
         return self
 
 
@@ -63,22 +64,22 @@ class DataConfig(NamedOrOwn):
     name: Literal["cifar10", "imagefolder", "wikitext2"] | None = None
     root: str = "data"
     picture_size: Count | None = None
-    """The side of the stored square, for pictures of a folder only."""
+    """The side of the stored square. This key is for pictures of a folder only."""
     holdout: Annotated[int, Field(strict=True, ge=0)] = 0
     """So many training samples are set aside for curves and the plateau rule."""
     train_samples: Count | None = None
     """Only so many of the other samples are trained on (None: all)."""
     sequence: Count | None = None
-    """The tokens of a sample. This key and those below are for text only."""
+    """The number of tokens in a sample. This key and those below are for text only."""
     vocabulary: Annotated[int, Field(strict=True, ge=256)] | None = None
-    """Only the first so many entries of the BPE vocabulary (None: all)."""
+    """Only the first so many entries of the BPE vocabulary are used (None: all)."""
     evaluation_samples: Count | None = None
-    """Only so many blocks of the validation text, and of the test text (None: all)."""
+    """So many blocks of the validation text, and of the test text, are evaluated (None: all)."""
     test_text: TestText = "tokens"
-    """raw: the test text as it was written, in which no rare word is replaced by <unk>."""
+    """With raw, the test text is used as it was written: no rare word is replaced by <unk>."""
 
     @model_validator(mode="after")
-    def _size_where_it_counts(self) -> "DataConfig":
+    def _check_picture_size(self) -> "DataConfig":
         if self.name == "imagefolder" and self.picture_size is None:
             raise ValueError("imagefolder needs picture_size, the side of the stored square")
         if self.name == "cifar10" and self.picture_size is not None:
@@ -86,7 +87,7 @@ class DataConfig(NamedOrOwn):
         return self
 
     @model_validator(mode="after")
-    def _text_or_pictures(self) -> "DataConfig":
+    def _check_keys_of_kind(self) -> "DataConfig":
         if self.name is None:
             return self
         of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text"}
@@ -94,14 +95,11 @@ class DataConfig(NamedOrOwn):
             {"picture_size", "holdout"} if self.name == "wikitext2" else of_text
         )
         if idle:
-            why = (
-                "; validation has a text of its own (evaluation_samples)"
-                if "holdout" in idle
-                else ""
-            )
-            raise ValueError(f"{', '.join(sorted(idle))}: no effect on {self.name}{why}")
+            own_text = ", which has a validation text (see evaluation_samples)"
+            why = own_text if "holdout" in idle else ""
+            raise ValueError(no_effect(idle, f"on {self.name}{why}"))
         if self.name == "wikitext2" and self.sequence is None:
-            raise ValueError("wikitext2 needs sequence, the tokens of a sample")
+            raise ValueError("wikitext2 needs sequence, the number of tokens in a sample")
         return self
 
 
@@ -139,43 +137,43 @@ class LoaderConfig(Section):
     mode: Mode = "rolling"
     workers: Literal["auto"] | Count = "auto"
     worker_kind: Literal["thread", "process"] = "thread"
-    """process: for a data set of your own whose __getitem__ is slow Python."""
+    """process is for a data set of your own whose __getitem__ is slow Python."""
     drop_last: Flag = False
     buffer_bytes: Bytes | None = None
     """The buffer and the batches under way take at most so many bytes (8GiB, or a number)."""
     backend: Literal["native", "dali"] = "native"
     """The library that decodes the pictures of a folder."""
     cache: Literal["ram", "disk"] | None = None
-    """Keeps training samples decoded for later passes (ram), or also for later runs (disk)."""
+    """Keeps decoded training samples for later passes (ram), or also for later runs (disk)."""
     cache_bytes: Bytes | None = None
     """The cache takes at most so many bytes: in RAM per process, on disk for all processes."""
     cache_dir: str | None = None
     on_error: Literal["raise", "skip"] = "raise"
-    """skip: another sample replaces one that cannot be read. Evaluation always raises."""
+    """With skip, another sample replaces one that cannot be read. Evaluation always raises."""
 
     @field_validator("backend", mode="before")
     @classmethod
-    def _no_beton(cls, given: object) -> object:
+    def _refuse_ffcv(cls, given: object) -> object:
         if given == "ffcv":
             raise ValueError(
-                "ffcv reads .beton files, which no data: section names; in a program of your own,"
-                ' ReuseLoader("FILE.beton", backend="ffcv") does'
+                "ffcv reads .beton files, which a YAML cannot name: give native or dali, or use"
+                ' ReuseLoader("FILE.beton", backend="ffcv") in a program of your own'
             )
         return given
 
     @model_validator(mode="after")
-    def _whole_cache(self) -> "LoaderConfig":
+    def _check_cache(self) -> "LoaderConfig":
         if self.cache is None:
             idle = changed(self) & {"cache_bytes", "cache_dir"}
             if idle:
-                raise ValueError(f"{', '.join(sorted(idle))}: no effect without cache")
+                raise ValueError(no_effect(idle, "without cache"))
             return self
         if self.cache_bytes is None:
-            raise ValueError(f"cache: {self.cache} needs cache_bytes, how much it may take")
+            raise ValueError(f"cache: {self.cache} needs cache_bytes, the most that it may take")
         if self.cache == "disk" and self.cache_dir is None:
             raise ValueError("cache: disk needs cache_dir, the folder to keep it in")
         if self.cache == "ram" and self.cache_dir is not None:
-            raise ValueError("cache_dir has no effect: a cache in RAM has no folder")
+            raise ValueError(no_effect({"cache_dir"}, "on cache: ram, which has no folder"))
         return self
 
 
@@ -190,17 +188,17 @@ class OptimizerConfig(Section):
     nesterov: Flag = False
     weight_decay: Weight = 5e-4
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(default=[0.9, 0.999])
-    """For adamw: how slowly its averages of gradients and of their squares decay."""
+    """Only adamw has them: how slowly its averages of gradients and of their squares decay."""
 
     @model_validator(mode="after")
-    def _momentum_is_sgd_s(self) -> "OptimizerConfig":
+    def _check_keys_of_optimizer(self) -> "OptimizerConfig":
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs momentum > 0")
+            raise ValueError("nesterov needs momentum > 0: raise momentum, or remove nesterov")
         idle = changed(self) & {"momentum", "nesterov"}
         if self.name == "adamw" and idle:
-            raise ValueError(f"{', '.join(sorted(idle))}: no effect on adamw")
+            raise ValueError(no_effect(idle, "on adamw"))
         if self.name == "sgd" and "betas" in changed(self):
-            raise ValueError("betas: no effect on sgd, it has momentum")
+            raise ValueError(no_effect({"betas"}, "on sgd, which has momentum"))
         return self
 
 
@@ -213,16 +211,16 @@ class ScheduleConfig(Section):
     part: Annotated[list[Number], Field(min_length=2, max_length=2)] = Field(default=[0.0, 1.0])
 
     @model_validator(mode="after")
-    def _effective(self) -> "ScheduleConfig":
+    def _check_keys_of_curve(self) -> "ScheduleConfig":
         given = changed(self)
         if self.kind == "constant" and "final" in given:
-            raise ValueError("final has no effect: a constant rate ends where it began")
+            raise ValueError(no_effect({"final"}, "on constant, which ends at the rate lr"))
         if self.kind != "onecycle" and "ramp" in given:
-            raise ValueError("ramp has no effect: it belongs to onecycle (warmup elsewhere)")
+            raise ValueError(no_effect({"ramp"}, f"on {self.kind}, which rises during warmup"))
         if self.kind == "onecycle" and "warmup" in given:
-            raise ValueError("warmup has no effect: a onecycle goes up during ramp")
+            raise ValueError(no_effect({"warmup"}, "on onecycle, which rises during ramp"))
         if not 0 <= self.part[0] < self.part[1] <= 1:
-            raise ValueError(f"part must be 0 <= begin < end <= 1, not {self.part}")
+            raise ValueError(f"part must be [begin, end], 0 <= begin < end <= 1, not {self.part}")
         return self
 
 
@@ -250,15 +248,15 @@ class BudgetSwitch(Section):
 
 
 class PlateauSwitch(Section):
-    """The switch to the last phase when the curve is flat. Its latest start comes from the budget
-    (fresh_passes and total) if there is one, and from the phases' passes otherwise."""
+    """Switches to the last phase when the curve is flat. The latest time of the switch comes from
+    the budget (fresh_passes and total) if there is one, and from the phases' passes otherwise."""
 
     rule: Literal["plateau"]
     fresh_passes: Rate | None = None
     total: Rate | None = None
     monitor: str = "val_accuracy"
     window: Annotated[int, Field(strict=True, ge=3)] | None = None
-    """None: max(12, 7.5 % of the run's epoch-equivalents)."""
+    """The checks that a slope is taken over. None: max(12, 7.5 % of the epoch-equivalents)."""
     accuracy_slope: Rate = 0.10
     loss_slope: Rate = 0.015
     hits: Count = 2
@@ -266,9 +264,10 @@ class PlateauSwitch(Section):
     """The rule does not fire before this share of the run."""
 
     @model_validator(mode="after")
-    def _whole_budget(self) -> "PlateauSwitch":
+    def _check_budget(self) -> "PlateauSwitch":
         if (self.fresh_passes is None) != (self.total is None):
-            raise ValueError("a budget needs both fresh_passes and total")
+            missing = "fresh_passes" if self.fresh_passes is None else "total"
+            raise ValueError(f"a budget needs both fresh_passes and total: {missing} is missing")
         return self
 
 
@@ -288,7 +287,7 @@ class TrainerConfig(Section):
     accumulate: Count = 1
     gradient_clip: Rate | None = None
     threads: Count | None = None
-    """CPU threads of torch (None: torch's own choice)."""
+    """The number of torch's CPU threads (None: torch chooses it)."""
 
 
 class OffloadConfig(Section):
@@ -296,25 +295,24 @@ class OffloadConfig(Section):
     resumed with another section, or without one."""
 
     budget: Budget | None = None
-    """Bytes of the device (8GiB), or a share of what the step needs (80%). None: no limit."""
+    """The bytes of the device that a step may take (8GiB), or the share of what it needs (80%).
+    None: there is no limit."""
     host_budget: Size | None = None
     recompute: Literal["auto", "never"] = "auto"
     optimizer: Literal["auto", "device", "host"] = "auto"
     engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
     verify: Flag = True
     check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
-    """Plain Lightning makes so many steps too, and a difference stops the run."""
+    """Plain Lightning repeats so many steps at first, and a difference stops the run."""
 
     @model_validator(mode="after")
-    def _effective(self) -> "OffloadConfig":
+    def _check_keys_of_budget(self) -> "OffloadConfig":
         idle = changed(self) & {"recompute", "host_budget", "optimizer"}
         if self.optimizer == "host":
             idle -= {"host_budget", "optimizer"}  # the optimizer's state is on the host
         if self.budget is None and idle:
-            raise ValueError(
-                f"{', '.join(sorted(idle))}: no effect without a budget: everything stays on the"
-                " device"
-            )
+            why = "without a budget, as everything stays on the device"
+            raise ValueError(no_effect(idle, why))
         return self
 
 

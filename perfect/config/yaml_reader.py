@@ -53,9 +53,9 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError([f"{path}:{line}: not YAML: {reason}"]) from error
+        raise ConfigError([f"{path}:{line}: this is not YAML: {reason}"]) from error
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError([f"{path}:1: expected sections such as model:, data:, phases:"])
+        raise ConfigError([f"{path}:1: the file must have sections: model:, data:, phases:"])
     lines: dict[Path_, int] = {}
     problems: list[str] = []
     source = Source(str(path), lines)
@@ -105,7 +105,7 @@ def _construct(
             return _Loader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError):
             text = node.value if isinstance(node, yaml.ScalarNode) else ""
-            problems.append(source.at(path, f"'{text}' with tag {node.tag} is no plain value"))
+            problems.append(source.at(path, f"'{text}' is not a value of the type {node.tag}"))
             return UNREADABLE
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
@@ -113,7 +113,7 @@ def _construct(
         here = (*path, key)
         line = key_node.start_mark.line + 1
         if key in mapping:
-            problems.append(source.at(here, f"stands twice (again on line {line}): keep one"))
+            problems.append(source.at(here, f"is given twice (again on line {line}): keep one"))
             continue
         lines[here] = line
         mapping[key] = _construct(value_node, here, lines, source, problems)
@@ -128,7 +128,7 @@ def _sentence(error: Any, source: Source) -> str:
     path: Path_ = ()
     for number, part in enumerate(error["loc"]):
         last = number == len(error["loc"]) - 1
-        # Union members and discriminator tags stand in pydantic's loc, not in the file.
+        # pydantic's loc also names members of unions and their tags, which are not in the file.
         if (*path, part) in source.lines or (last and error["type"] == "missing"):
             path = (*path, part)
     kind, ctx = error["type"], error.get("ctx", {})
@@ -141,20 +141,25 @@ def _sentence(error: Any, source: Source) -> str:
         return source.at(path, str(ctx["error"]))
     if kind == "union_tag_not_found":
         tag = ctx["discriminator"].strip("'")
-        return source.at(path, f"{tag} is missing: it says which kind this is")
+        return source.at(path, f"{tag} is missing: give it, to say which kind is meant")
     if kind == "union_tag_invalid":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
         return source.at(path, unknown(ctx["discriminator"].strip("'"), ctx["tag"], known))
     if kind == "literal_error":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
         return source.at(path, unknown("value", str(error["input"]), known))
-    message = error["msg"]
-    message = message[0].lower() + message[1:]
+    if kind == "model_type":
+        return source.at(path, f"must be a section with keys, not {error['input']!r}")
+    if kind in ("too_short", "too_long"):
+        limit = ctx.get("min_length", ctx.get("max_length"))
+        more = "more" if kind == "too_short" else "fewer"
+        return source.at(path, f"must have {limit} or {more} entries, not {ctx['actual_length']}")
+    message = error["msg"].replace("Input should be", "must be")
     return source.at(path, f"{message}, not {error['input']!r}")
 
 
 def _keys_at(loc: Sequence[str | int]) -> Iterator[str]:
-    """The keys that the schema allows at a pydantic location."""
+    """Yield the keys that the schema allows at a pydantic location."""
     models: list[type[BaseModel]] = [RunConfig]
     for part in loc:
         if isinstance(part, int):

@@ -64,7 +64,7 @@ def check_phases(phases: Sequence[Phase]) -> list[str]:
             " pre-train on reused samples first, fine-tune on fresh ones last"
         )
     if phases and phases[0].name == "finetune":
-        problems.append("phase 0 is 'finetune': there is nothing to fine-tune yet")
+        problems.append("phase 0 is 'finetune', but nothing is pre-trained yet: rename it")
     return problems
 
 
@@ -86,15 +86,16 @@ def budget_split(fresh: float, total: float, reuse: int) -> BudgetSplit:
     """Return the latest switch that spends `fresh` passes of decoding and `total` epochs.
 
     N + f = F and N R + f = T give f = (R F - T) / (R - 1): every split of the thesis obeys it
-    (40x3+80: F=120; 55x3+35: F=90). A fine-tuning share outside [0.15, 0.45] of T is clipped:
-    shorter leaves no steps to decay in, longer wastes decodes. Whole passes, nearest split.
+    (40x3+80: F=120; 55x3+35: F=90). f is clipped to [0.15, 0.45] of T: shorter fine-tuning leaves
+    no steps to decay in, longer fine-tuning wastes decodes. All passes are whole, so this is the
+    nearest possible split.
     """
     if reuse < 2:
         raise PhaseError(f"a budget split needs reuse >= 2 in the first phase, not {reuse}")
     if not total / reuse <= fresh <= total:
         raise PhaseError(
-            f"fresh budget {fresh:g} cannot give {total:g} epochs at reuse {reuse}: it must lie"
-            f" between {total / reuse:g} and {total:g}"
+            f"{fresh:g} fresh passes cannot give {total:g} epochs at reuse {reuse}: give between"
+            f" {total / reuse:g} and {total:g} fresh passes"
         )
     finetune = (reuse * fresh - total) / (reuse - 1)
     finetune = min(max(finetune, 0.15 * total), 0.45 * total)
@@ -258,13 +259,13 @@ def _length(phase: Phase) -> str:
 
 def _check_plateau(phases: Sequence[Phase]) -> list[str]:
     problems = [
-        f"phase '{p.name}': a plateau can only be told under a constant learning rate, not"
+        f"phase '{p.name}': a plateau can only be detected under a constant learning rate, not"
         f" {p.lr.kind}"
         for p in phases
         if p.reuse > 1 and p.lr is not None and p.lr.kind != "constant"
     ]
     if any(p.passes is None for p in phases) and any(p.steps is None for p in phases):
-        problems.append("under the plateau rule all phases are given in passes, or all in steps")
+        problems.append("the plateau rule needs all phases in passes, or all phases in steps")
     if not any(p.reuse > 1 for p in phases[:-1]):
         problems.append("the plateau rule needs a phase with reuse > 1 before the last phase")
     return problems

@@ -89,7 +89,7 @@ class PlateauRule:
     def __post_init__(self) -> None:
         if self.window < 3 or self.hits < 1 or self.cooldown < 0:
             raise PhaseError(
-                f"plateau rule: window >= 3, hits >= 1, cooldown >= 0, not {self.window},"
+                f"the plateau rule needs window >= 3, hits >= 1, cooldown >= 0, not {self.window},"
                 f" {self.hits}, {self.cooldown}"
             )
 

@@ -25,14 +25,14 @@ class Schedule:
     lr: float
     final: float = 0.0
     warmup: float = 0.0
-    """Fraction of the phase spent ramping up from 0 (constant, cosine, linear)."""
+    """The rate rises from 0 for this fraction of the phase (constant, cosine, linear)."""
     ramp: float = 0.3
-    """Fraction of a onecycle spent going up."""
+    """A onecycle rises for this fraction of the phase."""
     part: tuple[float, float] = (0.0, 1.0)
     """The window of the curve that this phase walks through."""
 
     def at(self, fraction: float) -> float:
-        """The learning rate when `fraction` (0 to 1) of the phase is done."""
+        """Return the learning rate when `fraction` (0 to 1) of the phase is done."""
         where = self._where(fraction)
         if self.kind == "onecycle":
             return self._onecycle(where)

@@ -1,17 +1,17 @@
-"""The networks that a config can name: one small file a family, built by name.
+"""The networks that a config can name. Each family has one small file.
 
     resnet18, vgg16, mobilenetv2   32x32 pictures: the three nets of the CIFAR-10 figures
-    resnet8, resnet8_stride2       trains on two CPU cores; the second for 64x64 pictures
-    pilot                          the smallest: the accuracy study runs dozens of these
-    resnet50                       224x224 pictures, as torchvision has it: the ImageNet figures
+    resnet8, resnet8_stride2       train on two CPU cores; the second is for 64x64 pictures
+    pilot                          the smallest: the accuracy study trains dozens of these
+    resnet50                       224x224 pictures, from torchvision: the ImageNet figures
 
     gpt2_tiny, _small, _medium, _large, _xl     text: N x S ids -> N x S x vocabulary logits
-    llama_tiny, llama_7b                        likewise; with LoRA where the config asks for it
+    llama_tiny, llama_7b                        the same; with LoRA if the config asks for it
 
-Every net of pictures takes N x 3 x H x W and gives N x num_classes logits; all pool globally before
-one linear head, so H and W are free as long as they survive the strides. Weights start at PyTorch's
-defaults.
-A net of your own needs none of this: name its class in the config (`model: {class_path: ...}`).
+Every net for pictures takes N x 3 x H x W and returns N x num_classes logits. All pool globally
+before one linear head, so they take any H and W that the strides leave something of. Their weights
+start at PyTorch's defaults.
+A net of your own needs no file here: name its class in the config (`model: {class_path: ...}`).
 
 May import: callbacks.
 """
@@ -45,11 +45,11 @@ __all__ = [
 
 
 class UnknownModel(ValueError):
-    """A name that is none of ours."""
+    """None of our models has this name."""
 
 
 def _resnet50(num_classes: int) -> nn.Module:
-    from torchvision.models import resnet50  # only ImageNet pays for this import
+    from torchvision.models import resnet50  # this import is slow, and only resnet50 needs it
 
     return resnet50(num_classes=num_classes)
 
@@ -71,7 +71,7 @@ LANGUAGE_MODEL_NAMES: tuple[str, ...] = (*GPT2_SHAPES, *LLAMA_SHAPES)
 
 
 def build_model(name: str, num_classes: int) -> nn.Module:
-    """The network called `name`, untrained, with `num_classes` logits."""
+    """Build the network called `name`, untrained, with `num_classes` logits."""
     if name not in _BUILDERS:
         near = difflib.get_close_matches(name, MODEL_NAMES, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
@@ -85,12 +85,13 @@ def build_model(name: str, num_classes: int) -> nn.Module:
 
 
 def build_language_model(name: str, vocabulary: int, dropout: float | None = None) -> Gpt2 | Llama:
-    """The untrained net called `name`. `dropout`: of GPT-2 alone (None: 0.1, as its authors)."""
+    """Build the net called `name`, untrained. Only GPT-2 has dropout (None: 0.1, as in its
+    paper)."""
     if name in GPT2_SHAPES:
         return Gpt2(GPT2_SHAPES[name], vocabulary, 0.1 if dropout is None else dropout)
     return Llama(LLAMA_SHAPES[name], vocabulary)
 
 
 def longest_sequence(name: str) -> int | None:
-    """GPT-2 learns an embedding for each of so many positions; LLaMA's rotary ones have no end."""
+    """Return for how many positions a GPT-2 has embeddings; None for LLaMA, which has no limit."""
     return GPT2_SHAPES[name].positions if name in GPT2_SHAPES else None

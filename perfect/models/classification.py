@@ -1,7 +1,7 @@
-"""The LightningModule that configs name: classify pictures.
+"""The LightningModule that classifies pictures.
 
 Pictures arrive as uint8 and become normalised floats on the device. The training step returns one
-loss a sample, so that the plateau rule can tell first serves from later ones.
+loss per sample, so that the plateau rule can tell first serves from later ones.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class OptimizerSpec:
 
 
 class ClassificationTask(L.LightningModule):
-    """Cross entropy and accuracy for `model`."""
+    """Trains `model` with cross entropy, and measures its accuracy."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -83,9 +83,9 @@ class ClassificationTask(L.LightningModule):
 
 
 def make_optimizer(module: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """Over all that `module` learns; what is frozen stays out of it."""
+    """Build the optimizer of all parameters of `module` that are not frozen."""
     learned = [p for p in module.parameters() if p.requires_grad]
-    # Weight decay on weights only: on a normalisation's scale it fights the learning rate.
+    # Only matrices decay: on a normalisation's scale weight decay works against the learning rate.
     decayed = [p for p in learned if p.ndim > 1]
     kept = [p for p in learned if p.ndim <= 1]
     groups = [

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-norm blocks, and one matrix that reads and writes words.
+"""GPT-2 (Radford et al. 2019): pre-norm blocks, and one matrix for both embedding and head.
 
     ids -> words + positions -> dropout -> [x + attention(norm x), x + mlp(norm x)] * layers
         -> norm -> words again, transposed: a logit for each entry of the vocabulary
@@ -7,8 +7,8 @@
     gpt2_medium 24 layers 1024 wide  354.8 M      gpt2_xl     48 layers  1600 wide  1,557.6 M
     gpt2_tiny    2 layers   64 wide, 128 positions: for two CPU cores
 
-Weights start as the authors say: normal with deviation 0.02, and smaller by the root of the number
-of residual additions where a block writes to the residual stream.
+Weights start as in the paper: they are normal with deviation 0.02. Where a block adds to the
+residual stream, the deviation is divided by the root of the number of such additions.
 """
 
 import math
@@ -76,10 +76,10 @@ class Gpt2Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Ids [batch, sequence] -> logits [batch, sequence, vocabulary]."""
+    """Maps ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
 
     adapted = ("qkv", "up", "down")
-    """The matrices that LoRA adapts: keys, values and queries (one matrix here), feed-forward."""
+    """LoRA adapts these matrices: queries, keys and values (one matrix here), and feed-forward."""
 
     def __init__(self, shape: Gpt2Shape, vocabulary: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class Gpt2(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, vocabulary, bias=False)
         self.head.weight = self.words.weight
-        self._begin(shape)
+        self._draw_weights(shape)
 
-    def _begin(self, shape: Gpt2Shape) -> None:
+    def _draw_weights(self, shape: Gpt2Shape) -> None:
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
                 residual = name.endswith(("out.weight", "down.weight"))

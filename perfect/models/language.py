@@ -1,10 +1,10 @@
-"""The LightningModule for language models: predict each next token.
+"""The LightningModule for language models, which predict each next token.
 
     ids [batch, sequence] -> logits [batch, sequence, vocabulary] -> cross entropy with the targets
 
-Perplexity is exp of the mean loss a token, over all tokens that were predicted: of a batch while
-training, of the whole text in validation and test. It is a token's, not a word's: texts in other
-tokens have other perplexities.
+Perplexity is exp of the mean loss per token. While training it is that of a batch, in validation
+and test that of the whole text. It counts tokens and not words, so perplexities under different
+vocabularies cannot be compared.
 """
 
 import math
@@ -19,7 +19,8 @@ from perfect.models.classification import OptimizerSpec, make_optimizer
 
 
 class LanguageTask(L.LightningModule):
-    """Cross entropy and perplexity for `model`; batches are (ids, the token after each)."""
+    """Trains `model` with cross entropy, and measures its perplexity. A batch is (ids, the token
+    after each id)."""
 
     def __init__(
         self, model: nn.Module, optimizer: OptimizerSpec, label_smoothing: float = 0.0
@@ -45,10 +46,10 @@ class LanguageTask(L.LightningModule):
         self._evaluate(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        self._say_perplexity("val")
+        self._log_perplexity("val")
 
     def on_test_epoch_end(self) -> None:
-        self._say_perplexity("test")
+        self._log_perplexity("test")
 
     def _loss(self, batch: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         ids, targets = batch
@@ -56,13 +57,13 @@ class LanguageTask(L.LightningModule):
         return functional.cross_entropy(logits, targets.flatten(), label_smoothing=label_smoothing)
 
     def _evaluate(self, batch: Any, stage: str) -> None:
-        tokens = batch[1].numel()  # the last batch may be smaller: the mean is over tokens
+        tokens = batch[1].numel()  # the mean is over tokens, as the last batch may be smaller
         self.log(
             f"{stage}_loss", self._loss(batch),
             on_step=False, on_epoch=True, batch_size=tokens, sync_dist=True,
         )  # fmt: skip
 
-    def _say_perplexity(self, stage: str) -> None:
+    def _log_perplexity(self, stage: str) -> None:
         loss = float(self.trainer.callback_metrics[f"{stage}_loss"])
         perplexity = math.exp(loss) if loss < 700 else math.inf
         self.log(f"{stage}_perplexity", perplexity, rank_zero_only=False)

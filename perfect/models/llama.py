@@ -1,13 +1,13 @@
 """LLaMA (Touvron et al. 2023): a decoder with RMS norms, rotary positions and a gated feed-forward.
 
     ids -> words -> [x + attention(norm x), x + down(silu(gate(norm x)) * up(norm x))] * layers
-        -> norm -> head: a matrix of its own, not that of the words
+        -> norm -> head: a matrix of its own, unlike in GPT-2
 
     llama_7b    32 layers, 4096 wide, 11008 inside: 6.74 G parameters with 32,000 words
     llama_tiny   2 layers,  128 wide,   344 inside: for two CPU cores
 
-No biases and no dropout. The two halves of a head are turned against each other (not neighbours),
-as in the checkpoints that transformers reads, so those fit.
+There are no biases and no dropout. A rotation pairs a number of a head's first half with one of its
+second half, not with its neighbour. Checkpoints that transformers reads do the same, so they fit.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class LlamaShape:
     heads: int
     width: int
     inside: int
-    """Width of the feed-forward part."""
+    """The width of the feed-forward part."""
     rotary_base: float = 10_000.0
     epsilon: float = 1e-6
 
@@ -41,7 +41,7 @@ LLAMA_SHAPES: Mapping[str, LlamaShape] = MappingProxyType(
 
 
 def rotations(length: int, shape: LlamaShape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angle of each position and pair: [length, width of a head]."""
+    """Return cosine and sine of the angle of each position and pair: [length, width of a head]."""
     side = shape.width // shape.heads
     pairs = torch.arange(0, side, 2, device=device, dtype=torch.float32)
     places = torch.arange(length, device=device, dtype=torch.float32)
@@ -91,10 +91,10 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Ids [batch, sequence] -> logits [batch, sequence, vocabulary]."""
+    """Maps ids [batch, sequence] to logits [batch, sequence, vocabulary]."""
 
     adapted = ("q", "k", "v", "gate", "up", "down")
-    """The matrices that LoRA adapts: those of section 5 of DISCO."""
+    """LoRA adapts these matrices, as in section 5 of DISCO."""
 
     def __init__(self, shape: LlamaShape, vocabulary: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class LoraLinear(nn.Module):
-    """`base`, frozen, plus what is learned of rank `rank`."""
+    """The frozen layer `base`, plus a learned matrix of rank `rank`."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class LoraLinear(nn.Module):
 
 
 def add_lora(model: nn.Module, names: Collection[str], rank: int, alpha: float) -> None:
-    """Freezes `model`, and adapts every linear layer in it that is called one of `names`."""
+    """Freeze `model`, and adapt each linear layer in it whose name is one of `names`."""
     model.requires_grad_(False)
-    # A list: the tree changes under the walk.
+    # The loop changes the tree, so it walks over lists.
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if name in names and isinstance(child, nn.Linear):

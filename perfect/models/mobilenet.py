@@ -1,10 +1,10 @@
-"""MobileNetV2 for 32x32 pictures (Sandler et al. 2018): inverted residuals, first strides 1.
+"""MobileNetV2 for 32x32 pictures (Sandler et al. 2018): inverted residuals, with stride 1 at first.
 
-    narrow --1x1--> wide --3x3 depthwise--> wide --1x1--> narrow   (+ its input, where that fits)
+    narrow --1x1--> wide --3x3 depthwise--> wide --1x1--> narrow   (+ the input, if shapes agree)
 
 On ImageNet the net divides the picture by 32. Here the stem and the first 24-channel block keep
 stride 1, so that 32x32 ends as 4x4, as in our ResNet18; the parameters are the same as on ImageNet.
-No dropout before the head: the augmentation does that work.
+There is no dropout before the head: the augmentation regularises in its place.
 """
 
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class InvertedResidual(nn.Module):
         self.body = nn.Sequential(
             *expand,
             *_convolution(wide, wide, 3, stride, groups=wide),
-            nn.Conv2d(wide, after, 1, bias=False),  # linear: ReLU on few channels loses too much
+            nn.Conv2d(wide, after, 1, bias=False),  # a ReLU on few channels would lose too much
             nn.BatchNorm2d(after),
         )
         self.residual = stride == 1 and before == after

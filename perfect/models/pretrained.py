@@ -1,9 +1,9 @@
-"""Weights of a GPT-2 or LLaMA checkpoint in the layout of transformers, put into our own nets.
+"""Loads a GPT-2 or LLaMA checkpoint, in the layout of transformers, into our own nets.
 
-    folder --transformers (an extra: .[llm])--> its parameters --names, transposes--> ours, strictly
+    folder --transformers (the extra .[llm])--> its parameters --names, transposes--> ours
 
 GPT-2's checkpoints hold their matrices transposed (input x output). Nothing is downloaded: `folder`
-has a config.json and the weights. A shape that differs is an error, never a partial load.
+has a config.json and the weights. A shape that differs is an error; weights never load in part.
 """
 
 import re
@@ -20,7 +20,7 @@ from perfect.models.llama import Llama
 
 
 class WeightsError(ValueError):
-    """A checkpoint that is not there, cannot be read or does not fit."""
+    """A checkpoint is missing, cannot be read or does not fit the net."""
 
 
 GPT2_NAMES: Mapping[str, str] = MappingProxyType(
@@ -48,18 +48,20 @@ LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
         r"lm_head\.": "head.",
     }
 )
-# What GPT-2 calls Conv1D is a linear layer whose matrix lies transposed.
+# GPT-2's Conv1D is a linear layer whose matrix is stored transposed.
 TRANSPOSED = ("qkv.weight", "out.weight", "up.weight", "down.weight")
 
 
 def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
-    """Fills `model` with the checkpoint in `folder`."""
+    """Load the checkpoint in `folder` into `model`."""
     if find_spec("transformers") is None:
-        raise WeightsError("needs transformers: pip install 'perfect-training[llm]'")
+        raise WeightsError(
+            "reading weights needs transformers: pip install 'perfect-training[llm]'"
+        )
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     if not folder.is_dir():
-        raise WeightsError(f"no folder {folder}: give one with config.json and the weights")
+        raise WeightsError(f"there is no folder {folder}: give one with config.json and weights")
     try:
         theirs = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -67,7 +69,7 @@ def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
     if isinstance(model, Llama):
         _take_constants(model, theirs.config, folder)
     names = GPT2_NAMES if isinstance(model, Gpt2) else LLAMA_NAMES
-    found = {_renamed(name, names): tensor for name, tensor in theirs.state_dict().items()}
+    found = {_our_name(name, names): tensor for name, tensor in theirs.state_dict().items()}
     if isinstance(model, Gpt2):
         found = {n: t.T if n.endswith(TRANSPOSED) else t for n, t in found.items()}
     _check(found, model.state_dict(), folder)
@@ -75,21 +77,22 @@ def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
 
 
 def _take_constants(model: Llama, config: Any, folder: Path) -> None:
-    """What no shape of a tensor tells: LLaMA 1 and 2 differ in the norms' epsilon."""
+    """Check the constants that no tensor holds, and take over the norms' epsilon, in which LLaMA 1
+    and 2 differ."""
     rotary = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     told = (config.num_attention_heads, rotary["rope_theta"], rotary.get("rope_type", "default"))
     ours = (model.shape.heads, model.shape.rotary_base, "default")
     if told != ours:
         raise WeightsError(
             f"{folder} holds another model: heads, rotary base and kind are {told} there,"
-            f" {ours} here"
+            f" {ours} here; give weights of this model"
         )
     for norm in model.modules():
         if isinstance(norm, nn.RMSNorm):
             norm.eps = config.rms_norm_eps
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
+def _our_name(name: str, names: Mapping[str, str]) -> str:
     for theirs, ours in names.items():
         if re.match(theirs, name):
             return re.sub(f"^{theirs}", ours, name)
@@ -97,8 +100,8 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Path) -> None:
-    odd = [f"lacks {name}" for name in wanted if name not in found]
-    odd += [f"has {name} besides" for name in found if name not in wanted]
+    odd = [f"it lacks {name}" for name in wanted if name not in found]
+    odd += [f"it also has {name}" for name in found if name not in wanted]
     odd += [
         f"{name} is {list(found[name].shape)} there, {list(tensor.shape)} here"
         for name, tensor in wanted.items()
@@ -106,4 +109,6 @@ def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], folder: Pa
     ]
     if odd:
         more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise WeightsError(f"{folder} holds another model: {'; '.join(odd[:3])}{more}")
+        raise WeightsError(
+            f"{folder} holds another model: {'; '.join(odd[:3])}{more}; give weights of this model"
+        )

@@ -1,4 +1,4 @@
-"""Residual nets for small pictures (He et al. 2016): 3x3 stem, no max-pool.
+"""Residual nets for small pictures (He et al. 2016), with a 3x3 stem and no max-pool.
 
     stem 3x3 -> stage 1 -> stage 2 -> ... -> mean over the picture -> linear
                 stride 1    stride 2
@@ -6,7 +6,8 @@
     resnet18   4 stages of 2 blocks, width 64-128-256-512: a 32x32 picture ends as 4x4
     resnet8    3 stages of 1 block,  width 16-32-64:       a 32x32 picture ends as 8x8
 
-`stem_stride=2` halves the picture before anything else is paid for: 64x64 costs what 32x32 did.
+`stem_stride=2` halves the picture in the stem, so that a 64x64 picture costs as much as a 32x32 one
+with stride 1.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a way around them: a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """`blocks` blocks in each stage; every stage but the first halves the picture."""
+    """Each stage has `blocks` blocks, and each stage but the first halves the picture."""
 
     def __init__(
         self, num_classes: int, widths: Sequence[int], blocks: int, stem_stride: int = 1

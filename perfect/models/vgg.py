@@ -3,8 +3,8 @@
     64 64 | 128 128 | 256 256 256 | 512 512 512 | 512 512 512 | linear
           2x2 max-pool at every bar: 32 -> 16 -> 8 -> 4 -> 2 -> 1
 
-The two hidden linear layers of the ImageNet net are left out: at 1x1 there is nothing for them to
-look at, and they would hold most of the parameters.
+The two hidden linear layers of the ImageNet net are left out: on a 1x1 picture they are of little
+use, and they would hold most of the parameters.
 """
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class VGG(nn.Module):
         before = 3
         for stage in STAGES:
             for width in stage:
-                # No bias: the norm that follows subtracts it again.
+                # There is no bias, because the norm that follows would subtract it again.
                 layers.append(nn.Conv2d(before, width, 3, padding=1, bias=False))
                 layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
                 before = width

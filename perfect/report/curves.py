@@ -1,7 +1,7 @@
 """Draws the accuracy of every run over steps, decoded samples and seconds, in one figure.
 
     Accuracy, %
-    |    __--o |     __-o |  __--o        a curve a run: hold-out; o: its final weights
+    |    __--o |     __-o |  __--o        a curve is a run's hold-out; o: its final weights
     |  _/      |   _/     | /
     +--------- +--------- +--------       one axis of accuracy, three of cost
       steps      decoded    seconds
@@ -46,14 +46,14 @@ def curve(run: Run, column: str, total: str) -> Curve:
     known, values = run.metrics.pairs("step", column)
     if not len(known):
         steps, accuracy = steps[:0], accuracy[:0]
-    # From (0, 0): nothing is decoded before the first step.
+    # The curve begins at (0, 0), as nothing is decoded before the first step.
     x = np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], values]))
     last, final = run.number(total), run.number("accuracy")
     return Curve(x, accuracy, None if last is None or final is None else (last, final))
 
 
 def accuracy_figure(runs: Sequence[Run]) -> str | None:
-    """Panels side by side with one axis of accuracy, and a curve a run in each."""
+    """Draw panels side by side with one axis of accuracy. Each has a curve for every run."""
     drawn = [[curve(run, column, total) for run in runs] for _, column, total in AXES]
     if not any(len(c.x) or c.end for curves in drawn for c in curves):
         return None
@@ -79,7 +79,7 @@ def accuracy_figure(runs: Sequence[Run]) -> str | None:
 
 
 def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
-    """The upper half of the climb: what the runs differ in is decided there."""
+    """Return the limits of the upper half of the curves, where the runs differ."""
     seen = [100 * y for c in curves for y in (*c.y, *(c.end[1:] if c.end else ()))]
     ends = [100 * (c.end[1] if c.end else c.y[-1]) for c in curves if c.end or len(c.y)]
     bottom = (min(seen) + min(ends)) / 2
@@ -88,7 +88,7 @@ def _accuracy_limits(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def line_style(number: int) -> tuple[str, tuple[float, ...]]:
-    """Colour and dashes of the run with this number."""
+    """Return colour and dashes of the run with this number."""
     return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 

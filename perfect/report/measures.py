@@ -68,7 +68,7 @@ def peak_lr(run: Run) -> float | None:
 
 
 def cells(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """Name of the measure, and for every run its text and whether it is the best."""
+    """Return for each measure its name, and for each run the text and whether it is the best."""
     offloaded = any(run.table("offload") for run in runs)
     told = [m for m in measures(runs[0]) if offloaded or m.name not in OFFLOADED]
     return [(m.name, _cells(m, runs)) for m in told]
@@ -82,7 +82,7 @@ def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:
         for value, run in zip(values, runs, strict=True)
         if value is not None and run.completed
     ]
-    # If all look the same, none is the best.
+    # If all texts are the same, none is the best.
     if measure.best is None or len(finished) < 2 or len(set(texts)) == 1:
         return [(text, False) for text in texts]
     best = measure.text({"max": max, "min": min}[measure.best](finished))
@@ -90,7 +90,7 @@ def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The runs' names; their folders where two have the same name. Unfinished ones are marked."""
+    """Return the runs' names, or their folders if two names are equal. Mark unfinished runs."""
     names = [run.name for run in runs]
     if max(Counter(names).values()) > 1:
         parent = common_parent([run.folder for run in runs])
@@ -102,17 +102,17 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know before believing the table."""
+    """Return what a reader must know before believing the table."""
     said = []
     open_runs = [
         label for label, r in zip(labels(runs), runs, strict=True) if r.status == "running"
     ]
     if open_runs:
-        said.append(f"Still running, figures so far: {', '.join(open_runs)}.")
+        said.append(f"These are still running, with figures so far: {', '.join(open_runs)}.")
     steps = [run.number("steps") or 0 for run in runs if run.completed]
     if steps and max(steps) > 1.01 * min(steps):
         said.append(
-            "The runs took different numbers of steps: a shorter run is faster for it, too."
+            "The runs took different numbers of steps: a run is also faster if it takes fewer."
         )
     if len({run.record.get("accuracy_on") for run in runs if run.number("accuracy")}) > 1:
         said.append("Some accuracies are of the test set, others of the hold-out set.")
@@ -120,7 +120,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
 
 
 def _same_losses(runs: Sequence[Run]) -> list[str]:
-    """Of runs that differ in nothing but where their bytes were: whether they learned the same."""
+    """Say whether runs that differ in nothing but `offload` had the same losses."""
     said = []
     named = list(zip(runs, labels(runs), strict=True))
     for number, (run, name) in enumerate(named):
@@ -138,7 +138,7 @@ def _same_losses(runs: Sequence[Run]) -> list[str]:
 
 
 def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
-    """How many losses both have logged, and the first step at which they are not the same."""
+    """Return how many losses both have logged, and the first step at which these differ."""
     count, steps = 0, []
     for name in ("train_loss", "val_loss", "test_loss"):
         rows, others = (
@@ -150,7 +150,7 @@ def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
-    """The keys whose values differ, and the value in every config."""
+    """Return the keys whose values differ, with the value in every config."""
     flat = [_flat(config) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config)
     rows = [(key, [config.get(key, DASH) for config in flat]) for key in keys]

@@ -1,4 +1,4 @@
-"""metrics.csv in columns, and the rates between its rows.
+"""Reads metrics.csv into columns, and computes the rates between its rows.
 
     step,wall_seconds,decoded,served,stall_seconds,val_accuracy     Metrics: a column a name
     100 ,10          ,1000   ,3000  ,1            ,
@@ -7,7 +7,7 @@
          `--- 30 s --' `---- 6000 decoded, 15000 served, 3 s stalled: Rates
 
 Counters only grow within a sitting, so a rate is a difference between two rows and no sample is
-counted twice. What cannot be told is NaN here, never a guess.
+counted twice. A rate that cannot be known is NaN, never a guess.
 """
 
 import csv
@@ -24,32 +24,32 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Columns of metrics.csv. An empty cell is NaN; one that says nan or inf is inf: the row had
-    a value, which no figure can show."""
+    """The columns of metrics.csv. An empty cell is NaN. A cell that says nan or inf is inf: it has
+    a value, but one that no figure can show."""
 
     columns: Mapping[str, Column]
 
     def pairs(self, x: str, y: str) -> tuple[Column, Column]:
-        """The rows that have a number in both columns; none if a column is missing."""
+        """Return the rows that have a number in both columns; none if a column is missing."""
         if x not in self.columns or y not in self.columns:
             return np.empty(0), np.empty(0)
         known = np.isfinite(self.columns[x]) & np.isfinite(self.columns[y])
         return self.columns[x][known], self.columns[y][known]
 
     def first_not_finite(self, name: str) -> int | None:
-        """The first step whose value is not a finite number."""
+        """Return the first step whose value is not a finite number."""
         if name not in self.columns or not np.isinf(self.columns[name]).any():
             return None
         return int(self.columns["step"][np.isinf(self.columns[name]).argmax()])
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Reads metrics.csv. A row cut short (the run was killed while writing it) is left out."""
+    """Read metrics.csv. A row that is cut short, as by a kill of the run, is left out."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         head = next(rows, ["step"])
         if "step" not in head:
-            raise ValueError("the first row names no column 'step'")
+            raise ValueError("the first row does not name a column 'step'")
         body = [
             [_cell(text, rows.line_num, name) for text, name in zip(row, head, strict=True)]
             for row in rows
@@ -75,15 +75,15 @@ class RowRates:
 
     seconds: Column
     decoded: Column
-    """Samples a second."""
+    """Samples per second."""
     served: Column
     stalled: Column
-    """Fraction of the time."""
+    """The fraction of the time that was spent waiting."""
 
 
 def rates(metrics: Metrics, intervals: int = 60) -> RowRates | None:
-    """Rates between rows, in at most `intervals` intervals. NaN where a clock or a counter went
-    back, as it may where a run was resumed."""
+    """Return the rates between rows, in at most `intervals` intervals. A rate is NaN if a clock or
+    a counter went back, which may happen when a run is resumed."""
     names = ("wall_seconds", "decoded", "served", "stall_seconds")
     if any(name not in metrics.columns for name in names):
         return None
@@ -92,7 +92,7 @@ def rates(metrics: Metrics, intervals: int = 60) -> RowRates | None:
     if table.shape[1] < 2:
         return None
     table = table[:, np.unique(np.linspace(0, table.shape[1] - 1, intervals + 1).astype(int))]
-    # Rows of one moment (training and validation of one step) make no interval.
+    # There is no interval between rows of the same moment (training and validation of a step).
     table = table[:, np.concatenate([[True], np.diff(table[0]) != 0])]
     change = np.diff(table, axis=1)
     change[:, (change[0] < 0) | (change[1:] < 0).any(axis=0)] = np.nan

@@ -46,10 +46,10 @@ def stalls_section(run: Run) -> str:
         plot(time_bars(spent)),
         table(head, rows),
         note(
-            "Of the time in which the run trained, without validation. Waiting for transfers: no"
-            " kernel could run, as all that were left waited for copies. Everything else: loggers,"
-            " checkpoints, steps that ran eagerly (as those that check the first ones do), and what"
-            " stands between two kernels."
+            "Shares are of the time in which the run trained, without validation. The run waits for"
+            " transfers when every kernel that is left needs a copy first. Everything else is"
+            " loggers, checkpoints, steps that ran eagerly (such as those that check the first"
+            " ones), and the gaps between kernels."
         ),
     )
 
@@ -62,16 +62,16 @@ def memory_section(run: Run) -> str:
     rows = [
         ("Budget", size(found.get("budget_bytes")), _share(found.get("budget_bytes"), unmoved)),
         ("Taken by the plan", size(peak), _share(peak, unmoved)),
-        ("Held something at once, measured", size(found.get("held_bytes")),
+        ("In use at the same time, measured", size(found.get("held_bytes")),
          _share(found.get("held_bytes"), unmoved)),
         ("The smallest budget that can be planned", size(found.get("smallest_bytes")),
          _share(found.get("smallest_bytes"), unmoved)),
-        ("Needed where nothing is moved", size(unmoved), _share(unmoved, unmoved)),
+        ("Needed if nothing is moved", size(unmoved), _share(unmoved, unmoved)),
         ("On the host", size(found.get("host_bytes")), _share(found.get("host_bytes"), unmoved)),
     ]  # fmt: skip
     return section(
         "Memory over the step",
-        table(("", "Bytes", "Of what a step needs"), [row for row in rows if row[1] != DASH]),
+        table(("", "Bytes", "Share of what a step needs"), [row for row in rows if row[1] != DASH]),
         *(_picture(run, row, number) for number, row in enumerate(found.get("plans") or ())),
     )
 
@@ -83,10 +83,10 @@ def _picture(run: Run, row: Row, number: int) -> str | None:
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
     if "<svg" not in text:
-        return note(f"{path.name} is damaged.")
+        return note(f"{path.name} is damaged and cannot be shown.")
     told = f"{row['part']}, batch of {row['inputs']}"
     svg = embedded(text, f"Memory: {told}", own=f"m{number}-")
-    return plot(svg, f"{told[0].upper()}{told[1:]}: the plan, as it was simulated.", broad=True)
+    return plot(svg, f"{told[0].upper()}{told[1:]}: the plan as it was simulated.", broad=True)
 
 
 def steps_section(run: Run) -> str:
@@ -104,7 +104,7 @@ def steps_section(run: Run) -> str:
             brief(row.get("predicted_seconds")),
             brief(row.get("median_seconds")),
             times(_ratio(row)),
-            percent(_over(row.get("transfer_seconds"), row.get("seconds"))),
+            percent(_divide(row.get("transfer_seconds"), row.get("seconds"))),
             size(row.get("bytes_in")),
             size(row.get("bytes_out")),
             row.get("binds") or DASH,
@@ -115,9 +115,9 @@ def steps_section(run: Run) -> str:
     more = f" {count(made)} plans were made; those that are not listed are no longer kept."
     return section(
         "Step time, predicted and measured",
-        f"<p>{prediction(found)}{_where(found)}</p>",
+        f"<p>{prediction(found)}{_where_it_ran(found)}</p>",
         table(head, rows, words=(0, 1, 9)),
-        note("Measured: the median of the latest runs." + (more if made > kept else "")),
+        note("Measured is the median of the latest runs." + (more if made > kept else "")),
     )
 
 
@@ -137,23 +137,23 @@ def prediction(found: Row) -> str:
         return f"{said} That is {off} less: the machine was busier when its kernels were measured."
     return (
         f"{said} That is {off} more: the machine was busier than when its kernels were measured, or"
-        " what stands between two kernels counts. The budget is kept all the same."
+        " the gaps between kernels are long. The budget is kept in either case."
     )
 
 
-def _where(found: Row) -> str:
+def _where_it_ran(found: Row) -> str:
     """Say where the steps ran. run.json of older versions does not contain it."""
     device, engine = found.get("device"), found.get("engine")
     return f" Steps ran on {escape(str(device))}, engine {escape(str(engine))}." if device else ""
 
 
 def _ratio(row: Row) -> float | None:
-    return _over(row.get("median_seconds"), row.get("predicted_seconds"))
+    return _divide(row.get("median_seconds"), row.get("predicted_seconds"))
 
 
-def _over(part: float | None, whole: float | None) -> float | None:
+def _divide(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
 def _share(part: float | None, whole: float | None) -> str:
-    return percent(_over(part, whole))
+    return percent(_divide(part, whole))

@@ -1,12 +1,12 @@
-"""An HTML page that needs nothing else: no script, no network, its style and figures inside.
+"""Makes an HTML page that needs no scripts, no network and no other files.
 
     page
       h1, lead
       section   h2, then any of: table, plot (a figure and its caption), note
 
-What a user may have written is escaped, once: these functions take text, and a table's cell is
-text unless it is `Html`; who makes an element of their own escapes what they put in. What is empty
-leaves no heading behind.
+These functions take text and escape it, once, because a user may have written it. A table's cell is
+text unless it is `Html`; code that makes an `Html` of its own escapes the text in it. A section
+without content has no heading.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ from html import escape
 
 
 class Html(str):
-    """Text that is HTML already: not escaped again."""
+    """Text that is HTML already, and is not escaped again."""
 
 
 def table(
     head: Sequence[object], rows: Iterable[Sequence[object]], words: Sequence[int] = (0,)
 ) -> str:
-    """An HTML table; the columns `words` are set left, the others as numbers."""
+    """Return an HTML table. The columns `words` are aligned left, the others as numbers."""
 
     def line(tag: str, cells: Sequence[object]) -> str:
         kinds = ("" if i in words else " class=n" for i in range(len(cells)))
@@ -34,13 +34,13 @@ def table(
 
 
 def section(title: str, *content: str | None) -> str:
-    """A heading and what follows; nothing if nothing follows."""
+    """Return a heading with its content; nothing if there is no content."""
     inside = "\n".join(part for part in content if part)
     return f"<section><h2>{escape(title)}</h2>\n{inside}\n</section>" if inside else ""
 
 
 def plot(svg: str | None, caption: str = "", broad: bool = False) -> str | None:
-    """`broad`: beyond the text's margins where the window has room."""
+    """Return a figure with its caption. A `broad` one is wider than the text if there is room."""
     told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return svg and f"<figure{' class=broad' if broad else ''}>{svg}{told}</figure>"
 

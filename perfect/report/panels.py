@@ -1,4 +1,4 @@
-"""Panels to draw in, in one style, and the SVG text that comes of them.
+"""Makes panels to draw in, all in one style, and turns them into SVG text.
 
     |<-------------------- WIDTH -------------------->|
     | title                             - key - key   |  top        put_title
@@ -9,8 +9,8 @@
     | +-----------------------------------------------|  bottom     to_svg: text for a page
 
 Margins are the same in every figure, so figures below one another line up. Figures are made through
-`Figure`, never pyplot, and styled inside one `rc_context`, so nothing outside sees them. Colours:
-Okabe and Ito, told apart by everybody.
+`Figure`, never pyplot, and styled inside one `rc_context`, so no global state changes. The colours
+are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
 
 import io
@@ -52,12 +52,12 @@ STYLE: Mapping[Any, Any] = MappingProxyType(  # Any: matplotlib's settings have 
 def panels(
     heights: Sequence[float], gap: float = 0.0, top: float = 0.3, columns: int = 1
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure of panels below one another (or `columns` abreast), in inches, in our style."""
+    """Yield a figure in our style, with rows of `columns` panels. Heights are in inches."""
     bottom, between = 0.42, 0.22
     height = sum(heights) + gap * (len(heights) - 1) + top + bottom
     width = (WIDTH - MARGIN_LEFT - MARGIN_RIGHT - between * (columns - 1)) / columns
     with matplotlib.rc_context(dict(STYLE)), warnings.catch_warnings():
-        # The reader's browser has the glyph, or shows its own box: no reason to fail.
+        # The reader's browser draws the text, so a glyph that is missing here does no harm.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(WIDTH, height))
         axes, y = [], height - top
@@ -92,10 +92,10 @@ def draw_line(
 def put_title(
     axes: Axes, text: str, keys: Sequence[tuple[str, str]], above_labels: bool = False
 ) -> None:
-    """Title and key in one line above the panel, each word in its curve's colour."""
+    """Write title and key in one line above the panel, each key in its curve's colour."""
     lift = 19.0 if above_labels else 6.0
     say(axes, 0.0, 1.0, text, (0, lift), fontweight="bold", va="bottom")
-    # Right-aligned, last key first: widths in a reader's font are not known here.
+    # Keys are placed from the right, as their widths in a reader's font are not known here.
     right = 0.0
     for name, colour in reversed(keys):
         swatch = "" if name.startswith(("◆", "not")) else "— "
@@ -104,7 +104,7 @@ def put_title(
 
 
 def say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], **how: Any) -> None:
-    """Text at a place in fractions of the axes. Users' names are no mathematics: a $ is a $."""
+    """Write text at a place in fractions of the axes. A $ in a user's name stays a $."""
     axes.annotate(
         text, (x, y), xytext=offset, xycoords="axes fraction", textcoords="offset points",
         parse_math=False, annotation_clip=False, **how,
@@ -112,8 +112,8 @@ def say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], 
 
 
 def to_svg(figure: Figure, title: str) -> str:
-    """The figure as an <svg> element: as wide as its container, no prologue, no names that another
-    figure on the page has too, nothing that points outside."""
+    """Return the figure as an <svg> element. It is as wide as its container, has no prologue, has
+    no ids in common with another figure on the page, and refers to nothing outside."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -121,8 +121,8 @@ def to_svg(figure: Figure, title: str) -> str:
 
 
 def embedded(text: str, title: str, own: str = "") -> str:
-    """The element of a file that matplotlib wrote. `own` stands before the names inside it: two
-    figures that were made without knowing of each other have some in common."""
+    """Return the <svg> element of a file that matplotlib wrote. `own` is put before the ids in it,
+    because figures that were made in different processes have some in common."""
     if own:
         text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{own}", text)
     text = text[text.index("<svg") :]

@@ -1,12 +1,12 @@
-"""The figures of a run, as SVG text to stand in a page: numbers in, text out, nothing kept.
+"""Draws the figures of a run as SVG text for a page.
 
     metrics.csv --> Metrics --> learning_curves   accuracy | loss              over steps
                                 learning_rate                                  over steps
                                 input_pipeline    served, decoded | stall      over seconds
     trace of the rule --------> plateau_trace     slopes and thresholds        over epochs
 
-The run's story (perfect/story.py) stands behind all but the last. A figure that would be empty is
-None. Training is orange and hold-out blue, everywhere.
+The run's story (perfect/report/story.py) is drawn behind all but the last. A figure that would be
+empty is None. Training is orange and hold-out is blue everywhere.
 """
 
 import math
@@ -35,7 +35,8 @@ from perfect.report.story import Story
 def learning_curves(
     metrics: Metrics, story: Story, steps: float, test_accuracy: float | None = None
 ) -> str | None:
-    """Accuracy above, loss below; `test_accuracy` (0 to 1) is a diamond at the last step."""
+    """Draw accuracy above and loss below. `test_accuracy` (0 to 1) is a diamond at the last
+    step."""
     accuracy, loss = metrics.pairs("step", "val_accuracy"), metrics.pairs("step", "train_loss")
     held_out = metrics.pairs("step", "val_loss")
     has_loss = len(loss[0]) + len(held_out[0]) > 0
@@ -103,13 +104,14 @@ def learning_rate(metrics: Metrics, story: Story, steps: float) -> str | None:
 
 
 def input_pipeline(metrics: Metrics, story: Story) -> str | None:
-    """Samples decoded and served a second, and the share of time spent waiting for a decode."""
+    """Draw the samples decoded and served per second, and the share of time spent waiting for
+    decodes."""
     seen = rates(metrics)
     if seen is None:
         return None
     with panels([1.7, 1.1], gap=0.34, top=0.5) as (figure, axes):
         where = np.repeat(seen.seconds, 2)[1:-1]
-        # Where nothing is reused the two are one: the thin line then lies in the thick one.
+        # Without reuse both lines are the same; then the thin one is visible inside the thick one.
         for values, colour, wide in ((seen.served, BLUE, 2.4), (seen.decoded, ORANGE, 1.1)):
             axes[0].plot(where, np.repeat(values, 2), color=colour, linewidth=wide)
         axes[0].set_ylim(bottom=0)
@@ -119,11 +121,11 @@ def input_pipeline(metrics: Metrics, story: Story) -> str | None:
         axes[1].plot(where, stalled, color=INK, linewidth=1.1)
         axes[1].set_ylim(0, 100)
         keys = [("served", BLUE), ("decoded", ORANGE)]
-        put_title(axes[0], "Samples a second", keys, above_labels=True)
+        put_title(axes[0], "Samples per second", keys, above_labels=True)
         put_title(axes[1], "Waiting for decoding, % of the time", [])
         story.over_seconds(metrics).draw(axes, float(seen.seconds.max()))
         axes[1].set_xlabel("seconds since the run began")
-        return to_svg(figure, "Samples decoded and served a second, and stall share, over seconds")
+        return to_svg(figure, "Samples decoded and served per second, and stall share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +133,18 @@ class Slopes:
     """One check of the plateau rule."""
 
     at: float
-    """Epoch-equivalents."""
+    """The time of the check, in epoch-equivalents."""
     accuracy: float | None
-    """Points an epoch."""
+    """Points per epoch."""
     loss: float | None
-    """Relative change an epoch."""
+    """Relative change per epoch."""
     fired: bool
 
 
 def plateau_trace(
     checks: Sequence[Slopes], accuracy_below: float | None, loss_below: float | None
 ) -> str | None:
-    """Slopes over epochs; the bands are where the rule calls a curve flat."""
+    """Draw the slopes over epochs. Inside the bands the rule calls a curve flat."""
     accuracy = [(c.at, c.accuracy, c.fired) for c in checks if c.accuracy is not None]
     loss = [(c.at, 100 * c.loss, c.fired) for c in checks if c.loss is not None]
     if not accuracy and not loss:
@@ -176,7 +178,7 @@ def _slopes(
 ) -> None:
     x, y, fired = (np.array(column) for column in zip(*points, strict=True))
     low, high = limits
-    # Early slopes are a hundred times the threshold: linear up to it, logarithmic beyond.
+    # Early slopes are a hundred times the threshold, so the axis is logarithmic beyond it.
     linear = high or float(np.abs(y).max()) or 1.0
     axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
     axes.axhline(0, color=RULE, linewidth=0.8)

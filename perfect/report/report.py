@@ -1,11 +1,11 @@
-"""report.html: one run in a page, made from what its folder holds.
+"""Writes report.html, the page of one run, from the files in its folder.
 
     run.json, metrics.csv --read_run--> Run --sections--> page --> report.html
     config.yaml ----------------------------^
 
-Sections come in the order in which a reader asks: how good, how it got there, what it cost, with
-what settings. What is missing is left out or said in a sentence: a run that was interrupted, has no
-validation or one row of metrics has a report too.
+The sections answer a reader's questions in turn: how good the run is, how it got there, what it
+cost, which settings it had. Data that is missing is left out or named in a sentence, so a run that
+was interrupted, has no validation or only one row of metrics also has a report.
 """
 
 import math
@@ -24,7 +24,7 @@ from perfect.report.words import DASH, count, duration, fewer, passes, percent
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes report.html into a run folder (RunError if it is none)."""
+    """Write report.html into a run folder. Raise RunError if the folder holds no run."""
     run = read_run(run_dir)
     story = Story.of(run.rows("phases"), run.rows("switches"))
     logged = run.metrics.columns.get("step", ())
@@ -35,7 +35,7 @@ def write_report(run_dir: Path) -> Path:
         _key_figures(run),
         section(
             "Accuracy and loss",
-            plot(plots.learning_curves(run.metrics, story, steps, tested), _switches_told(run))
+            plot(plots.learning_curves(run.metrics, story, steps, tested), _switches_caption(run))
             or note("Neither accuracy nor loss was logged."),
         ),
         section(
@@ -50,8 +50,8 @@ def write_report(run_dir: Path) -> Path:
             "Decode, serve, stall",
             plot(
                 plots.input_pipeline(run.metrics, story),
-                "Means between rows of metrics.csv. Where served runs above decoded, samples are"
-                " reused; both fall while the run validates.",
+                "The curves are means between rows of metrics.csv. Where more is served than"
+                " decoded, samples are reused. Both fall while the run validates.",
             )
             or note("Rates need two rows of metrics at different times."),
         ),
@@ -67,7 +67,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def summary(run: Run) -> str:
-    """The run in one sentence."""
+    """Return the run in one sentence."""
     steps = f"{count(run.number('steps') or 0)} steps"
     accuracy, best = run.number("accuracy"), run.number("best_accuracy")
     if accuracy is not None:
@@ -114,13 +114,13 @@ def _alerts(run: Run) -> str:
     text = {
         "completed": "",
         "running": f"This run is still going, at step {steps}; the figures are those so far.",
-        "interrupted": f"Interrupted after {steps} steps. The same command resumes it.",
-        "failed": f"Failed after {steps} steps.",
+        "interrupted": f"The run was interrupted after {steps} steps. The same command resumes it.",
+        "failed": f"The run failed after {steps} steps.",
     }[run.status]
     text = "\n".join(str(part) for part in (text, error) if part)
     resumed = ", ".join(map(str, run.record.get("resumed_at") or ()))
     said = f"<p class=alert>{escape(text)}</p>" if text else ""
-    return said + (note(f"Resumed at step {resumed}.") if resumed else "")
+    return said + (note(f"It was resumed at step {resumed}.") if resumed else "")
 
 
 def _key_figures(run: Run) -> str:
@@ -139,7 +139,7 @@ def _key_figures(run: Run) -> str:
         (percent(run.stall_share), "Stall share"),
     ]
     if run.table("offload"):
-        # As many as fill a row: the lead has told the fresh passes.
+        # More figures do not fit into a row, and the lead names the fresh passes.
         figures = [figure for figure in figures if figure[1] != "Fresh passes"]
         figures[-1] = (percent(run.stall_share), "Input stall")
         figures.append((percent(run.transfer_share), "Transfer stall"))
@@ -147,13 +147,13 @@ def _key_figures(run: Run) -> str:
     return f"<dl>{''.join(cells)}</dl>"
 
 
-def _switches_told(run: Run) -> str:
+def _switches_caption(run: Run) -> str:
     reused = any(phase["reuse"] > 1 for phase in run.rows("phases"))
-    told = "Shaded: samples are reused, the darker the more often." if reused else ""
+    told = "Samples are reused in shaded phases; in darker ones, more often." if reused else ""
     for switch in run.rows("switches"):
         if switch.get("entered") is not None:
             told += (
-                f" Switch to {switch['entered']} at step {switch['step']}"
+                f" The run switched to {switch['entered']} at step {switch['step']}"
                 f" (epoch {switch.get('at', math.nan):.1f}): {switch['reason']};"
                 f" {switch.get('detail', '')}."
             )
@@ -170,12 +170,13 @@ def _plateau(run: Run) -> str:
         for v in verdicts
     ]
     svg = plots.plateau_trace(checks, rule.get("accuracy_slope"), rule.get("loss_slope"))
-    hits = f" {rule['hits']} checks running must be flat." if rule.get("hits") else ""
+    hits = f" {rule['hits']} checks in a row must be flat." if rule.get("hits") else ""
     told = (
-        f"Slopes over a window of checks, under a constant learning rate.{hits} A diamond is where"
-        " the rule fired. Linear within the threshold, logarithmic beyond it."
+        f"Slopes are over a window of checks, under a constant learning rate.{hits} The rule fired"
+        " at a diamond. The axis is linear within the threshold, logarithmic beyond it."
     )
-    last = f"The window never filled: no slopes. Last check: {verdicts[-1].get('reason', '')}."
+    reason = verdicts[-1].get("reason", "")
+    last = f"The window never filled, so there are no slopes. The last check said: {reason}."
     return section("Plateau", plot(svg, told) or note(last))
 
 
@@ -195,7 +196,7 @@ def _phases(run: Run) -> str:
         )
         for p in run.rows("phases")
     ]
-    return section("Phases", table(head, rows, words=(0, 6)) if rows else note("None began."))
+    return section("Phases", table(head, rows, words=(0, 6)) if rows else note("No phase began."))
 
 
 def _decodes(run: Run) -> str:
@@ -210,15 +211,15 @@ def _decodes(run: Run) -> str:
         return name, count(samples), share, percent(samples / served)
 
     rows = [
-        line("Served: what decoding at every serve would take", served),
+        line("Served (as many decodes as without reuse)", served),
         line("Decoded for a first serve", decoded),
-        line("Decoded beyond that (after a resume, or ahead of an end)", extra),
+        line("Decoded without use (again after a resume, or ahead of a pass's end)", extra),
         line("Saved", served - decodes),
     ]
     if cached := run.number("cached_samples"):
         rows.insert(-1, line("First served from the decoded cache", cached))
     skipped = run.number("skipped_samples")
-    stand_ins = f" Could not be read, so that others stood in: {count(skipped)}." if skipped else ""
+    replaced = f" Samples that others replaced, as they could not be read: {count(skipped)}."
     full = max(served, decodes)
     bar = f"<i style='width:{100 * decoded / full:.2f}%'></i>"
     bar += f"<i style='width:{100 * extra / full:.2f}%'></i>" if extra else ""
@@ -228,7 +229,8 @@ def _decodes(run: Run) -> str:
         table(("", "Samples", "Passes", "Of served"), rows),
         note(
             f"The reuse buffer took {(run.number('buffer_bytes') or 0) / 2**20:.3g} MiB; putting"
-            f" batches together took {duration(run.number('serve_seconds'))}.{stand_ins}"
+            f" batches together took {duration(run.number('serve_seconds'))}."
+            f"{replaced if skipped else ''}"
         ),
     )
 

@@ -1,11 +1,11 @@
-"""A run folder, read back: what came of a run, and the figures that follow from it.
+"""Reads a run folder: the results of the run, and the figures that follow from them.
 
     RUN_DIR/run.json    --checked--> Run.record  --> decodes, saved, stall_share, ...
     RUN_DIR/metrics.csv -----------> Run.metrics --> curves
 
-A figure is None where the run did not get as far; a folder that is no run, or a damaged one, is a
-RunError that says all that is wrong. Decodes saved are counted against decoding at every serve;
-those made twice (after a resume) count as work.
+A figure is None if the run did not get that far. A folder without a run, or with a damaged one, is
+a RunError that says all that is wrong. Decodes saved are counted against decoding at every serve;
+decodes that were made twice (after a resume) count twice.
 """
 
 import json
@@ -37,7 +37,7 @@ SHAPE: Mapping[str, str] = MappingProxyType(
 @final
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left behind. Figures are None where the run did not get as far."""
+    """The results of a run. A figure is None if the run did not get that far."""
 
     folder: Path
     record: Mapping[str, Any]  # run.json: read_run checked the kinds of its values
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def decodes(self) -> float | None:
-        """All of them: for first serves, and again after a resume."""
+        """All decodes: those for first serves, and those made again after a resume."""
         decoded = self.number("decoded_samples")
         return None if decoded is None else decoded + (self.number("extra_decodes") or 0)
 
@@ -94,13 +94,13 @@ class Run:
 
     @property
     def transfer_share(self) -> float | None:
-        """Of the wall time, as the stall share is. None if nothing was offloaded."""
+        """The share of the wall time spent waiting for transfers. None if nothing was offloaded."""
         stall, wall = self.table("offload").get("transfer_seconds"), self.number("wall_seconds")
         return stall / wall if stall is not None and wall else None
 
 
 def read_run(folder: Path) -> Run:
-    """Reads a run folder, or says what is wrong with it (RunError)."""
+    """Read a run folder. Raise RunError with all that is wrong with it."""
     path = folder / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -124,7 +124,7 @@ def read_run(folder: Path) -> Run:
 
 def _problems(record: object) -> list[str]:
     if not isinstance(record, dict):
-        return ["it is no object"]
+        return ["it is not an object"]
     found = []
     if record.get("status") not in STATUSES:
         found.append(f"status is {record.get('status')!r}, not one of {', '.join(STATUSES)}")

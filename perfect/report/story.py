@@ -6,7 +6,7 @@
     0                    750                  1200
 
 The same story stands behind all figures of a run, on an axis of steps or of seconds. A phase ends
-where the next one begins; the end of the last phase is the run's end, and no switch.
+where the next one begins; the end of the last phase is the run's end, and not a switch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,12 +58,12 @@ class Story:
             PhaseSpan(str(phase["name"]), phase["reuse"], start, end)
             for phase, start, end in zip(phases, starts, ends, strict=True)
         ]
-        # The last phase's end enters no other: it is the run's end, and no switch.
+        # No phase follows the last one: its end is the run's end, and not a switch.
         entered = [s for s in switches if s.get("entered") is not None]
         return cls(spans, [Mark(s["step"], f"switch: {s['reason']}") for s in entered])
 
     def over_seconds(self, metrics: Metrics) -> "Story":
-        """The same on an axis of seconds."""
+        """Return the same story on an axis of seconds."""
         steps, seconds = metrics.pairs("step", "wall_seconds")
 
         def when(step: float) -> float:
@@ -73,7 +73,7 @@ class Story:
         return Story(spans, [Mark(when(m.step), m.text) for m in self.marks])
 
     def draw(self, below: Sequence[Axes], end: float, mark_text: bool = False) -> None:
-        """Shades panels up to `end`; labels phases above the first, marks inside it."""
+        """Shade the panels up to `end`. Name the phases above the first panel, the marks in it."""
         start, stop = 0.0, end if end > 0 else 1.0
         for axes in below:
             axes.set_xlim(start, stop)

@@ -101,7 +101,7 @@ class RunCheckpoint(Checkpoint):
     """
 
     reads_weights_between_steps = False
-    """It reads them through the strategy, which first brings them up to date."""
+    """It reads weights through the strategy, which first brings them up to date."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
         if trainer.num_training_batches < 3:
             log.warning(
-                "a pass has only %s batches, and after none of them a checkpoint can be written, so"
-                " an interrupted run starts anew; lower batch_size",
+                "a pass has only %s batches, and no checkpoint can be written after any of them, so"
+                " an interrupted run would start anew; lower batch_size",
                 trainer.num_training_batches,
             )
 
@@ -137,7 +137,7 @@ class RunCheckpoint(Checkpoint):
         # Under DDP a signal reaches the ranks at different steps: all stop with the first one.
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
         due = trainer.global_step - self._saved_step >= self.every_steps
-        if (due or stop) and _safe(trainer):
+        if (due or stop) and _is_safe(trainer):
             self._save(trainer)
             if stop:
                 raise Interrupted(trainer.global_step)
@@ -158,7 +158,7 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = trainer.global_step
 
 
-def _safe(trainer: L.Trainer) -> bool:
+def _is_safe(trainer: L.Trainer) -> bool:
     if is_pass_over(trainer) or is_accumulating(trainer):
         return False
     return not is_validation_due(trainer)

@@ -1,6 +1,6 @@
 """The folder of a run: the configuration it belongs to, its status, and its newest checkpoint.
 
-config.yaml  all keys; the folder belongs to this configuration alone, whatever `offload` says
+config.yaml  all keys; the folder belongs to this configuration alone, but `offload` may change
 last.ckpt    the newest checkpoint, from which the run is resumed
 final.ckpt   the weights of the finished run, as they were judged
 metrics.csv  one row for each step that logged
@@ -22,7 +22,7 @@ from perfect.errors import FolderError
 from perfect.runs.record import write_run
 
 HOW = ("offload",)
-"""The sections that do not change the results of a run: it may be resumed with others."""
+"""These sections do not change the results of a run, so it may be resumed with other ones."""
 State = Literal["new", "begun", "completed"]
 
 
@@ -51,7 +51,7 @@ class RunFolder:
             theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
-        odd = differences(_what(theirs), _what(config))
+        odd = differences(_without_offload(theirs), _without_offload(config))
         if odd:
             raise FolderError(
                 f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
@@ -67,7 +67,7 @@ class RunFolder:
             part = self.config.with_suffix(".part")
             text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
             part.write_text(text, encoding="utf-8")
-            os.replace(part, self.config)  # a kill must not leave half a file that is refused later
+            os.replace(part, self.config)  # a kill must not leave half a file: it would be refused
 
     def checkpoint_step(self) -> int | None:
         """Return the optimizer steps of the newest checkpoint, or None if there is none."""
@@ -91,7 +91,7 @@ class RunFolder:
         try:
             run = json.loads(self.run.read_text(encoding="utf-8"))
             if not isinstance(run, dict):
-                raise ValueError(f"a {type(run).__name__} where a mapping belongs")
+                raise ValueError(f"it holds a {type(run).__name__}, not a mapping")
             return run
         except ValueError as error:  # not UTF-8, or not JSON
             raise FolderError(f"{self.run} is damaged ({error}): delete it to go on") from error
@@ -101,7 +101,7 @@ class RunFolder:
         write_run(self.run, run)
 
 
-def _what(config: Any) -> Any:
+def _without_offload(config: Any) -> Any:
     """Return the configuration without the sections that do not change the results."""
     if not isinstance(config, dict):
         return config

@@ -85,7 +85,7 @@ class RunLog(Logger):
     def log_hyperparams(
         self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing to do: config.yaml has them."""
+        """Do nothing: config.yaml has them."""
 
     @rank_zero_only
     def save(self) -> None:
@@ -109,7 +109,7 @@ class RunLog(Logger):
 
 
 def write_run(path: Path, run: dict[str, Any]) -> None:
-    """run.json, whole or not at all."""
+    """Write run.json, whole or not at all."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_plain(run), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(part, path)
@@ -118,7 +118,7 @@ def write_run(path: Path, run: dict[str, Any]) -> None:
 def describe_run(
     *, name: str, seed: int, config: dict[str, Any], resumed_at: list[int]
 ) -> dict[str, Any]:
-    """What is known of a run before its first step."""
+    """Return what is known of a run before its first step."""
     return {
         "status": "running",
         "name": name,

@@ -207,9 +207,10 @@ class StallLog(L.Callback):
         steps = self._strategy.spent.seconds
         for measured in self._strategy.plans:
             row = _row(measured)
-            at = next((n for n, (old, new) in enumerate(found) if _same(old, row, new)), len(found))
+            earlier = (n for n, (old, now) in enumerate(found) if now is None and _same(old, row))
+            at = next(earlier, len(found))
             if at < len(found):
-                row = _added(found[at][0], row)
+                row = _sum_rows(found[at][0], row)
             else:
                 found.append((row, measured))
             if measured.spent.seconds >= DRAWN * steps:
@@ -239,11 +240,12 @@ def _row(measured: MeasuredPlan) -> Row:
     }
 
 
-def _same(old: Row, new: Row, taken: MeasuredPlan | None) -> bool:
-    return taken is None and all(old[key] == new[key] for key in ("inputs", "part"))
+def _same(old: Row, new: Row) -> bool:
+    """Whether two rows are of the same plan."""
+    return all(old[key] == new[key] for key in ("inputs", "part"))
 
 
-def _added(old: Row, new: Row) -> Row:
+def _sum_rows(old: Row, new: Row) -> Row:
     """Return the newer row, with the time and the runs of both."""
     summed = ("runs", "seconds", "compute_seconds", "transfer_seconds")
     return old | new | {key: old[key] + new[key] for key in summed}

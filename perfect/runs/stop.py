@@ -46,4 +46,4 @@ class StopSignal(L.Callback):
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        self._console.print("stopping after a checkpoint (again to stop at once)")
+        self._console.print("stopping after a checkpoint (press Ctrl-C again to stop at once)")

@@ -1,4 +1,4 @@
-"""Text as a language model learns it: bytes -> tokens of GPT-2's vocabulary -> blocks of a length.
+"""Prepares text for language models: bytes -> tokens of GPT-2's vocabulary -> blocks of one length.
 
 bpe       text <-> token ids, in pure Python
 wikitext  a folder with WikiText-2 and the vocabulary -> train, valid and test blocks

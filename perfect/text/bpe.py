@@ -3,9 +3,9 @@
     "It's 42"  --pieces-->  "It" "'s" " 42"  --UTF-8, one letter a byte-->  "It" "'s" "Ġ42"
                --merges, the earliest in vocab.bpe first-->  "It" "'s" "Ġ42"  --encoder.json--> ids
 
-A merge's token has the id 256 + its line, so the first N ids are a smaller vocabulary of their own:
-`read_bpe(folder, 1024)` is what small models use. Text is only text: "<|endoftext|>" in it is a
-row of letters. A word is merged once and then looked up.
+The token of a merge has the id 256 + the merge's line, so the first N ids are a smaller vocabulary:
+small models use `read_bpe(folder, 1024)`. There are no special tokens, so "<|endoftext|>" in a text
+is encoded like any other letters. A word is merged only once; later it is looked up.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from loaders.errors import SourceError
 
 BYTES = 256
-# Unicode's White_Space; Python's \s has the four separators 1C to 1F besides.
+# These are Unicode's White_Space. Python's \s also contains the four separators 1C to 1F.
 SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
 
@@ -31,7 +31,8 @@ class Bpe:
     """Turns text into ids below `vocabulary`, and back."""
 
     def __init__(self, ids: Mapping[str, int], merges: Iterable[tuple[str, str]]) -> None:
-        """`ids`: of every token, spelt with a letter for each byte; `merges`: earliest first."""
+        """`ids` maps each token, spelt with a letter for each byte, to its id. `merges` are pairs
+        of tokens, the earliest first."""
         self.vocabulary = len(ids)
         self._ids = ids
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
@@ -51,12 +52,12 @@ class Bpe:
         return np.asarray(found, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Ids that end within a letter of several bytes give U+FFFD there."""
+        """Return the text. U+FFFD stands where the ids hold only a part of a letter's bytes."""
         letters = "".join(self._tokens[int(number)] for number in ids)
         return bytes(self._bytes[letter] for letter in letters).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> bytes:
-        """What tells this vocabulary from others."""
+        """Return a hash that is different for every vocabulary."""
         said = (sorted(self._ids.items()), sorted(self._ranks.items()))
         return hashlib.sha256(repr(said).encode()).digest()
 
@@ -66,12 +67,12 @@ class Bpe:
             ranked = [(self._ranks[pair], pair) for pair in pairwise(parts) if pair in self._ranks]
             if not ranked:
                 break
-            parts = _joined(parts, min(ranked)[1])
+            parts = _join_pair(parts, min(ranked)[1])
         return [self._ids[part] for part in parts]
 
 
-def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """Every occurrence of the pair becomes one part, from the left."""
+def _join_pair(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    """Return the parts with each occurrence of the pair joined to one part, from the left."""
     joined: list[str] = []
     at = 0
     while at < len(parts):
@@ -85,37 +86,47 @@ def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
 
 
 def read_bpe(folder: Path, vocabulary: int | None = None) -> Bpe:
-    """The vocabulary in `folder` (encoder.json, vocab.bpe), or the first entries of it."""
+    """Read the vocabulary in `folder` (encoder.json, vocab.bpe), or only its first entries."""
     try:
         ids = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))
         lines = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"{folder} does not hold GPT-2's vocabulary, encoder.json and vocab.bpe: {error}"
+            f"{folder} does not hold GPT-2's vocabulary: {error}; put encoder.json and vocab.bpe"
+            " there"
         ) from error
     merges = [
         (left, right) for left, _, right in (line.partition(" ") for line in lines[1:] if line)
     ]
     missing = [t for t in (*byte_letters(), *(a + b for a, b in merges)) if t not in ids]
     if missing:
-        raise SourceError(f"{folder}: encoder.json lacks {missing[0]!r}, which vocab.bpe needs")
+        raise SourceError(
+            f"{folder}: encoder.json lacks {missing[0]!r}, which vocab.bpe needs: give two files of"
+            " the same vocabulary"
+        )
     if sorted(ids.values()) != list(range(len(ids))):
-        raise SourceError(f"{folder}: the ids in encoder.json are not 0 to {len(ids) - 1}")
+        raise SourceError(
+            f"{folder}: the ids in encoder.json are not 0 to {len(ids) - 1}: give GPT-2's own file"
+        )
     if vocabulary is not None:
         if not BYTES <= vocabulary <= len(ids):
             raise SourceError(
-                f"a vocabulary of {vocabulary} cannot be cut out of that in {folder}: it has"
-                f" {len(ids)} entries, and the {BYTES} bytes are always needed"
+                f"a vocabulary of {vocabulary} cannot be cut out of the one in {folder}: give"
+                f" {BYTES} (the bytes) to {len(ids)} (all entries)"
             )
         ids = {token: number for token, number in ids.items() if number < vocabulary}
         if any(letter not in ids for letter in byte_letters()):
-            raise SourceError(f"{folder}: the first {BYTES} ids in encoder.json are not the bytes")
+            raise SourceError(
+                f"{folder}: the first {BYTES} ids in encoder.json are not the bytes: give GPT-2's"
+                " own file"
+            )
         merges = [(a, b) for a, b in merges if a + b in ids]
     return Bpe(ids, merges)
 
 
 def byte_letters() -> tuple[str, ...]:
-    """A visible letter for each byte, as GPT-2 spells them: itself, or one from 256 on."""
+    """Return a visible letter for each byte, as GPT-2 has them: the byte's own letter if that is
+    visible, otherwise one from 256 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(BYTES) if byte not in visible]
     return tuple(
@@ -124,16 +135,17 @@ def byte_letters() -> tuple[str, ...]:
 
 
 def piece_pattern() -> re.Pattern[str]:
-    """What merges never cross. Python's `re` does not know the classes of Unicode by name."""
-    letters, numbers = _class_of("L"), _class_of("N")
+    """Return the pattern of the pieces into which a text is cut. No merge crosses two pieces.
+    Python's `re` does not know the classes of Unicode by name."""
+    letters, numbers = _characters_of("L"), _characters_of("N")
     return re.compile(
         rf"'s|'t|'re|'ve|'m|'ll|'d| ?[{letters}]+| ?[{numbers}]+"
         rf"| ?[^{SPACES}{letters}{numbers}]+|[{SPACES}]+(?![^{SPACES}])|[{SPACES}]+"
     )
 
 
-def _class_of(kind: str) -> str:
-    """The inside of [...] for all characters whose Unicode category begins with `kind`."""
+def _characters_of(kind: str) -> str:
+    """Return the inside of [...] for all characters whose Unicode category begins with `kind`."""
     ranges: list[str] = []
     first: int | None = None
     for code in range(sys.maxunicode + 2):

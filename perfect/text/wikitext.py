@@ -1,4 +1,4 @@
-"""WikiText-2 (Merity et al. 2016) as blocks of `sequence` tokens, and the token after each.
+"""Reads WikiText-2 (Merity et al. 2016) as blocks of `sequence` tokens.
 
     ROOT/wikitext-2/wiki.train.tokens   the three parts, one article after the other; <unk> stands
                     wiki.valid.tokens   for rare words
@@ -7,10 +7,10 @@
 
     tokens   t0 t1 t2 t3 | t4 t5 t6 t7 | t8 t9      sequence = 4
     inputs   t0 t1 t2 t3 | t4 t5 t6 t7              every token but t0 is predicted once;
-    targets  t1 t2 t3 t4 | t5 t6 t7 t8              what fills no block (here t9) is left out
+    targets  t1 t2 t3 t4 | t5 t6 t7 t8              tokens that fill no block (t9) are left out
 
-Encoding 11 MB takes seconds, so the ids are kept beside the text, under the hash of all they
-depend on; a folder that cannot be written to is read anew each time.
+Encoding 11 MB takes seconds, so the ids are saved beside the text, under a hash of everything that
+they depend on. If they cannot be saved there, the text is encoded anew each time.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ TestText = Literal["tokens", "raw"]
 
 @dataclass(frozen=True, slots=True)
 class WikiText:
-    """Blocks (inputs, targets), int64 [blocks, sequence] in memory."""
+    """The three parts. Each holds (inputs, targets): int64 [blocks, sequence], in memory."""
 
     train: TensorDataset
     valid: TensorDataset
@@ -51,13 +51,13 @@ def read_wikitext(
     files = [root / "wikitext-2" / name for name in names]
     gone = [str(file) for file in files if not file.is_file()]
     if gone:
-        raise SourceError(f"no {', no '.join(gone)}: unpack WikiText-2 there")
+        raise SourceError(f"these files are missing: {', '.join(gone)}; unpack WikiText-2 there")
     train, valid, test = (blocks(_tokens(file, bpe), sequence, file) for file in files)
     return WikiText(train, valid, test, bpe.vocabulary)
 
 
 def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorDataset:
-    """Both columns are views of the same tokens: nothing is held twice."""
+    """Return inputs and targets. Both are views of the same tokens, so no token is stored twice."""
     count = (len(tokens) - 1) // sequence
     if count < 1:
         raise SourceError(
@@ -83,15 +83,15 @@ def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
         ids = np.load(kept, allow_pickle=False)
         if ids.dtype == np.int32 and ids.ndim == 1:
             return ids
-    except (OSError, ValueError, EOFError):  # not there, or damaged: made anew
-        log.debug("%s is not there", kept)
+    except (OSError, ValueError, EOFError):
+        log.debug("%s is missing or damaged: the text is encoded", kept)
     ids = bpe.encode(text)
     _keep(kept, ids)
     return ids
 
 
 def as_lines_apart(text: str) -> str:
-    """The raw test text as papers on GPT-2 read it: its lines joined by an empty one between."""
+    """Return the raw test text as papers on GPT-2 read it: with an empty line between its lines."""
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     return "\n\n".join("" if not line.strip() else f"{line}\n" for line in lines)
@@ -108,6 +108,6 @@ def _keep(file: Path, ids: NDArray[np.int32]) -> None:
     try:
         with part.open("wb") as opened:
             np.save(opened, ids)
-        os.replace(part, file)  # whole or not there: several ranks may write the same
+        os.replace(part, file)  # several ranks may write it, and none must read half a file
     except OSError as error:
-        log.info("%s is not kept (%s): the text is encoded anew each time", file, error)
+        log.info("could not write %s (%s): the text is encoded anew each time", file, error)

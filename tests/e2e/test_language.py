@@ -170,7 +170,7 @@ def test_check_says_what_would_run(
     assert train(tiny("gpt2", text, steps=4), "--check")[0] == 0
     out = capfd.readouterr().out
     assert "hold-out 40; test 40" in out
-    assert "the data set lies decoded in memory" in out
+    assert "the data set is in memory already" in out
 
 
 PEFT = """

@@ -176,7 +176,8 @@ def test_a_run_that_may_skip_tells_how_many_pictures_could_not_be_read(
     code, folder = train(recipe)
     assert code == 0
     assert read_run(folder)["skipped_samples"] == 1
-    assert "Could not be read, so that others stood in: 1." in (folder / "report.html").read_text()
+    said = "Samples that others replaced, as they could not be read: 1."
+    assert said in (folder / "report.html").read_text()
 
 
 def test_a_backend_that_is_not_installed_is_refused_with_its_line(

@@ -200,7 +200,7 @@ def test_a_running_run_is_included_marked_and_wins_nothing(
     assert page.row("Speed-up")[2] == page.row("Accuracy")[2] == "\N{EN DASH}"
     text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
     assert "<b>50 s</b>" in text and "<b>1 s</b>" not in text
-    said = "Still running, figures so far: young (running)."
+    said = "These are still running, with figures so far: young (running)."
     assert said in page.text and said in capsys.readouterr().out
 
 
@@ -318,13 +318,13 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(
     assert said[1].startswith(f"compare: {damaged}: run.json is damaged (")
     assert said[1].endswith("; delete it and run again")
     assert said[2] == f"compare: {absent}: is no folder{give}"
-    assert said[3] == f"compare: {two[0]}/../plain: given twice; leave one out"
+    assert said[3] == f"compare: {two[0]}/../plain: is given twice; leave one out"
     assert not (tmp_path / "runs/compare.html").exists()
 
 
 def test_one_run_is_no_comparison(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, two[0])
-    assert said == [f"compare: {two[0]}: one run is no comparison; give two or more"]
+    assert said == [f"compare: {two[0]}: is the only run; give two or more"]
 
 
 def test_a_file_instead_of_a_folder_is_refused(

@@ -215,7 +215,7 @@ def test_llama_gives_the_logits_of_transformers_with_its_weights(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"num_hidden_layers": 3}, "has blocks.2"),
+        ({"num_hidden_layers": 3}, "it also has blocks.2"),
         ({"vocab_size": 62}, r"words.weight is \[62, 24\] there, \[61, 24\] here"),
         ({"num_attention_heads": 6, "num_key_value_heads": 6}, "heads, rotary base and kind"),
     ],

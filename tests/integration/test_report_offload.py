@@ -137,7 +137,7 @@ def test_memory_is_told_against_what_a_step_needs(tmp_path: Path) -> None:
     found = Page(page(make_run(tmp_path)))
     assert found.row("Budget") == ["Budget", "11.0 MiB", "55.0 %"]
     assert found.row("Taken by the plan")[1:] == ["10.0 MiB", "50.0 %"]
-    assert found.row("Held something at once, measured")[1:] == ["9.0 MiB", "45.0 %"]
+    assert found.row("In use at the same time, measured")[1:] == ["9.0 MiB", "45.0 %"]
     assert found.row("The smallest budget that can be planned")[1:] == ["4.0 MiB", "20.0 %"]
 
 
@@ -178,7 +178,7 @@ def test_a_picture_is_read_from_the_run_folder_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_picture_is_said_and_the_page_is_made(tmp_path: Path) -> None:
     (tmp_path / "memory-1.svg").write_text("", encoding="utf-8")
-    assert "memory-1.svg is damaged." in page(make_run(tmp_path))
+    assert "memory-1.svg is damaged and cannot be shown." in page(make_run(tmp_path))
 
 
 def test_a_plan_is_a_row_with_its_prediction_and_the_measured_median(tmp_path: Path) -> None:

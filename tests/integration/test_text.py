@@ -204,5 +204,5 @@ def test_a_text_that_changed_is_encoded_anew(tmp_path: Path) -> None:
 
 def test_all_texts_that_are_not_there_are_named(tmp_path: Path) -> None:
     write_vocabulary(tmp_path / "gpt2_bpe")
-    with pytest.raises(SourceError, match=r"wiki\.train\.tokens, no .*wiki\.test\.raw: unpack"):
+    with pytest.raises(SourceError, match=r"wiki\.train\.tokens, .*wiki\.test\.raw; unpack"):
         read_wikitext(tmp_path, 8, test_text="raw")

@@ -112,7 +112,11 @@ def test_an_option_without_effect_is_said_together_with_everything_else(tmp_path
         ("{engine: cuda}", "{accelerator: cpu}", "offload.engine: cuda runs on a GPU"),
         ("{engine: cudagraph}", "{accelerator: cpu}", "offload.engine: cudagraph runs on a GPU"),
         ("{engine: threads}", "{accelerator: gpu}", "offload.engine: threads runs on the CPU"),
-        ("{}", "{accelerator: gpu, devices: 2}", "trainer.devices: 2, but offload runs on one GPU"),
+        (
+            "{}",
+            "{accelerator: gpu, devices: 2}",
+            "trainer.devices: is 2, but offload runs on one GPU",
+        ),
     ],
 )
 def test_an_engine_that_cannot_run_on_the_accelerator_is_told_by_its_line(

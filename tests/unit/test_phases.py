@@ -65,7 +65,7 @@ def test_a_fine_tuning_share_outside_15_to_45_percent_is_clipped(
     [
         (66, 200, 3, "between 66.6667 and 200"),
         (201, 200, 3, "between 66.6667 and 200"),
-        (0, 200, 3, "fresh budget 0 cannot give 200 epochs"),
+        (0, 200, 3, "0 fresh passes cannot give 200 epochs"),
         (100, 200, 1, "reuse >= 2"),
         (100, 200, 0, "reuse >= 2"),
     ],
@@ -132,7 +132,7 @@ def test_a_split_trains_the_total_and_meets_the_fresh_budget_unless_clipped(
             [Phase("flat", passes=1, batch_size=0)],
             ["phase 0 'flat': batch_size must be at least 1, not 0"],
         ),
-        ([FRESH], ["phase 0 is 'finetune': there is nothing to fine-tune yet"]),
+        ([FRESH], ["phase 0 is 'finetune', but nothing is pre-trained yet: rename it"]),
         (
             [Phase("train", passes=3), REUSE],
             [
@@ -169,7 +169,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ),
         (
             [REUSE, Phase("finetune", steps=20)],
-            "all phases are given in passes, or all in steps",
+            "needs all phases in passes, or all phases in steps",
         ),
     ],
     ids=["nothing reused", "nothing after", "cosine", "passes and steps"],
