@@ -121,7 +121,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         console.print(f"{error}; the same command resumes it", highlight=False)
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
         status, code = "interrupted", 130
-        console.print("the run stopped at once; the same command resumes it from its checkpoint")
+        console.print("stopped at once; the same command resumes the run from its last checkpoint")
     except OffloadError as error:
         run["error"] = str(error)
         if refused := to_blame(error):

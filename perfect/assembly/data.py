@@ -122,9 +122,9 @@ def _text(config: RunConfig) -> Data:
         raise BuildError("data.root", str(error)) from error
     # A token takes two numbers of eight bytes, one as input and one as target.
     _check_buffer(config, (AHEAD + HELD) * sequence * 16)
-    learned = _first(len(text.train), given.train_samples, "data.train_samples")
+    learned = _first_samples(len(text.train), given.train_samples, "data.train_samples")
     held, tested = (
-        _first(len(part), given.evaluation_samples, "data.evaluation_samples")
+        _first_samples(len(part), given.evaluation_samples, "data.evaluation_samples")
         for part in (text.valid, text.test)
     )
     return Data(
@@ -135,7 +135,7 @@ def _text(config: RunConfig) -> Data:
     )
 
 
-def _first(there: int, asked: int | None, key: str) -> range:
+def _first_samples(there: int, asked: int | None, key: str) -> range:
     if asked is not None and asked > there:
         raise BuildError(key, f"is {asked}, but there are {there} samples: lower it")
     return range(asked or there)
@@ -154,7 +154,7 @@ def split_holdout(
     if holdout >= len(labels):
         raise BuildError(
             "data.holdout",
-            f"{holdout} of {len(labels)} training samples would leave none to learn from: lower it",
+            f"is {holdout}, but there are {len(labels)} training samples: lower it, to leave some",
         )
     order = np.random.default_rng(np.random.SeedSequence((seed, 7))).permutation(len(labels))
     # Rank of each sample within its class, in the shuffled order: take the lowest ranks.
@@ -292,8 +292,8 @@ def _own_data(config: RunConfig) -> Data:
         if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
             raise BuildError(
                 "data.class_path",
-                f"its train DataLoader draws with a {type(loader.sampler).__name__}, which"
-                " ReuseLoader would not: return a DataLoader without a sampler, or a ReuseLoader",
+                f"its train DataLoader has a {type(loader.sampler).__name__}, which ReuseLoader"
+                " would not use: return a DataLoader without a sampler, or a ReuseLoader",
             )
         if loader.batch_size != config.loader.batch_size:
             log.warning(
@@ -315,6 +315,7 @@ def _own_data(config: RunConfig) -> Data:
         )
     else:
         for section in {"loader", "augment"} & config.model_fields_set:
-            raise BuildError(section, "has no effect: the data module brings its own ReuseLoader")
+            why = "has no effect, as the data module brings its own ReuseLoader: remove it"
+            raise BuildError(section, why)
     datamodule.train_dataloader = lambda: loader  # Lightning must get this loader
     return Data(loader, None, None, None, datamodule)

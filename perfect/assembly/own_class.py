@@ -13,7 +13,7 @@ def construct(made: Callable[..., Any], arguments: dict[str, Any], key: str) -> 
     try:
         return made(**arguments)
     except TypeError as error:
-        raise BuildError(key, f"the class does not take these arguments: {error}") from error
+        raise BuildError(key, f"the class does not take them: {error}; change them") from error
 
 
 def load_class(path: str, key: str) -> Callable[..., Any]:
@@ -27,5 +27,5 @@ def load_class(path: str, key: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BuildError(
-            key, f"'{path}' cannot be imported: {error}; give package.module.Class of this folder"
+            key, f"'{path}' cannot be imported: {error}; give package.module.Class, found from here"
         ) from error

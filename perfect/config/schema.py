@@ -1,7 +1,7 @@
 """The schema of a run's YAML: which keys there are, what they mean and what their defaults are.
 
-A YAML is flat, and a key that it leaves out takes the default written here; the run's own
-`config.yaml` has all keys. A key without effect is an error.
+A key that a YAML leaves out takes the default written here; the run's own `config.yaml` has all
+keys. A key without effect is an error.
 """
 
 from typing import Annotated, Any, Literal

@@ -26,7 +26,7 @@ from perfect.method.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stretch of training. A None leaves the setting of the run or of the user's module."""
+    """One stretch of training. What is None stays as it is in the run or in the user's module."""
 
     name: str
     reuse: int = 1

@@ -69,8 +69,8 @@ def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
 class PlateauRule:
     """Fires if the slopes over a window are small in `hits` successive checks.
 
-    The defaults come from 200 synthetic curves at three noise levels: slope < 0.10 points over 15
-    points fires at epoch 40-42 whatever the noise, patience anywhere from 30 to 89.
+    The defaults come from 200 synthetic curves at three noise levels. A slope below 0.10 points in
+    15 points fires at epoch 40-42 at any noise level; patience fires anywhere from 30 to 89.
     """
 
     window: int = 12

@@ -112,7 +112,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     steps = [run.number("steps") or 0 for run in runs if run.completed]
     if steps and max(steps) > 1.01 * min(steps):
         said.append(
-            "The runs took different numbers of steps: a run is also faster if it takes fewer."
+            "The runs took different numbers of steps: those with fewer are also faster for that."
         )
     if len({run.record.get("accuracy_on") for run in runs if run.number("accuracy")}) > 1:
         said.append("Some accuracies are of the test set, others of the hold-out set.")

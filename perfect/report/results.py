@@ -108,7 +108,7 @@ def read_run(folder: Path) -> Run:
         what = "holds no run.json" if folder.is_dir() else "is no folder"
         raise RunError(f"{what}; give the folder of a run, as perfect-train made it") from None
     except OSError as error:
-        raise RunError(f"run.json: {error.strerror}; make it readable") from error
+        raise RunError(f"run.json cannot be read ({error.strerror}); make it readable") from error
     except ValueError as error:
         raise RunError(f"run.json is damaged ({error}); delete it and run again") from error
     if problems := _problems(record):

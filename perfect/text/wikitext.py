@@ -62,7 +62,7 @@ def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorData
     if count < 1:
         raise SourceError(
             f"{source} has {len(tokens)} tokens, too few for one block of {sequence} and the token"
-            " after it: lower the sequence"
+            " after it: lower sequence"
         )
     ids = torch.from_numpy(tokens.astype(np.int64))
     inputs, targets = (
@@ -86,7 +86,7 @@ def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
     except (OSError, ValueError, EOFError):
         log.debug("%s is missing or damaged: the text is encoded", kept)
     ids = bpe.encode(text)
-    _keep(kept, ids)
+    _save(kept, ids)
     return ids
 
 
@@ -103,7 +103,7 @@ def _key(text: str, bpe: Bpe) -> str:
     return whole.hexdigest()[:16]
 
 
-def _keep(file: Path, ids: NDArray[np.int32]) -> None:
+def _save(file: Path, ids: NDArray[np.int32]) -> None:
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as opened:

@@ -218,7 +218,7 @@ def test_the_budget_rule_works_out_the_passes(
     [
         ({"data": {"root": "/nowhere/at/all"}}, "data.root: no folder"),
         ({"loader": {"batch_size": 4000}}, "loader.batch_size: 4000 is larger than the training"),
-        ({"data": {"holdout": 500}}, "data.holdout: 500 of 72 training samples"),
+        ({"data": {"holdout": 500}}, "data.holdout: is 500, but there are 72 training samples"),
         ({"data": {"train_samples": 100}}, "data.train_samples: is 100, but there are 60 samples"),
         (
             {"augment": [{"name": "random_resized_crop", "size": 20}]},
@@ -452,7 +452,10 @@ def test_an_own_module_without_a_test_step_is_judged_by_its_validation_step(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"class_path": "nowhere.MyModule"}, "model.class_path: cannot import 'nowhere.MyModule'"),
+        (
+            {"class_path": "nowhere.MyModule"},
+            "model.class_path: 'nowhere.MyModule' cannot be imported",
+        ),
         ({"class_path": "collections.OrderedDict"}, "is not a lightning.LightningModule"),
     ],
 )
