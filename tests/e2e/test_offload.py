@@ -288,7 +288,7 @@ def test_larger_batches_of_a_later_phase_are_refused_before_the_run(
 @pytest.mark.parametrize(
     "accelerator, why",
     [
-        ("cpu", "cuda runs on a GPU, and trainer.accelerator is cpu"),
+        ("cpu", "cuda runs on a GPU, but trainer.accelerator is cpu"),
         ("auto", "engine='cuda' needs"),
     ],
 )
