@@ -44,7 +44,7 @@ class Module(L.LightningModule):
         super().__init__()
         self.kind, self.interval = optimizer, interval
         self.enter = nn.Linear(12, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(6)))
+        self.blocks = nn.Sequential(*(Block() for _ in range(3)))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "no budget": {"check_first_steps": 0},
-    "60 %": {"budget": "60%", "check_first_steps": 0, "bucket_cap_mb": 0.01},
+    "60 %": {"budget": "60%", "check_first_steps": 0, "bucket_cap_mb": 0.005},
     "checked": {"budget": "60%"},
     "updates on the host": {"budget": "60%", "optimizer": "host", "check_first_steps": 0},
 }
