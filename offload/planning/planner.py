@@ -17,7 +17,6 @@ read off these.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 from offload.graph.memgraph import (
     OFFLOAD,
@@ -34,27 +33,9 @@ from offload.graph.memgraph import (
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.arena import Piece, Space
 from offload.planning.copies import Copy
-from offload.planning.packing import Owner
+from offload.planning.policies import Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
 from offload.planning.victims import NEVER, Stake, Victims
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The settings that a plan may be tried with."""
-
-    resident: frozenset[int] = frozenset()
-    """Persistent buffers that stay on their device for the whole step."""
-    ahead: int = 64
-    """How many tasks may get their places before they run, while there is room."""
-    evict_ahead: int = 0
-    """For how many tasks ahead other blocks may be evicted."""
-    drop_ahead: int = 0
-    """For how many tasks ahead other blocks may be dropped, if the host has them and they are
-    needed later."""
-    offsets: Mapping[Owner, int] = field(default_factory=dict)
-    """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
-    ahead."""
 
 
 def build_memgraph(
