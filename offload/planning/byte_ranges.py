@@ -1,7 +1,9 @@
 """What is known of each byte of an arena, stored for ranges of bytes. Pure.
 
-begins    0        64            256                640
-known     | a      | b           | a                |        from each begin to the next one
+    begins    0        64            256                640
+    known     | a      | b           | a                |
+
+Each range ends where the next one begins. In all of it the same is known.
 """
 
 from bisect import bisect_left, bisect_right

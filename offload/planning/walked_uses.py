@@ -1,7 +1,9 @@
 """Which tasks use each buffer, and how far the walk of a planner has come. Pure.
 
-uses of a buffer   2   5   6   9
-                   ran  | pin |  next          5 and 6 have their places and have not run
+    uses of a buffer   2  |  5   6  |  9
+                       ran   pinned    next
+
+Uses that are pinned have their places and have not run.
 """
 
 from offload.graph.taskgraph import TaskGraph

@@ -1,7 +1,9 @@
 """A tape: the ops of one traced step, and the storages that they touch.
 
     ops        conv1 -> relu -> ... -> backward of conv1     in the order of their calls
-storages   0 input   1 weight   2 what conv1 made   ...    ops name them by their numbers
+    storages   0 input   1 weight   2 what conv1 made   ...
+
+Ops name storages by their numbers.
 """
 
 from collections.abc import Mapping
