@@ -1,16 +1,12 @@
 """Runs every kernel on made-up tensors to find what it allocates and how long it takes.
 
-    allocate 64 ........ free              hidden: a place in the task's workspace while it lives
-          allocate 128 ..................  an output: the LAST allocation at its address
-    ------------------------------> t      (an op may get an address again that it has freed)
+Calls that differ only in their buffers run once for all (distinct_calls.py). They take turns in the
+same memory, which has the size of the largest call. The random generator is put back afterwards.
 
-Calls that differ only in their buffers run once for all. They take turns in the same memory, which
-has the size of the largest call. The random generator is put back afterwards.
-
-Allocations on worker threads of an op are counted but cannot be placed.
-
-Without the allocator shim nothing can be placed. Then PyTorch's own profiler, or the statistics of
-its caching allocator, give the bytes.
+The allocator shim logs what a call allocates, and allocation_log.py gives that its places.
+Allocations on worker threads of an op are counted but cannot be placed. Without the shim nothing
+can be placed. Then PyTorch's own profiler, or the statistics of its caching allocator, give the
+bytes.
 
 On a device a call runs once before it is measured, because libraries fill caches then. Its seconds
 are those between two events behind a spin kernel, so the host's own time is not in them. What runs
@@ -29,15 +25,16 @@ from torch.autograd.profiler import profile, record_function
 
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
-from offload.memory.cpu_shim import AllocatorEvent, Log, Shim
+from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
+from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
+from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
 from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.program.kernels import CPU, Call, Calls, Value, device_of
-from offload.torch_seams import pytree, spin
+from offload.torch_seams import spin
 
-MARK = "perfect-training: another call"
 SHORT = 0.005
 """Seconds. What takes less is timed a second time, because the first may be an outlier."""
 DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -111,8 +108,8 @@ def _keys(task: Task, calls: dict[Any, Call], where: torch.device, alignment: in
     if not isinstance(task.kernel, Call | Calls) or task.lane == RANKS:
         return []
     keys = []
-    for call in (_at_zero(call, alignment) for call in task.kernel.calls):
-        keys.append((*_signature(call), where))
+    for call in (at_zero(call, alignment) for call in task.kernel.calls):
+        keys.append((*signature(call), where))
         calls.setdefault(keys[-1], call)
     return keys
 
@@ -153,72 +150,6 @@ def _notes(costs: Mapping[Any, Cost]) -> list[str]:
     return sorted(lines)
 
 
-def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, Value)
-
-
-def _values(tree: Any) -> list[Value]:
-    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_value) if _is_value(leaf)]
-
-
-def _end(value: Value) -> int:
-    """Bytes from the beginning of the buffer to the end of the value."""
-    if 0 in value.size:
-        return 0
-    last = sum((n - 1) * step for n, step in zip(value.size, value.stride, strict=True))
-    return (value.offset + last + 1) * value.dtype.itemsize
-
-
-def _at_zero(call: Call, alignment: int) -> Call:
-    """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
-    inputs = _values((call.args, dict(call.kwargs)))
-    names: dict[int, int] = {}
-    first: dict[int, int] = {}
-    for value in (*inputs, *filter(None, call.outputs)):
-        names.setdefault(value.buffer, len(names))
-        begin = value.offset * value.dtype.itemsize // alignment * alignment
-        first[value.buffer] = min(first.get(value.buffer, begin), begin)
-    for value in filter(None, call.outputs):
-        first[value.buffer] = 0  # memory that the op allocates begins where the buffer does
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Value):
-            return leaf
-        offset = leaf.offset - first[leaf.buffer] // leaf.dtype.itemsize
-        return replace(leaf, buffer=names[leaf.buffer], offset=offset)
-
-    args, kwargs = pytree.tree_map(moved, (call.args, dict(call.kwargs)), is_leaf=_is_value)
-    outputs = tuple(None if v is None else moved(v) for v in call.outputs)
-    return replace(call, args=args, kwargs=kwargs, outputs=outputs, allocations=None)
-
-
-def _signature(call: Call) -> tuple[Any, ...]:
-    # Objects that do the same to other tensors (updates) have a key in `alike`.
-    op = getattr(call.op, "alike", call.op)
-    return (op, _frozen(call.args), _frozen(dict(call.kwargs)), call.outputs)
-
-
-def _frozen(tree: Any) -> Any:
-    """A key for lookups in which 1, 1.0 and True differ."""
-    if isinstance(tree, dict):
-        return tuple((name, _frozen(tree[name])) for name in sorted(tree))
-    if isinstance(tree, tuple | list):
-        return (type(tree), *map(_frozen, tree))
-    return (type(tree), tree)
-
-
-def _sizes(call: Call) -> tuple[int, ...]:
-    """For each buffer, the bytes of it that the call touches."""
-    ends: dict[int, int] = {}
-    for value in (*_values((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
-        ends[value.buffer] = max(ends.get(value.buffer, 0), _end(value))
-    return tuple(ends[b] for b in range(len(ends)))
-
-
-def _rounded(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
-
-
 class _Bench:
     """Runs calls in memory that it uses again and again."""
 
@@ -242,19 +173,19 @@ class _Bench:
         watched: Any = profile(use_cpu=True, profile_memory=True)
         with watched:
             costs = [self._cost(self._copied, call) for call in calls.values()]
-        peaks = _peaks(watched.kineto_results.events())
+        peaks = peaks_of(watched.kineto_results.events())
         return {
             key: cost if cost.failure else replace(cost, unplaced=peak)
             for key, cost, peak in zip(calls, costs, peaks, strict=True)
         }
 
     def _rounded(self, nbytes: int) -> int:
-        return _rounded(nbytes, self._alignment)
+        return rounded(nbytes, self._alignment)
 
     def _places(self, call: Call) -> list[Place]:
         """Places for the call's buffers, one after the other."""
         places, end = [], 0
-        for nbytes in _sizes(call):
+        for nbytes in sizes(call):
             places.append(Place(0, end, nbytes))
             end += self._rounded(nbytes)
         return places
@@ -266,7 +197,7 @@ class _Bench:
             return one(call)
         except Exception as error:
             failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
-            outputs = self._rounded(sum(_end(value) for value in call.outputs if value is not None))
+            outputs = self._rounded(sum(end_of(value) for value in filter(None, call.outputs)))
             return Cost(None, outputs, outputs, None, failure=failure)
 
     def _placed(self, shim: Shim, call: Call) -> Cost:
@@ -280,12 +211,12 @@ class _Bench:
         absent = _absent(call, homes)
         call = replace(call, outputs=_without(call.outputs, absent))
         outputs = {n: homes[n] or 0 for n, value in enumerate(call.outputs) if value is not None}
-        allocations = _allocations(log, outputs, self._alignment)
+        allocations = allocations_of(log, outputs, self._alignment)
         ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
         workspace = self._rounded(max(ends, default=0))
         run = self._bound(replace(call, allocations=allocations), workspace, SHIM)
         seconds = self._seconds(run)
-        return Cost(allocations, workspace, _peak(log), seconds, log.elsewhere, absent=absent)
+        return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere, absent=absent)
 
     def _copied(self, call: Call) -> Cost:
         return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
@@ -326,7 +257,7 @@ class _Bench:
         On a device floats are random: with equal numbers matrix products take less power and a
         tenth less time."""
         places = self._places(call)
-        for value in _values((call.args, dict(call.kwargs))):
+        for value in values_of((call.args, dict(call.kwargs))):
             place = places[value.buffer]
             whole = place.nbytes // value.dtype.itemsize * value.dtype.itemsize
             memory = self._memory[place.offset : place.offset + whole].view(value.dtype)
@@ -374,79 +305,3 @@ def _absent(call: Call, homes: Sequence[int | None]) -> frozenset[int]:
 
 def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:
     return tuple(None if n in absent else value for n, value in enumerate(outputs))
-
-
-def _allocations(log: Log, outputs: Mapping[int, int], alignment: int) -> tuple[Allocation, ...]:
-    """The call's allocations. `outputs`: addresses by position.
-
-    What outlives the call and its results has no place, because the op keeps it."""
-    sizes: list[int] = []
-    ends: list[int | None] = []
-    begins: list[int] = []
-    live: dict[int, int] = {}
-    owner: dict[int, int] = {}
-    for moment, event in enumerate((*log.events, AllocatorEvent(0, 0))):
-        if moment == log.returned:
-            owner = {live[a]: n for n, a in outputs.items() if a in live}
-        if event.nbytes:
-            live[event.address] = len(sizes)
-            sizes.append(event.nbytes)
-            begins.append(moment)
-            ends.append(None)
-        elif event.address in live:
-            ends[live.pop(event.address)] = moment
-    hidden = [
-        (sizes[n], begins[n], end, n)
-        for n, end in enumerate(ends)
-        if end is not None and n not in owner
-    ]
-    offsets = _packed(hidden, alignment)
-    return tuple(
-        Allocation(nbytes, output=owner.get(n), offset=offsets.get(n))
-        for n, nbytes in enumerate(sizes)
-    )
-
-
-def _packed(blocks: Sequence[tuple[int, int, int, int]], alignment: int) -> dict[int, int]:
-    """Offsets for (bytes, begin, end, number). Blocks that live at once lie apart; large ones
-    first."""
-    placed: list[tuple[int, int, int, int]] = []
-    offsets: dict[int, int] = {}
-    for nbytes, begin, end, number in sorted(blocks, key=lambda block: (-block[0], block[3])):
-        offset = 0
-        for low, high, first, last in sorted(placed):
-            if first < end and begin < last:
-                if offset + nbytes <= low:
-                    break
-                offset = max(offset, _rounded(high, alignment))
-        placed.append((offset, offset + nbytes, begin, end))
-        offsets[number] = offset
-    return offsets
-
-
-def _peak(log: Log) -> int:
-    """The most bytes that were live at once, without frees of what others allocated."""
-    live: dict[int, int] = {}
-    now = peak = 0
-    for event in log.events:
-        if event.nbytes:
-            live[event.address] = event.nbytes
-            now += event.nbytes
-            peak = max(peak, now)
-        else:
-            now -= live.pop(event.address, 0)
-    return peak
-
-
-def _peaks(events: Sequence[Any]) -> list[int]:
-    """The same for every call from PyTorch's profiler: from the call's mark to the next one."""
-    peaks: list[int] = []
-    live = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == MARK:
-            peaks.append(0)
-            live = 0
-        elif event.name() == "[memory]" and peaks:
-            live += event.nbytes()
-            peaks[-1] = max(peaks[-1], live)
-    return peaks

@@ -17,44 +17,16 @@ read off these.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
-from offload.graph.memgraph import (
-    OFFLOAD,
-    RELOAD,
-    SMALL_WORKSPACE,
-    TASK,
-    Access,
-    Block,
-    MemGraph,
-    Node,
-    Place,
-    lane_name,
-)
+from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, Block, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.arena import Piece, Space
 from offload.planning.copies import Copy
-from offload.planning.packing import Owner
+from offload.planning.node_list import NodeList
+from offload.planning.policies import Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
 from offload.planning.victims import NEVER, Stake, Victims
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The settings that a plan may be tried with."""
-
-    resident: frozenset[int] = frozenset()
-    """Persistent buffers that stay on their device for the whole step."""
-    ahead: int = 64
-    """How many tasks may get their places before they run, while there is room."""
-    evict_ahead: int = 0
-    """For how many tasks ahead other blocks may be evicted."""
-    drop_ahead: int = 0
-    """For how many tasks ahead other blocks may be dropped, if the host has them and they are
-    needed later."""
-    offsets: Mapping[Owner, int] = field(default_factory=dict)
-    """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
-    ahead."""
+from offload.planning.walked_uses import WalkedUses
 
 
 def build_memgraph(
@@ -87,17 +59,12 @@ class _Walk:
         self.capacities = dict(capacities)
         self.homes = homes
         self.outputs = frozenset(graph.outputs)
-        self.uses: list[list[int]] = [[] for _ in graph.buffers]
-        self.next: list[int] = [0] * len(graph.buffers)
-        """By buffer: how many of its uses have their place."""
-        self.pins: list[int] = [0] * len(graph.buffers)
-        """By buffer: how many of its uses have their place and have not run."""
+        self.uses = WalkedUses(graph)
+        self.nodes = NodeList(graph)
         self.on_device: dict[int, Copy] = {}
         self.on_host: dict[int, Copy] = {}
         self.host_valid: set[int] = set()
         self.workspaces: dict[int, Copy] = {}
-        self.task_nodes: list[int] = [-1] * len(graph.tasks)
-        self.nodes: list[Node] = []
         self.blocks: list[Block] = []
         self.starts: dict[int, Place] = {}
         self.ends: dict[int, Place] = {}
@@ -105,7 +72,7 @@ class _Walk:
         self.scratch: dict[int, Place] = {}
         self.victims: dict[int, Victims] = {}
         self.unpinned: set[int] = set()
-        """Devices where blocks may be dropped that could not be at the last look."""
+        """Devices with a block that may be dropped now, and could not be at the last look."""
         self.host_writes: set[int] = set()
         """Buffers that placed host tasks will write when they run."""
 
@@ -127,9 +94,6 @@ class _Walk:
         return self._finish()
 
     def _lay_out_the_start(self) -> None:
-        for number, task in enumerate(self.tasks):
-            for b in task.touches:
-                self.uses[b].append(number)
         for device in self.graph.devices:
             space = self.spaces[device] = Space(self.capacities[device])
             self.victims[device] = Victims(space, self._stake)
@@ -138,7 +102,7 @@ class _Walk:
             number
             for number, buffer in enumerate(self.buffers)
             if (buffer.persistent or buffer.role is Role.INPUT)
-            and (self.uses[number] or number in self.outputs or number in self.homes)
+            and (self.uses.any(number) or number in self.outputs or number in self.homes)
         ]
         # The pieces of a tensor lie side by side. Inputs come last, as they leave a free rest.
         begin.sort(
@@ -196,13 +160,13 @@ class _Walk:
         wanted = self._wanted(number)
         evict, drop = ahead <= policy.evict_ahead, ahead <= policy.drop_ahead
         for b in task.touches:
-            self.pins[b] += 1
+            self.uses.pin(b)
         taken: list[tuple[Space, int, list[Piece]]] = []
         found: dict[int | None, Copy] = {}
         for b, size in wanted:
             device = task.device if b is None else self.buffers[b].device
             space = self.spaces[device]
-            high = b is None or self._dies_soon(b, number)
+            high = b is None or (b not in self.outputs and self.uses.end_soon(b, number))
             fixed = policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
             if offset is None and (evict or (drop and device in self.unpinned)):
@@ -211,7 +175,7 @@ class _Walk:
                 for space, offset, pieces in reversed(taken):
                     space.give(offset, pieces)
                 for b in task.touches:
-                    self.pins[b] -= 1
+                    self.uses.unpin(b)
                 return False
             pieces = space.take(offset, size, b)
             taken.append((space, offset, pieces))
@@ -246,18 +210,10 @@ class _Walk:
         if task.lane == "host":
             self.host_writes.update(task.writes)
         for b in task.touches:
-            self.next[b] += 1
+            self.uses.advance(b)
             if b in self.on_device and self._moves(b):
                 offset = self.on_device[b].place.offset
-                self.victims[self.buffers[b].device].remember(b, self._next_use(b), offset)
-
-    def _next_use(self, b: int) -> int:
-        uses, at = self.uses[b], self.next[b]
-        return uses[at] if at < len(uses) else NEVER
-
-    def _dies_soon(self, b: int, number: int) -> bool:
-        uses = self.uses[b]
-        return b not in self.outputs and uses[-1] - number <= 8
+                self.victims[self.buffers[b].device].remember(b, self.uses.next(b), offset)
 
     # ---- eviction -------------------------------------------------------------------------------
 
@@ -281,9 +237,9 @@ class _Walk:
 
     def _stake(self, b: int) -> Stake | None:
         """What it costs to evict a buffer now; None if it cannot go."""
-        if self.pins[b] or not self._moves(b) or b not in self.on_device:
+        if self.uses.pinned(b) or not self._moves(b) or b not in self.on_device:
             return None
-        later = self._next_use(b)
+        later = self.uses.next(b)
         reload = later != NEVER and b in self.tasks[later].reads
         offload = b not in self.host_valid and (reload or later == NEVER)
         until = self.clock[later] if later != NEVER else self.clock[-1]
@@ -293,7 +249,7 @@ class _Walk:
     def _evict(self, b: int, number: int) -> None:
         """Take a buffer off its device. Copy it if it will be read and the host has no valid
         copy."""
-        later = self._next_use(b)
+        later = self.uses.next(b)
         if b not in self.host_valid and (later == NEVER or b in self.tasks[later].reads):
             self._offload(b, number)
         self._release(self.on_device.pop(b))
@@ -312,47 +268,13 @@ class _Walk:
     # ---- nodes ----------------------------------------------------------------------------------
 
     def _reload(self, b: int, copy: Copy, number: int) -> None:
-        host = self.on_host[b]
-        deps = {*host.before_reading(), *copy.before_writing()}
-        accesses = (Access(host.place, b, True, False), Access(copy.place, b, False, True))
-        node = self._add(RELOAD, "h2d", b, number, accesses, deps)
-        host.read_by(node)
-        copy.written_by(node)
+        self.nodes.copy(RELOAD, b, number, self.on_host[b], copy)
 
     def _offload(self, b: int, number: int) -> None:
-        copy = self.on_device[b]
         if b not in self.on_host:
             self._host_copy(b)
-        host = self.on_host[b]
-        deps = {*copy.before_reading(), *host.before_writing()}
-        accesses = (Access(copy.place, b, True, False), Access(host.place, b, False, True))
-        node = self._add(OFFLOAD, "d2h", b, number, accesses, deps)
-        copy.read_by(node)
-        host.written_by(node)
+        self.nodes.copy(OFFLOAD, b, number, self.on_device[b], self.on_host[b])
         self.host_valid.add(b)
-
-    def _add(
-        self,
-        kind: str,
-        lane: str,
-        b: int,
-        number: int,
-        accesses: tuple[Access, ...],
-        deps: set[int],
-    ) -> int:
-        buffer = self.buffers[b]
-        self.nodes.append(
-            Node(
-                kind,
-                lane_name(lane, buffer.device),
-                accesses,
-                tuple(sorted(deps)),
-                task=number,
-                buffer=b,
-                nbytes=buffer.nbytes,
-            )
-        )
-        return len(self.nodes) - 1
 
     def _host_copy(self, b: int) -> None:
         self.on_host[b] = self._on_host(self.buffers[b].nbytes, self.buffers[b].name, b)
@@ -368,39 +290,19 @@ class _Walk:
         task = self.tasks[number]
         host = task.lane == "host"
         copies = [self._operand(b, number, host) for b in task.touches]
-        deps = {self.task_nodes[a] for a in task.after}
-        accesses: list[Access] = []
-        for b, copy in zip(task.touches, copies, strict=True):
-            reads, writes = b in task.reads, b in task.writes
-            if reads:
-                deps.update(copy.before_reading())
-            if writes:
-                deps.update(copy.before_writing())
-            accesses.append(Access(copy.place, b, reads, writes))
         workspace = self.workspaces.pop(number, None)
         if host and task.workspace:
             workspace = self._on_host(task.workspace, task.name, None)
-        if workspace is not None:
-            deps.update(workspace.before_writing())
-            accesses.append(Access(workspace.place, None, False, True))
-        node = len(self.nodes)
-        self.task_nodes[number] = node
+        self.nodes.task(number, copies, workspace)
         if host:
             self.host_writes.difference_update(task.writes)
-        self.nodes.append(
-            Node(TASK, self._lane(number), tuple(accesses), tuple(sorted(deps)), task=number)
-        )
-        for b, copy in zip(task.touches, copies, strict=True):
-            if b in task.reads:
-                copy.read_by(node)
+        for b in task.touches:
             if b in task.writes:
-                copy.written_by(node)
                 self._changed(b, host)
         if workspace is not None:
-            workspace.written_by(node)
             self._release(workspace)
         for b in task.touches:
-            self.pins[b] -= 1
+            self.uses.unpin(b)
             self._after_use(b, number)
 
     def _operand(self, b: int, number: int, host: bool) -> Copy:
@@ -411,13 +313,6 @@ class _Walk:
         if b in self.tasks[number].reads and b not in self.host_valid:
             self._offload(b, number)
         return self.on_host[b]
-
-    def _lane(self, number: int) -> str:
-        task = self.tasks[number]
-        if task.lane != "d2d":
-            return lane_name(task.lane, task.device)
-        source = self.buffers[task.reads[0]].device
-        return lane_name("d2d", source, self.buffers[task.writes[0]].device)
 
     def _changed(self, b: int, host: bool) -> None:
         """Note that the other copy is out of date."""
@@ -431,9 +326,9 @@ class _Walk:
             self._release(self.on_host.pop(b))
 
     def _after_use(self, b: int, number: int) -> None:
-        if self.pins[b] or not self._moves(b):
+        if self.uses.pinned(b) or not self._moves(b):
             return
-        if self._next_use(b) != NEVER:
+        if self.uses.next(b) != NEVER:
             if b in self.host_valid:
                 self.unpinned.add(self.buffers[b].device)
             return
@@ -466,7 +361,7 @@ class _Walk:
         arenas = {arena: space.used for arena, space in self.spaces.items()}
         return MemGraph(
             self.graph,
-            tuple(self.nodes),
+            self.nodes.made(),
             arenas,
             self.starts,
             self.ends,

@@ -22,7 +22,8 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import SMALL_WORKSPACE, TASK, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.packing import Owner, packed
-from offload.planning.planner import Policy, build_memgraph
+from offload.planning.planner import build_memgraph
+from offload.planning.policies import DROPS, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
 from offload.planning.reduction import reduced
 from offload.planning.refusal import (
@@ -31,9 +32,7 @@ from offload.planning.refusal import (
     resident_bytes,
     scratch_bytes,
     smallest_budget,
-    working_set,
 )
-from offload.planning.residency import exposed, most_resident
 from offload.planning.simulator import Simulation, least_seconds, simulate
 from offload.planning.victims import NEVER
 
@@ -41,12 +40,10 @@ SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
 """Sizes of the arena to try for the plan without copies, as multiples of the peak."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
-DROPS, EVICTING = (64, 0), 4
-"""Tasks ahead for which others are dropped; and tasks ahead for which others are evicted."""
+EVICTING = 4
+"""For how many tasks ahead others are evicted."""
 CLOSER = 2
 """How many of the best plans are tried again with eviction ahead."""
-EXPOSED = 0.25
-"""The share of the room for resident weights that a step's first inputs may take."""
 WALKED, LEAST = 80_000, 6
 """Tasks that are walked in all plans together, and the least number of plans."""
 ENOUGH = 1.002
@@ -232,12 +229,11 @@ class _Search:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
+        self._policies = Policies(wanted.capacities, wanted.costs, self._effort.shares)
         self._best: FoundPlan | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
         self._without_rotation: float | None = None
-        self._room: tuple[TaskGraph, dict[int, int]] | None = None
-        """The room of the last graph, kept because it takes long to find."""
 
     def best(self) -> FoundPlan:
         took = self._shares("", self._wanted.graph, self._effort.drops)
@@ -260,7 +256,7 @@ class _Search:
 
     def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
-        for share, policy in self._policies(graph, drops):
+        for share, policy in self._policies.of(graph, drops):
             if self._enough(graph):
                 break
             said = f"{name}{_in_words(share, policy)}"
@@ -273,7 +269,7 @@ class _Search:
         left = [drop for drop in DROPS if drop not in {one.policy.drop_ahead for one in took}]
         for one in sorted(took, key=lambda one: one.seconds)[:CLOSER]:
             others = [replace(one.policy, evict_ahead=EVICTING)]
-            others += [self._policy(one.graph, one.share, drop) for drop in left]
+            others += [self._policies.one(one.graph, one.share, drop) for drop in left]
             for policy in others:
                 if not self._enough(one.graph):
                     said = f"{one.name}{_in_words(one.share, policy)}"
@@ -301,7 +297,7 @@ class _Search:
     def _other_graphs(self) -> None:
         """Try a few plans of each other graph. What its host tasks touch is not resident."""
         for name, graph in self._wanted.others:
-            policies = list(self._policies(graph))
+            policies = list(self._policies.of(graph))
             most, less = policies[: len(DROPS)], policies[len(DROPS) :]
             for share, policy in (*most, *less[-len(DROPS) :]):
                 self._try(f"{name}, {_in_words(share, policy)}", policy, graph)
@@ -313,7 +309,7 @@ class _Search:
         for name, graph in self._wanted.rotated:
             most = WORTH * self._best.simulation.makespan if self._best else math.inf
             if least_seconds(graph, self._wanted.costs) < most:
-                for _, policy in islice(self._policies(graph), len(DROPS)):
+                for _, policy in islice(self._policies.of(graph), len(DROPS)):
                     self._try(name, policy, graph, most)
 
     def _recomputed_graphs(self, before: FoundPlan) -> None:
@@ -325,7 +321,7 @@ class _Search:
         others = ((name, other) for name, other in found if other is not graph)
         for name, other in islice(others, self._effort.recomputations):
             self._try(f"recompute {name}", before.policy, other)
-            share, policy = next(self._policies(other, drops))
+            share, policy = next(self._policies.of(other, drops))
             self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
 
     def _refuse(self) -> NoReturn:
@@ -344,62 +340,10 @@ class _Search:
     def _host_bytes_within(self, limit: int) -> int:
         """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
         least = NEVER
-        for _, policy in self._policies():
+        for _, policy in self._policies.of(self._wanted.graph):
             with suppress(BudgetTooSmall):
                 least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
-
-    def _policies(
-        self, graph: TaskGraph | None = None, drops: Sequence[int] = DROPS
-    ) -> Iterator[tuple[float, Policy]]:
-        """Policies from much resident to little; for each share, those of `drops`."""
-        graph = graph or self._wanted.graph
-        seen: set[frozenset[int]] = set()
-        for share in self._effort.shares:
-            found = [self._policy(graph, share, drop) for drop in drops]
-            if found[-1].resident not in seen:
-                seen.add(found[-1].resident)
-                yield from ((share, policy) for policy in found)
-
-    def _policy(self, graph: TaskGraph, share: float, drop: int) -> Policy:
-        """One policy. One that drops ahead also keeps the step's first inputs resident."""
-        plain, first = self._residents(graph, share)
-        return Policy(first if drop else plain, drop_ahead=drop)
-
-    def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
-        """What may stay in this share of the room, without and with the step's first inputs."""
-        most = self._most_room(graph)
-        room = {device: int(nbytes * share) for device, nbytes in most.items()}
-        plain = most_resident(graph, room)
-        some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
-        found = exposed(graph, self._wanted.costs, plain, some)
-        return plain, most_resident(graph, room, found) if found else plain
-
-    def _most_room(self, graph: TaskGraph) -> dict[int, int]:
-        """The most resident bytes that leave enough for each task, whose operands may be
-        resident."""
-        if self._room is not None and self._room[0] is graph:
-            return self._room[1]
-        capacities = self._wanted.capacities
-        room: dict[int, int] = {}
-        for device in graph.devices:
-            low, high = 0, capacities[device]
-            while high - low > capacities[device] // 64:
-                middle = (low + high) // 2
-                if self._leaves_enough(graph, device, most_resident(graph, {device: middle})):
-                    low = middle
-                else:
-                    high = middle
-            room[device] = low
-        self._room = graph, room
-        return room
-
-    def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
-        largest = max(
-            (working_set(graph, task, device, resident) for task in graph.tasks), default=0
-        )
-        taken = resident_bytes(graph, device, resident, {})
-        return taken + largest <= self._wanted.capacities[device]
 
     def _try(
         self,

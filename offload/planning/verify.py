@@ -20,21 +20,31 @@ Why one order is enough for the values: any two conflicting nodes are ordered, s
 does the same things to each byte in the same sequence.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Generic, TypeVar
 
-from offload.errors import RaceFound
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, Place, lane_name
 from offload.graph.taskgraph import HOST, Role
+from offload.planning.byte_ranges import ByteRanges
+from offload.planning.race_reports import (
+    END,
+    NOTHING,
+    START,
+    WORKSPACE,
+    Conflict,
+    Holding,
+    Use,
+    fault,
+    name_of,
+    race,
+    say_arena,
+    say_use,
+    span,
+    stale,
+)
 
-START, END = "the start of the step", "the end of the step"
 SOURCES = 4096
 """How many sources are followed at a time; each is a bit of an int at every node."""
-
-Known = TypeVar("Known")
 
 
 def verify(memgraph: MemGraph) -> None:
@@ -48,7 +58,7 @@ def verify(memgraph: MemGraph) -> None:
     _check_values(memgraph)
 
 
-# Formed
+# ---- formed --------------------------------------------------------------------------------------
 
 
 def _check_numbers(memgraph: MemGraph) -> list[int]:
@@ -59,13 +69,13 @@ def _check_numbers(memgraph: MemGraph) -> list[int]:
         known = len(tasks) if node.kind == TASK else len(buffers)
         which = node.task if node.kind == TASK else node.buffer
         if node.kind not in (TASK, OFFLOAD, RELOAD) or not 0 <= which < known:
-            raise _fault(f"node {number}", f"{node.kind} {which} is not one of {known}")
+            raise fault(f"node {number}", f"{node.kind} {which} is not one of {known}")
         if node.kind == TASK:
             if at[which] >= 0:
-                raise _fault(tasks[which].name, f"nodes {at[which]} and {number} both run it")
+                raise fault(tasks[which].name, f"nodes {at[which]} and {number} both run it")
             at[which] = number
     if -1 in at:
-        raise _fault(tasks[at.index(-1)].name, "no node runs it")
+        raise fault(tasks[at.index(-1)].name, "no node runs it")
     return at
 
 
@@ -78,21 +88,24 @@ def _check_edges(memgraph: MemGraph) -> None:
                     f"waits for {other}, node {dep}: edges lead from smaller to larger numbers, "
                     "or there may be a cycle"
                 )
-                raise _fault(memgraph.name(number), why, after=other)
+                raise fault(memgraph.name(number), why, after=other)
 
 
 def _check_places(memgraph: MemGraph) -> None:
     """Check that everything lies within its arena, is aligned, and stays out of the scratch."""
     for arena, place in memgraph.scratch.items():
         if place.arena != arena:
-            raise _fault("scratch", f"that of {_arena(arena)} is on {_arena(place.arena)}", place)
+            raise fault(
+                "scratch", f"that of {say_arena(arena)} is on {say_arena(place.arena)}", place
+            )
         _check_inside(memgraph, place, "scratch")
     for places in (memgraph.starts, memgraph.ends):
         for b, place in places.items():
             buffer = memgraph.graph.buffers[b]
             if place.nbytes != buffer.nbytes or place.arena not in (buffer.device, HOST):
-                why = f"its {buffer.nbytes} bytes are to be on {_arena(buffer.device)} or the host"
-                raise _fault(buffer.name, why, place)
+                home = say_arena(buffer.device)
+                why = f"its {buffer.nbytes} bytes are to be on {home} or the host"
+                raise fault(buffer.name, why, place)
             _check_place(memgraph, place, buffer.name)
     for number, node in enumerate(memgraph.nodes):
         for access in node.accesses:
@@ -102,25 +115,21 @@ def _check_places(memgraph: MemGraph) -> None:
 def _check_place(memgraph: MemGraph, place: Place, who: int | str) -> None:
     _check_inside(memgraph, place, who)
     if place.arena in memgraph.scratch:
-        arena, begin, end = _span(memgraph.scratch[place.arena])
+        arena, begin, end = span(memgraph.scratch[place.arena])
         low, high = max(place.offset, begin), min(place.offset + place.nbytes, end)
         if low < high:
             shared = Place(arena, low, high - low)
-            raise _fault(_name(memgraph, who), "it overlaps the scratch", shared, "scratch")
+            raise fault(name_of(memgraph, who), "it overlaps the scratch", shared, "scratch")
 
 
 def _check_inside(memgraph: MemGraph, place: Place, who: int | str) -> None:
     size = memgraph.arenas.get(place.arena, 0)
     if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > size:
-        raise _fault(_name(memgraph, who), f"the arena has {size} bytes", place)
+        raise fault(name_of(memgraph, who), f"the arena has {size} bytes", place)
     alignment = memgraph.graph.alignment
     if place.offset % alignment:
         why = f"offset {place.offset} is not a multiple of {alignment}"
-        raise _fault(_name(memgraph, who), why, place)
-
-
-Use = tuple[int, int, int | None, bool, bool]
-"""An access without its offset: arena, bytes, buffer, reads, writes."""
+        raise fault(name_of(memgraph, who), why, place)
 
 
 def _check_node(memgraph: MemGraph, number: int) -> None:
@@ -132,15 +141,15 @@ def _check_node(memgraph: MemGraph, number: int) -> None:
     ]
     if node.lane not in lanes:
         why = f"it runs on lane {node.lane}, but belongs on {' or '.join(sorted(lanes))}"
-        raise _fault(memgraph.name(number), why)
+        raise fault(memgraph.name(number), why)
     if node.kind != TASK and node.nbytes != uses[0][1]:
         why = f"it says that it moves {node.nbytes} bytes, but expected are {uses[0][1]}"
-        raise _fault(memgraph.name(number), why)
+        raise fault(memgraph.name(number), why)
     if found != uses:
         for access, one, other in zip_longest(node.accesses, found, uses):
             if one != other:
-                why = f"it {_use(memgraph, one)}: expected that it {_use(memgraph, other)}"
-                raise _fault(memgraph.name(number), why, access and access.place)
+                why = f"it {say_use(memgraph, one)}: expected that it {say_use(memgraph, other)}"
+                raise fault(memgraph.name(number), why, access and access.place)
 
 
 def _task_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
@@ -170,40 +179,7 @@ def _copy_says(memgraph: MemGraph, node: Node) -> tuple[set[str], list[Use]]:
     ]
 
 
-# Ordered
-
-
-class _Ranges(Generic[Known]):
-    """What is known of each byte of an arena, stored for ranges in which it is the same."""
-
-    def __init__(self, size: int, known: Known) -> None:
-        self.size = size
-        self.begins = [0]
-        self.known = [known]
-
-    def items(self, begin: int, end: int) -> Iterator[tuple[int, int, Known]]:
-        """(begin, end, known) of the parts of a non-empty range, in order."""
-        first, last = bisect_right(self.begins, begin) - 1, bisect_left(self.begins, end)
-        for index in range(first, last):
-            low = self.begins[index]
-            high = self.begins[index + 1] if index + 1 < len(self.begins) else self.size
-            yield max(low, begin), min(high, end), self.known[index]
-
-    def cut(self, begin: int, end: int) -> range:
-        """Cut at both ends, and return the numbers of the ranges that make up exactly this one."""
-        return range(self._border(begin), self._border(end))
-
-    def put(self, begin: int, end: int, known: Known) -> None:
-        parts = self.cut(begin, end)
-        self.begins[parts.start : parts.stop] = [begin]
-        self.known[parts.start : parts.stop] = [known]
-
-    def _border(self, at: int) -> int:
-        index = bisect_left(self.begins, at)
-        if at < self.size and (index == len(self.begins) or self.begins[index] != at):
-            self.begins.insert(index, at)
-            self.known.insert(index, self.known[index - 1])
-        return index
+# ---- ordered -------------------------------------------------------------------------------------
 
 
 Readers = tuple[int, "Readers"] | None
@@ -212,17 +188,7 @@ Users = tuple[int, Readers]
 """The last writer, and the readers since then."""
 
 
-@dataclass(slots=True)
-class _Conflict:
-    """Why a path must lead from one node to another. Without an arena it is because of `after`."""
-
-    arena: int | None = None
-    begin: int = 0
-    end: int = 0
-    verbs: tuple[str, str] = ("", "")
-
-
-Conflicts = dict[tuple[int, int], _Conflict]
+Conflicts = dict[tuple[int, int], Conflict]
 
 
 def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
@@ -230,31 +196,33 @@ def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
     for number, task in enumerate(memgraph.graph.tasks):
         for before in task.after:
             a, b = at[before], at[number]
-            conflict = asked.setdefault((a, b), _Conflict())
+            conflict = asked.setdefault((a, b), Conflict())
             if a >= b:
-                raise _race(memgraph, a, b, conflict)
+                raise race(memgraph, a, b, conflict)
     # Most pairs are edges themselves.
     for a, b in _unordered(nodes, [(a, b) for a, b in asked if a not in nodes[b].deps]):
-        raise _race(memgraph, a, b, asked[a, b])
+        raise race(memgraph, a, b, asked[a, b])
 
 
 def _conflicts(memgraph: MemGraph) -> Conflicts:
     """The neighbours at every byte (see above), with the first bytes that they share."""
-    touched = {arena: _Ranges[Users](size, (-1, None)) for arena, size in memgraph.arenas.items()}
+    touched = {
+        arena: ByteRanges[Users](size, (-1, None)) for arena, size in memgraph.arenas.items()
+    }
     asked: Conflicts = {}
 
     def ask(a: int, b: int, arena: int, low: int, high: int, verbs: tuple[str, str]) -> None:
         if a < 0:
             return
-        known = asked.setdefault((a, b), _Conflict(arena, low, low, verbs))
+        known = asked.setdefault((a, b), Conflict(arena, low, low, verbs))
         if (known.arena, known.end, known.verbs) == (arena, low, verbs):
             known.end = high
         if a == b:
-            raise _race(memgraph, a, b, known)
+            raise race(memgraph, a, b, known)
 
     for number, node in enumerate(memgraph.nodes):
         for access in node.accesses:
-            arena, begin, end = _span(access.place)
+            arena, begin, end = span(access.place)
             if begin == end:
                 continue
             ranges = touched[arena]
@@ -310,13 +278,7 @@ def _unordered(
                     yield a, number
 
 
-# Valued
-
-
-WORKSPACE, NOTHING = -1, -2
-Holding = tuple[int, int, int, int]
-"""A buffer (or START or similar), how often it had been written, the offset where it begins, and
-the node that put it there."""
+# ---- valued --------------------------------------------------------------------------------------
 
 
 class _BytesHeld:
@@ -325,22 +287,22 @@ class _BytesHeld:
     def __init__(self, memgraph: MemGraph) -> None:
         arenas = memgraph.arenas.items()
         self._memgraph = memgraph
-        self._held = {a: _Ranges[Holding](size, (NOTHING, 0, 0, -1)) for a, size in arenas}
+        self._held = {a: ByteRanges[Holding](size, (NOTHING, 0, 0, -1)) for a, size in arenas}
 
     def put(self, b: int, version: int, place: Place, by: int) -> None:
-        arena, begin, end = _span(place)
+        arena, begin, end = span(place)
         if begin < end:
             self._held[arena].put(begin, end, (b, version, begin, by))
 
     def expect(self, b: int, version: int | None, place: Place, who: int | str) -> int:
         """Check that the place holds the whole buffer in this version. Any version if None, and the
         version found is returned."""
-        arena, begin, end = _span(place)
+        arena, begin, end = span(place)
         for low, high, found in self._held[arena].items(begin, end) if begin < end else ():
             if version is None and found[0] == b:
                 version = found[1]
             if found[:3] != (b, version, begin):
-                raise _stale(self._memgraph, b, version, found, (arena, low, high), who)
+                raise stale(self._memgraph, b, version, found, (arena, low, high), who)
         return version or 0
 
 
@@ -363,10 +325,10 @@ def _check_values(memgraph: MemGraph) -> None:
         if buffer.persistent and b in memgraph.starts:
             held.expect(b, last[b], memgraph.starts[b], END)
         elif buffer.persistent and last[b]:
-            raise _fault(buffer.name, "the step changes it, but it has no place in `starts`")
+            raise fault(buffer.name, "the step changes it, but it has no place in `starts`")
     for b in graph.outputs:
         if b not in memgraph.ends:
-            raise _fault(graph.buffers[b].name, "an output has no place in `ends`")
+            raise fault(graph.buffers[b].name, "an output has no place in `ends`")
         held.expect(b, last[b], memgraph.ends[b], END)
 
 
@@ -390,79 +352,3 @@ def _versions(memgraph: MemGraph) -> tuple[list[tuple[int, ...]], list[int]]:
         for b in set(task.writes):
             count[b] += 1
     return before, count
-
-
-# Said
-
-
-def _span(place: Place) -> tuple[int, int, int]:
-    return place.arena, place.offset, place.offset + place.nbytes
-
-
-def _arena(arena: int) -> str:
-    return "the host" if arena == HOST else f"device {arena}"
-
-
-def _range(arena: int, begin: int, end: int) -> str:
-    return f"bytes [{begin}, {end}) of {_arena(arena)}"
-
-
-def _name(memgraph: MemGraph, who: int | str) -> str:
-    return who if isinstance(who, str) else memgraph.name(who)
-
-
-def _use(memgraph: MemGraph, use: Use | None) -> str:
-    if use is None:
-        return "touches no more"
-    arena, nbytes, b, reads, writes = use
-    verbs = " and ".join(["reads"] * reads + ["writes"] * writes) or "does nothing to"
-    what = "workspace" if b is None else memgraph.graph.buffers[b].name
-    return f"{verbs} {nbytes} bytes of {what} on {_arena(arena)}"
-
-
-def _fault(who: str, why: str, place: Place | None = None, after: str | None = None) -> RaceFound:
-    """An error about one node or buffer."""
-    where = _span(place) if place else (HOST, 0, 0)
-    message = f"{who}, {_range(*where)}: {why}" if place else f"{who}: {why}"
-    return RaceFound(message, who if after is None else after, who, where)
-
-
-def _race(memgraph: MemGraph, a: int, b: int, conflict: _Conflict) -> RaceFound:
-    first, second = memgraph.name(a), memgraph.name(b)
-    if conflict.arena is None:
-        message = f"nothing orders {first} and {second}, though the latter must run after it"
-        return RaceFound(message, first, second, (HOST, 0, 0))
-    where = (conflict.arena, conflict.begin, conflict.end)
-    one, two = conflict.verbs
-    message = f"nothing orders {first} ({one}) and {second} ({two}) on {_range(*where)}"
-    if a == b:
-        message = f"{first} {one} and {two} two things on {_range(*where)}"
-    return RaceFound(message, first, second, where)
-
-
-def _stale(
-    memgraph: MemGraph,
-    b: int,
-    version: int | None,
-    found: Holding,
-    where: tuple[int, int, int],
-    who: int | str,
-) -> RaceFound:
-    name, by = _name(memgraph, who), START if found[3] < 0 else memgraph.name(found[3])
-    expected, contents = _contents(memgraph, b, version), _contents(memgraph, found[0], found[1])
-    if expected == contents:
-        contents += " at another offset"
-    if found[0] != NOTHING:
-        contents += f", put there by {by}"
-    message = f"{name} finds on {_range(*where)} {contents}: expected {expected}"
-    return RaceFound(message, by, name, where)
-
-
-def _contents(memgraph: MemGraph, b: int, version: int | None) -> str:
-    if b < 0:
-        return "nothing" if b == NOTHING else "a workspace"
-    name = memgraph.graph.buffers[b].name
-    if not version:
-        return name if version is None else f"{name} as it was at the start"
-    writers = [task.name for task in memgraph.graph.tasks if b in task.writes]
-    return f"{name} as {writers[version - 1]} wrote it"

@@ -2,39 +2,31 @@
 
     device      40.0 MiB of a budget of 40.0 MiB: 60 % of ...             a fact a line
     moves       ...
-                  buffers          resident         streamed   ...        a row a role
-    parameters    62   42.6 MiB    ...
+                       all         resident         streamed   ...        a row a role:
+    parameters    62   42.6 MiB    ...                                    role_table.py
 
 Facts that a plan does not have are left out: without copies there are no rows of copies. Long names
 are cut, so that a line has at most `WIDTH` columns.
 """
 
-from collections.abc import Mapping, Sequence
-
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
-from offload.graph.taskgraph import HOST, RANKS, Role, Task
+from offload.graph.taskgraph import RANKS, Role, Task
 from offload.lowering.host_updates import host_updates, is_update, moves
 from offload.lowering.micro_batches import ONCE
 from offload.planning.account import (
-    NAMES,
-    ROLES,
     Amount,
-    Usage,
-    at_home,
     dropped,
-    lives,
     moved,
     recomputed,
     say_seconds,
     say_share,
     total,
-    usage,
-    used,
     waiting,
 )
 from offload.planning.refusal import smallest_budget
 from offload.planning.search import peak_bytes
 from offload.plans.facts import PlanFacts
+from offload.plans.role_table import role_table
 from offload.sizes import say_size
 
 WIDTH, LABEL = 100, 12
@@ -66,7 +58,8 @@ def explain(plan: PlanFacts) -> str:
         ("outputs", _outputs(plan)),
         ("bits", _bits(plan)),
     ]
-    lines = [*map(_line, facts), "", *_table(plan), *map(_line, _afterwards(plan))]
+    table, legend = role_table(plan)
+    lines = [*map(_line, facts), "", *table, "", *map(_line, [*legend, *_afterwards(plan)])]
     return "\n".join(lines)
 
 
@@ -303,80 +296,6 @@ def _bits(plan: PlanFacts) -> str:
     if changed:
         return f"NOT bit-equal to eager: {', '.join(changed)}"
     return "as eager: no pass that changes bits was asked for"
-
-
-# ---- the table -----------------------------------------------------------------------------------
-
-
-def _table(plan: PlanFacts) -> list[str]:
-    memgraph = plan.memgraph
-    counted = (
-        _with_workspaces(plan),
-        at_home(memgraph, plan.graph.devices),
-        at_home(memgraph, [HOST]),
-    )
-    copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
-    device, use = _fullest(plan)
-    peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
-    lines = [
-        f"{'':16}{'all':>16}{'resident':>16}{'streamed':>16}"
-        f"{'at the peak':>13}{'offloaded':>11}{'reloaded':>11}"
-    ]
-    for role in ROLES:
-        cells = [_cell(column.get(role)) for column in counted]
-        sizes = [_size(column.get(role)) for column in (peak, *copied)]
-        if any(cells) or any(sizes):
-            lines.append(_row(NAMES[role], cells, sizes))
-    sums = ["", *(_cell(total(column)) for column in counted[1:])]
-    lines.append(_row("together", sums, [_size(total(c)) for c in (peak, *copied)]))
-    return [*lines, "", *_legend(plan, device, use)]
-
-
-def _row(name: str, cells: Sequence[str], sizes: Sequence[str]) -> str:
-    line = f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells)
-    return (line + f"{sizes[0]:>13}{sizes[1]:>11}{sizes[2]:>11}").rstrip()
-
-
-def _legend(plan: PlanFacts, device: int, use: Usage) -> list[str]:
-    moment = float(use.times[use.fullest])
-    running = next(
-        (
-            f", in {plan.memgraph.name(node)}"
-            for node, _, start, end in plan.simulation.timeline
-            if start <= moment < end and plan.memgraph.nodes[node].kind == TASK
-        ),
-        "",
-    )
-    largest = "; of the workspaces the largest" if Role.WORKSPACE in _with_workspaces(plan) else ""
-    facts = [
-        ("all", f"each buffer of the step once{largest}"),
-        ("the peak", f"device {device} when it is fullest: at {say_seconds(moment)}{running}"),
-    ]
-    return [_line(fact) for fact in facts]
-
-
-def _with_workspaces(plan: PlanFacts) -> Mapping[Role, Amount]:
-    tasks = plan.source.tasks
-    sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
-    most = max(sizes, default=0)
-    found = used(plan.source)
-    return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
-
-
-def _fullest(plan: PlanFacts) -> tuple[int, Usage]:
-    """The device that holds most at a time, and what it holds."""
-    memgraph = plan.memgraph
-    lived = lives(memgraph, plan.simulation.timeline)
-    uses = [(d, usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
-    return max(uses, key=lambda use: int(use[1].total.max()))
-
-
-def _cell(amount: Amount | None) -> str:
-    return f"{amount.count:,} {say_size(amount.nbytes):>10}" if amount and amount.count else ""
-
-
-def _size(amount: Amount | None) -> str:
-    return say_size(amount.nbytes) if amount and amount.nbytes else ""
 
 
 # ---- afterwards ----------------------------------------------------------------------------------

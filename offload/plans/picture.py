@@ -15,22 +15,19 @@ has more moments than a screen has columns, the highest of each column is drawn.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offload.errors import GraphError
-from offload.graph.memgraph import OFFLOAD, TASK
+from offload.graph.memgraph import TASK
 from offload.graph.taskgraph import HOST, RANKS, Role
 from offload.planning.account import (
-    NAMES,
     ROLES,
     Usage,
     at_home,
     highest,
     lives,
-    moved,
     say_seconds,
     say_share,
     unmoved,
@@ -38,6 +35,7 @@ from offload.planning.account import (
 )
 from offload.planning.search import peak_bytes
 from offload.plans.facts import PlanFacts
+from offload.plans.palette import COLOURS, FREE, INK, MUTED, PHASES, RULE, colour_of, legend_keys
 from offload.sizes import UNITS, say_size
 
 if TYPE_CHECKING:
@@ -51,26 +49,6 @@ COLUMNS = 1500
 """The number of moments of a curve that can be told apart."""
 MANY = 2000
 """If there are more rectangles than this, an .svg holds them as pixels."""
-INK, MUTED, RULE, FREE = "#1f2933", "#66717e", "#c9d0d8", "#e9f2ec"
-AGAIN = "#D55E00"
-"""The colour of tasks that are run once more."""
-# Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS = MappingProxyType(
-    {
-        Role.PARAMETER: "#0072B2",
-        Role.STATE: "#56B4E9",
-        Role.BUFFER: "#10436b",
-        Role.CONSTANT: "#10436b",
-        Role.INPUT: "#F0E442",
-        Role.ACTIVATION: "#E69F00",
-        Role.GRADIENT: "#009E73",
-        Role.SUM: "#006d50",
-        Role.TEMPORARY: "#CC79A7",
-        Role.WORKSPACE: "#8d99a6",
-    }
-)
-PHASES = MappingProxyType({"forward": "#aab4bf", "backward": "#6b7784", "update": "#323c47"})
-
 Box = tuple[float, float, float, float]
 """Start, end, low, high."""
 
@@ -238,7 +216,7 @@ class _PlanPicture:
         colours: list[str] = []
         last: dict[str, int] = {}
         for node, lane, start, end in self._timeline:
-            colour, row, n = self._colour(node), rows[lane], last.get(lane, -1)
+            colour, row, n = colour_of(self._memgraph, node), rows[lane], last.get(lane, -1)
             # Draw neighbours of the same colour as one box.
             if n >= 0 and colours[n] == colour and start - boxes[n][1] < self._end / COLUMNS / 4:
                 boxes[n] = (boxes[n][0], max(end, boxes[n][1]), *boxes[n][2:])
@@ -255,13 +233,6 @@ class _PlanPicture:
             )  # fmt: skip
         axes.set_ylim(0, max(len(lanes), 1))
         axes.set_yticks([row + 0.5 for row in rows.values()], list(rows))
-
-    def _colour(self, node: int) -> str:
-        found = self._memgraph.nodes[node]
-        if found.kind != TASK:
-            return COLOURS[self._memgraph.graph.buffers[found.buffer].role]
-        task = self._memgraph.graph.tasks[found.task]
-        return AGAIN if task.recomputes else PHASES.get(task.phase, PHASES["forward"])
 
     # ---- parts -------------------------------------------------------------------------------
 
@@ -332,26 +303,7 @@ class _PlanPicture:
 
     def _legend(self, figure: "Figure", height: float) -> None:
         """Explain the colours: memory in one row, tasks in another."""
-        from matplotlib.artist import Artist
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
-        memory: list[Artist] = [
-            Patch(color=COLOURS[r], label=NAMES[r]) for r in ROLES if r in self._roles
-        ]
-        tasks = self._memgraph.graph.tasks
-        found = {"again" if task.recomputes else task.phase for task in tasks}
-        other: list[Artist] = [
-            Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (3, 2)), label="if nothing left")
-        ]
-        if moved(self._memgraph, OFFLOAD) or at_home(self._memgraph, [HOST]):
-            away = {"facecolor": "white", "edgecolor": MUTED, "hatch": "////", "linewidth": 0}
-            other.append(Patch(label="offloaded", **away))
-        if any(budget is not None for budget in self._plan.budget.values()):
-            other.append(Patch(facecolor=FREE, label="free"))
-        other += [Patch(color=c, label=f"{p} tasks") for p, c in PHASES.items() if p in found]
-        if "again" in found:
-            other.append(Patch(color=AGAIN, label="recomputed"))
+        memory, other = legend_keys(self._plan, self._roles)
         for row, keys in enumerate((other, memory)):
             figure.legend(
                 handles=keys, loc="lower left", fontsize=8, frameon=False, ncols=len(keys),

@@ -1,6 +1,6 @@
 """Reads a tape, op by op, and builds a graph from it.
 
-    Tape (recorder.py)   --Build-->   tasks over buffers   --training.py adds gradients, updates-->
+    Tape (tape.py)   --Build-->   tasks over buffers   --training.py adds gradients, updates-->
 
 Storage n of the tape becomes buffer n. If the user's tensors lie in it, the buffer is persistent
 and knows them. A tensor that the step's code writes down (a literal) is a constant.
@@ -15,9 +15,10 @@ import torch
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Call, Program, Source, Value
 from offload.torch_seams import pytree, storage_key
-from offload.tracing.recorder import FORWARD, UPDATE, Op, Recorder, Tape
+from offload.tracing.recorder import Recorder
 from offload.tracing.seeds import at_run_time
 from offload.tracing.surroundings import Surroundings
+from offload.tracing.tape import FORWARD, UPDATE, Op, Tape
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from offload.errors import CaptureError
 from offload.program.frames import say_frame, user_frame
 from offload.torch_seams import storage_key
-from offload.tracing.recorder import UPDATE, Recorder
+from offload.tracing.recorder import Recorder
+from offload.tracing.tape import UPDATE
 
 Gradient = torch.Tensor | None
 

@@ -32,9 +32,10 @@ from offload.torch_seams import (
 )
 from offload.tracing.cpu_values import FOLDED
 from offload.tracing.draws import Clock
-from offload.tracing.recorder import Recorder, Tape
+from offload.tracing.recorder import Recorder
 from offload.tracing.stand_ins import standing_in
 from offload.tracing.surroundings import DEPTH, Surroundings
+from offload.tracing.tape import Tape
 
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
 """Calls that would bring real values or addresses of a user's tensor into the trace."""

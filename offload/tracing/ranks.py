@@ -26,7 +26,7 @@ from offload.errors import CaptureError, StepError
 from offload.graph.taskgraph import RANKS, Role, TaskGraph
 from offload.program.kernels import Call, Value
 from offload.tracing.building import Build
-from offload.tracing.recorder import UPDATE
+from offload.tracing.tape import UPDATE
 
 Parameter = torch.nn.Parameter
 

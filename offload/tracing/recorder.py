@@ -10,7 +10,6 @@ and backward. A fake tensor's storage says exactly what aliases what, so views a
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -38,75 +37,14 @@ from offload.torch_seams import (
 )
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
 from offload.tracing.draws import Clock, arguments, draws
+from offload.tracing.op_effects import read_arguments, written_arguments
+from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
 
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 LIFT = torch.ops.aten.lift_fresh.default
 ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-WHOLE = frozenset(
-    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
-    | {"geometric_", "cauchy_", "log_normal_"}
-)
-"""Ops that overwrite their first argument without reading it."""
-STATISTICS = frozenset(
-    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"}
-    | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
-)
-"""Ops that write `running_mean` and `running_var` although their schema does not say so."""
 RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
-
-
-@dataclass(slots=True)
-class Storage:
-    """One storage of the trace. The buffer made from it has the same number."""
-
-    nbytes: int
-    keep: Any
-    """The storage itself, kept alive so that no other storage gets its address."""
-    kind: str
-    """made by an op, input, real (the user's) or literal (written in the step's code). folded and
-    own: on the CPU while the step runs on a GPU (cpu_values.py)."""
-    tensor: torch.Tensor | None = None
-    """The tensor with the bytes, for all kinds but the first two."""
-    name: str = ""
-    filled: bool = False
-    """Whether the op that made it also filled it. If not, the first op that writes it names it."""
-    written: bool = False
-    """Whether an op wrote it in place after it was made."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """One call of a kernel. Tensors are `Value`s over the tape's storages."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    outputs: tuple[Value | None, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    changes: tuple[int, ...]
-    """Those of `writes` that existed before: the op changes them in place."""
-    random: bool
-    phase: str
-    name: str
-    where: str
-    flops: float
-    traffic: int
-
-    @property
-    def code(self) -> str:
-        """The call as text, for comparing two traces."""
-        return f"{self.func}{self.args!r}{dict(self.kwargs)!r} -> {self.outputs!r}"
-
-
-@dataclass(slots=True)
-class Tape:
-    """The ops and storages of one trace."""
-
-    ops: list[Op] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -146,7 +84,7 @@ class Recorder(TorchDispatchMode):
     def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A fake for a tensor of the batch, with the same layout and a storage of its own."""
         with self._fakes:
-            if _is_dense(tensor):
+            if torch.ops.aten.is_non_overlapping_and_dense(tensor):
                 fake = torch.empty_strided(
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device
                 )
@@ -275,7 +213,7 @@ class Recorder(TorchDispatchMode):
         changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
         if not fresh and not changed:
             return  # a view, or a question about a shape
-        read = _read_arguments(func, name, args, kwargs)
+        read = read_arguments(func, name, args, kwargs)
         reads = [self._number(t) for t in read if not is_cpu_value(t, self.device)]
         path = self._unique(path)
         for number in changed:
@@ -386,32 +324,6 @@ def current_recorder() -> Recorder:
     return recorder
 
 
-def written_arguments(
-    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[torch.Tensor]:
-    """The tensors that an op writes in place."""
-    written: list[torch.Tensor] = []
-    hidden = name in STATISTICS
-    for argument, given in arguments(func, args, kwargs):
-        if hidden and argument.name == "training" and not given:
-            return []
-        statistics = hidden and argument.name in ("running_mean", "running_var")
-        if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
-            written += tensors_of(given)
-    return written
-
-
-def _read_arguments(
-    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[torch.Tensor]:
-    """The tensors that an op reads: all but those whose storage it overwrites completely."""
-    read: list[torch.Tensor] = []
-    for position, (argument, given) in enumerate(arguments(func, args, kwargs)):
-        anew = argument.is_out or (position == 0 and name in WHOLE)
-        read += [t for t in tensors_of(given) if not (anew and _covers(t))]
-    return read
-
-
 def _value(tensor: torch.Tensor, number: int) -> Value:
     return Value(
         number,
@@ -420,16 +332,6 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return torch.ops.aten.is_non_overlapping_and_dense(tensor)
-
-
-def _covers(tensor: torch.Tensor) -> bool:
-    """Whether a tensor covers every byte of its storage."""
-    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    return whole and _is_dense(tensor)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -27,8 +27,8 @@ from offload.program.kernels import Call, Value
 from offload.torch_seams import group_by_device_and_dtype
 from offload.tracing.building import Build, PersistentBuffer, copy_of
 from offload.tracing.ranks import Ranks, averaged
-from offload.tracing.recorder import UPDATE
 from offload.tracing.stand_ins import claim
+from offload.tracing.tape import UPDATE
 
 Parameter = torch.nn.Parameter
 Add = torch.ops.aten.add_.Tensor

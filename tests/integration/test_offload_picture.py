@@ -22,7 +22,8 @@ from offload.planning.planner import Policy
 from offload.planning.recompute import recomputed
 from offload.planning.search import FoundPlan
 from offload.planning.simulator import simulate
-from offload.plans.picture import AGAIN, COLOURS, draw
+from offload.plans.palette import AGAIN, COLOURS
+from offload.plans.picture import draw
 from offload.plans.plan import Plan, plan
 from offload.tracing.capture import traced_training_step as capture_training_step
 

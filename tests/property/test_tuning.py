@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
@@ -78,20 +79,64 @@ RATIO = st.floats(0.2, 12.0)
 SEED = st.integers(0, 10**6)
 
 
-# The law has rare exceptions: ratio=7.3125, seed=551, decoded=(0, 20, 64, 90) changes twice, at the
-# border of reuse 8 and 9. So its examples are always the same until the tuner is mended.
-@settings(max_examples=examples(100), deadline=None, derandomize=True)
-@given(RATIO, SEED, st.sampled_from([(64,), (0, 20, 64, 90)]))
-def test_constant_rates_with_noise_change_the_choice_at_most_once(
-    ratio: float, seed: int, decoded: tuple[int, ...]
+@law
+@given(
+    st.floats(0.2, 12.0),
+    st.sampled_from([(0.1, 0), (0.15, 1)]),
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60),
+    st.integers(1, 3),
+)
+def test_windows_that_lie_close_together_change_the_choice_never_or_once(
+    ratio: float, spread: tuple[float, int], windows: list[float], agreeing: int
 ) -> None:
-    tuner = ReuseTuner(16)
-    made = [c for c in fed(tuner, measurements(ratio, 1500, seed, decoded=decoded)) if c]
-    assert 1 <= len(made) <= 2
-    # And what it ends with is right, or right but for the noise: never far too much or too little.
-    reuse = made[-1].reuse
-    assert reuse == 16 or reuse > 0.9 * ratio
-    assert reuse == 1 or reuse - 1 < 1.1 * ratio * 1.2
+    """Whatever their order: within the margin never, within `clear` at most once."""
+    (apart, most_changes), close = spread, 1 - 1e-6  # room for rounding
+    tuner = ReuseTuner(16, TuningRules(warm_up=0, block=1, window=1, agreeing=agreeing))
+    steps = [1 / (ratio * (1 + apart * close * at)) for at in windows]
+    made = [tuner.feed(BatchMeasurement(1.0, 1, 1, step, 0.0, 1)) for step in steps]
+    assert sum(choice is not None for choice in made) <= 1 + most_changes
+
+
+def blocks(
+    ratio: float, count: int, rng: np.random.Generator, noise: float, decoded: tuple[int, ...]
+) -> list[BatchMeasurement]:
+    """As `measurements`, but each of these is the sum of a block's batches, which is faster."""
+    batches = TuningRules().block
+    fresh = rng.choice(decoded, (count, batches))
+    fresh[fresh.sum(axis=1) == 0] = max(decoded)  # a tuner would wait for one that decodes
+    off, again = rng.uniform(1 - noise, 1 + noise, (2, count, batches))
+    decode = (4 * fresh / 100 * off).sum(axis=1)
+    step = (64 / (100 * ratio) * again).sum(axis=1)
+    return [
+        BatchMeasurement(*block, 0.0, 64 * batches)
+        for block in zip(decode, fresh.sum(axis=1), [4] * count, step, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("noise", "runs_in"), [(0.2, math.inf), (0.3, 500)])
+def test_constant_rates_with_noise_hardly_ever_change_the_choice_twice(
+    noise: float, runs_in: float
+) -> None:
+    """Windows may lie far apart by chance, so this law has a rate: one run in `runs_in` at most.
+
+    The seed is always the same. With two agreeing windows 1 run in 200 failed at a noise of 0.3."""
+    rng, rules, runs = np.random.default_rng(551), TuningRules(block=1), examples(1500)
+    twice = 0
+    for ratio in rng.uniform(0.2, 12.0, runs):
+        given = blocks(ratio, rules.warm_up + 185, rng, noise, decoded=(0, 20, 64, 90))
+        made = [c for c in fed(ReuseTuner(16, rules), given) if c]
+        twice += len(made) > 2
+        # What it ends with is right, or right but for the noise: never far too much or too little.
+        reuse = made[-1].reuse
+        assert reuse == 16 or reuse > 0.9 * ratio
+        assert reuse == 1 or reuse - 1 < 1.1 * ratio * 1.2
+    assert twice <= runs / runs_in
+
+
+def test_a_raise_that_noise_asked_for_is_not_made_and_undone() -> None:
+    """Two windows in a row read 8.1 and 8.2 here. They once raised 8 to 10, and others undid it."""
+    made = fed(ReuseTuner(16), measurements(7.3125, 1500, 551, decoded=(0, 20, 64, 90)))
+    assert [choice.reuse for choice in made if choice] == [8]
 
 
 @law

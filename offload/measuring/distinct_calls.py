@@ -1,0 +1,76 @@
+"""Finds the calls that differ in more than their buffers. Only these may differ in what they cost.
+
+    mm(buffer 7 from byte 4096 on, buffer 9)    --at_zero-->    mm(buffer 0, buffer 1)
+    mm(buffer 3, buffer 2)                      --at_zero-->    the same, if sizes are the same
+
+The signature of a call at zero is its key: one call of each key is measured for all others.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from offload.program.kernels import Call, Value
+from offload.torch_seams import pytree
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, Value)
+
+
+def values_of(tree: Any) -> list[Value]:
+    return [leaf for leaf in pytree.tree_leaves(tree, is_leaf=_is_value) if _is_value(leaf)]
+
+
+def end_of(value: Value) -> int:
+    """Bytes from the beginning of the buffer to the end of the value."""
+    if 0 in value.size:
+        return 0
+    last = sum((n - 1) * step for n, step in zip(value.size, value.stride, strict=True))
+    return (value.offset + last + 1) * value.dtype.itemsize
+
+
+def at_zero(call: Call, alignment: int) -> Call:
+    """The same call over buffers 0, 1, ... that begin at the first byte that it touches."""
+    inputs = values_of((call.args, dict(call.kwargs)))
+    names: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for value in (*inputs, *filter(None, call.outputs)):
+        names.setdefault(value.buffer, len(names))
+        begin = value.offset * value.dtype.itemsize // alignment * alignment
+        first[value.buffer] = min(first.get(value.buffer, begin), begin)
+    for value in filter(None, call.outputs):
+        first[value.buffer] = 0  # memory that the op allocates begins where the buffer does
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        offset = leaf.offset - first[leaf.buffer] // leaf.dtype.itemsize
+        return replace(leaf, buffer=names[leaf.buffer], offset=offset)
+
+    args, kwargs = pytree.tree_map(moved, (call.args, dict(call.kwargs)), is_leaf=_is_value)
+    outputs = tuple(None if v is None else moved(v) for v in call.outputs)
+    return replace(call, args=args, kwargs=kwargs, outputs=outputs, allocations=None)
+
+
+def signature(call: Call) -> tuple[Any, ...]:
+    """All that a call at zero says, as a key."""
+    # Objects that do the same to other tensors (updates) have a key in `alike`.
+    op = getattr(call.op, "alike", call.op)
+    return (op, _frozen(call.args), _frozen(dict(call.kwargs)), call.outputs)
+
+
+def _frozen(tree: Any) -> Any:
+    """A key for lookups in which 1, 1.0 and True differ."""
+    if isinstance(tree, dict):
+        return tuple((name, _frozen(tree[name])) for name in sorted(tree))
+    if isinstance(tree, tuple | list):
+        return (type(tree), *map(_frozen, tree))
+    return (type(tree), tree)
+
+
+def sizes(call: Call) -> tuple[int, ...]:
+    """For each buffer, the bytes of it that the call touches."""
+    ends: dict[int, int] = {}
+    for value in (*values_of((call.args, dict(call.kwargs))), *filter(None, call.outputs)):
+        ends[value.buffer] = max(ends.get(value.buffer, 0), end_of(value))
+    return tuple(ends[b] for b in range(len(ends)))

@@ -1,0 +1,71 @@
+"""The nodes of a plan in the making. Pure.
+
+    who wrote or read these bytes last (Copy)  --edges-->  the new node, which is the last now
+
+Whoever reads bytes waits for their last writer. Whoever writes them waits for the readers since, or
+for those who had the bytes before.
+"""
+
+from collections.abc import Sequence
+
+from offload.graph.memgraph import OFFLOAD, TASK, Access, Node, lane_name
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.copies import Copy
+
+
+class NodeList:
+    """Grows by one node at a time, each with its edges."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._buffers, self._tasks = graph.buffers, graph.tasks
+        self._nodes: list[Node] = []
+        self._of_task = [-1] * len(graph.tasks)
+
+    def made(self) -> tuple[Node, ...]:
+        return tuple(self._nodes)
+
+    def copy(self, kind: str, b: int, number: int, source: Copy, target: Copy) -> None:
+        """Add an offload or a reload of a buffer, for the sake of a task."""
+        buffer = self._buffers[b]
+        deps = {*source.before_reading(), *target.before_writing()}
+        accesses = (Access(source.place, b, True, False), Access(target.place, b, False, True))
+        lane = lane_name("d2h" if kind == OFFLOAD else "h2d", buffer.device)
+        edges, node = tuple(sorted(deps)), len(self._nodes)
+        self._nodes.append(
+            Node(kind, lane, accesses, edges, task=number, buffer=b, nbytes=buffer.nbytes)
+        )
+        source.read_by(node)
+        target.written_by(node)
+
+    def task(self, number: int, operands: Sequence[Copy], workspace: Copy | None) -> None:
+        """Add a task. `operands`: where each buffer lies that it touches."""
+        task = self._tasks[number]
+        deps = {self._of_task[before] for before in task.after}
+        accesses: list[Access] = []
+        for b, copy in zip(task.touches, operands, strict=True):
+            reads, writes = b in task.reads, b in task.writes
+            if reads:
+                deps.update(copy.before_reading())
+            if writes:
+                deps.update(copy.before_writing())
+            accesses.append(Access(copy.place, b, reads, writes))
+        if workspace is not None:
+            deps.update(workspace.before_writing())
+            accesses.append(Access(workspace.place, None, False, True))
+        node = self._of_task[number] = len(self._nodes)
+        edges = tuple(sorted(deps))
+        self._nodes.append(Node(TASK, self._lane(number), tuple(accesses), edges, task=number))
+        for b, copy in zip(task.touches, operands, strict=True):
+            if b in task.reads:
+                copy.read_by(node)
+            if b in task.writes:
+                copy.written_by(node)
+        if workspace is not None:
+            workspace.written_by(node)
+
+    def _lane(self, number: int) -> str:
+        task = self._tasks[number]
+        if task.lane != "d2d":
+            return lane_name(task.lane, task.device)
+        source = self._buffers[task.reads[0]].device
+        return lane_name("d2d", source, self._buffers[task.writes[0]].device)

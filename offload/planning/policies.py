@@ -1,0 +1,104 @@
+"""The policies that are worth trying for a graph. Pure.
+
+    room                  what a device has beside the largest task
+    95 %, 80 %, 60 % ...  the shares of it that resident weights may take
+    64 tasks ahead, or 0  for each share: how long before they are in the way others are dropped
+
+Two shares that would keep the same tensors are tried as one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from offload.graph.costs import Costs
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.packing import Owner
+from offload.planning.refusal import resident_bytes, working_set
+from offload.planning.residency import exposed, most_resident
+
+DROPS = (64, 0)
+"""For how many tasks ahead others are dropped."""
+EXPOSED = 0.25
+"""The share of the room for resident weights that a step's first inputs may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that a plan may be tried with."""
+
+    resident: frozenset[int] = frozenset()
+    """Persistent buffers that stay on their device for the whole step."""
+    ahead: int = 64
+    """How many tasks may get their places before they run, while there is room."""
+    evict_ahead: int = 0
+    """For how many tasks ahead other blocks may be evicted."""
+    drop_ahead: int = 0
+    """For how many tasks ahead other blocks may be dropped, if the host has them and they are
+    needed later."""
+    offsets: Mapping[Owner, int] = field(default_factory=dict)
+    """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
+    ahead."""
+
+
+class Policies:
+    """Makes policies for graphs of one step."""
+
+    def __init__(
+        self, capacities: Mapping[int, int], costs: Costs, shares: Sequence[float]
+    ) -> None:
+        """`capacities`: bytes of each device's arena. `shares`: of the room, what resident weights
+        may take."""
+        self._capacities = capacities
+        self._costs = costs
+        self._shares = shares
+        self._room: tuple[TaskGraph, dict[int, int]] | None = None
+        """The room of the last graph, kept because it takes long to find."""
+
+    def of(self, graph: TaskGraph, drops: Sequence[int] = DROPS) -> Iterator[tuple[float, Policy]]:
+        """From much resident to little: each share with its policies, one for each of `drops`."""
+        seen: set[frozenset[int]] = set()
+        for share in self._shares:
+            found = [self.one(graph, share, drop) for drop in drops]
+            if found[-1].resident not in seen:
+                seen.add(found[-1].resident)
+                yield from ((share, policy) for policy in found)
+
+    def one(self, graph: TaskGraph, share: float, drop: int) -> Policy:
+        """One policy. One that drops ahead also keeps the step's first inputs resident."""
+        plain, first = self._residents(graph, share)
+        return Policy(first if drop else plain, drop_ahead=drop)
+
+    def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
+        """What may stay in this share of the room, without and with the step's first inputs."""
+        most = self._most_room(graph)
+        room = {device: int(nbytes * share) for device, nbytes in most.items()}
+        plain = most_resident(graph, room)
+        some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
+        found = exposed(graph, self._costs, plain, some)
+        return plain, most_resident(graph, room, found) if found else plain
+
+    def _most_room(self, graph: TaskGraph) -> dict[int, int]:
+        """The most resident bytes that leave enough for each task, whose operands may be
+        resident."""
+        if self._room is not None and self._room[0] is graph:
+            return self._room[1]
+        capacities = self._capacities
+        room: dict[int, int] = {}
+        for device in graph.devices:
+            low, high = 0, capacities[device]
+            while high - low > capacities[device] // 64:
+                middle = (low + high) // 2
+                if self._leaves_enough(graph, device, most_resident(graph, {device: middle})):
+                    low = middle
+                else:
+                    high = middle
+            room[device] = low
+        self._room = graph, room
+        return room
+
+    def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
+        largest = max(
+            (working_set(graph, task, device, resident) for task in graph.tasks), default=0
+        )
+        taken = resident_bytes(graph, device, resident, {})
+        return taken + largest <= self._capacities[device]

@@ -1,0 +1,99 @@
+"""A plan's bytes as a table: a row a role, a column a place.
+
+                       all        resident        streamed   at the peak   offloaded   reloaded
+    parameters 62 42.6 MiB     8  10.1 MiB    54  32.5 MiB      12.0 MiB        ...
+    together                   ...
+
+Rows without bytes are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.taskgraph import HOST, Role
+from offload.planning.account import (
+    NAMES,
+    ROLES,
+    Amount,
+    Usage,
+    at_home,
+    lives,
+    moved,
+    say_seconds,
+    total,
+    usage,
+    used,
+)
+from offload.plans.facts import PlanFacts
+from offload.sizes import say_size
+
+
+def role_table(plan: PlanFacts) -> tuple[list[str], list[tuple[str, str]]]:
+    """The lines of the table, and facts that say what its columns mean."""
+    memgraph = plan.memgraph
+    counted = (
+        _with_workspaces(plan),
+        at_home(memgraph, plan.graph.devices),
+        at_home(memgraph, [HOST]),
+    )
+    copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
+    device, use = _fullest(plan)
+    peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
+    lines = [
+        f"{'':16}{'all':>16}{'resident':>16}{'streamed':>16}"
+        f"{'at the peak':>13}{'offloaded':>11}{'reloaded':>11}"
+    ]
+    for role in ROLES:
+        cells = [_cell(column.get(role)) for column in counted]
+        sizes = [_size(column.get(role)) for column in (peak, *copied)]
+        if any(cells) or any(sizes):
+            lines.append(_row(NAMES[role], cells, sizes))
+    sums = ["", *(_cell(total(column)) for column in counted[1:])]
+    lines.append(_row("together", sums, [_size(total(c)) for c in (peak, *copied)]))
+    return lines, _legend(plan, device, use)
+
+
+def _row(name: str, cells: Sequence[str], sizes: Sequence[str]) -> str:
+    line = f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells)
+    return (line + f"{sizes[0]:>13}{sizes[1]:>11}{sizes[2]:>11}").rstrip()
+
+
+def _legend(plan: PlanFacts, device: int, use: Usage) -> list[tuple[str, str]]:
+    moment = float(use.times[use.fullest])
+    running = next(
+        (
+            f", in {plan.memgraph.name(node)}"
+            for node, _, start, end in plan.simulation.timeline
+            if start <= moment < end and plan.memgraph.nodes[node].kind == TASK
+        ),
+        "",
+    )
+    largest = "; of the workspaces the largest" if Role.WORKSPACE in _with_workspaces(plan) else ""
+    return [
+        ("all", f"each buffer of the step once{largest}"),
+        ("the peak", f"device {device} when it is fullest: at {say_seconds(moment)}{running}"),
+    ]
+
+
+def _with_workspaces(plan: PlanFacts) -> Mapping[Role, Amount]:
+    tasks = plan.source.tasks
+    sizes = [t.unplaced if plan.placement == "copy" else t.workspace for t in tasks]
+    most = max(sizes, default=0)
+    found = used(plan.source)
+    return {**found, Role.WORKSPACE: Amount(sum(s > 0 for s in sizes), most)} if most else found
+
+
+def _fullest(plan: PlanFacts) -> tuple[int, Usage]:
+    """The device that holds most at a time, and what it holds."""
+    memgraph = plan.memgraph
+    lived = lives(memgraph, plan.simulation.timeline)
+    uses = [(d, usage(memgraph, lived, d, plan.reserve)) for d in plan.graph.devices or [0]]
+    return max(uses, key=lambda use: int(use[1].total.max()))
+
+
+def _cell(amount: Amount | None) -> str:
+    return f"{amount.count:,} {say_size(amount.nbytes):>10}" if amount and amount.count else ""
+
+
+def _size(amount: Amount | None) -> str:
+    return say_size(amount.nbytes) if amount and amount.nbytes else ""

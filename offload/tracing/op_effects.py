@@ -1,0 +1,56 @@
+"""Which of its tensors an op reads, and which it writes in place.
+
+The op's schema says so, but for two exceptions: ops that overwrite a tensor without reading it, and
+batch norms, which change their statistics unseen.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offload.program.trees import tensors_of
+from offload.tracing.draws import arguments
+
+WHOLE = frozenset(
+    {"fill_", "zero_", "copy_", "bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
+    | {"geometric_", "cauchy_", "log_normal_"}
+)
+"""Ops that overwrite their first argument without reading it."""
+STATISTICS = frozenset(
+    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"}
+    | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
+)
+"""Ops that write `running_mean` and `running_var` although their schema does not say so."""
+
+
+def written_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that an op writes in place."""
+    written: list[torch.Tensor] = []
+    hidden = name in STATISTICS
+    for argument, given in arguments(func, args, kwargs):
+        if hidden and argument.name == "training" and not given:
+            return []
+        statistics = hidden and argument.name in ("running_mean", "running_var")
+        if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
+            written += tensors_of(given)
+    return written
+
+
+def read_arguments(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that an op reads: all but those whose storage it overwrites completely."""
+    read: list[torch.Tensor] = []
+    for position, (argument, given) in enumerate(arguments(func, args, kwargs)):
+        anew = argument.is_out or (position == 0 and name in WHOLE)
+        read += [t for t in tensors_of(given) if not (anew and _covers(t))]
+    return read
+
+
+def _covers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor covers every byte of its storage."""
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return whole and torch.ops.aten.is_non_overlapping_and_dense(tensor)
