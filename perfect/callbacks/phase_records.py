@@ -23,8 +23,8 @@ class PhaseRecord:
 def record_step(
     records: list[PhaseRecord], index: int, phase: Phase, step: int, decoded: int, lr: float
 ) -> None:
-    """Add optimizer step `step` to the record of phase number `index`, the last of `records`.
-    `decoded` counts the samples that all ranks have decoded in the run so far."""
+    """Add a batch of optimizer step `step` to the record of phase number `index`, the last of
+    `records`. `decoded` counts the samples that all ranks have decoded in the run so far."""
     if len(records) <= index:
         before = sum(r.decoded for r in records)
         records.append(

@@ -231,7 +231,7 @@ class PhaseSwitch(L.Callback):
             self.records,
             self.policy.state.index,
             self.policy.phase,
-            trainer.global_step - 1,
+            self._updates_seen,  # the number of the step under way, in an accumulation too
             trainer.world_size * loader.stats.decoded,
             trainer.optimizers[0].param_groups[0]["lr"],
         )

@@ -1,7 +1,8 @@
 """Several runners on one stage: each has the bits that it has alone, whoever is in between."""
 
 import importlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,38 @@ def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, graph
         first.close()
         second.close()
     assert one.is_right() and other.is_right()
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, graphs: Any) -> None:
+    jobs = [Job(graphs, 2, 1024) for _ in range(runners)]
+    running: list[int] = []
+    together: list[bool] = []
+    met = threading.Event()
+    with STAGES["serial"]() as stage:
+        run_pieces_of = stage.run
+
+        def run(pieces: Sequence[WorkPiece], record: Record) -> None:
+            running.append(1)
+            if len(running) > 1:
+                met.set()
+            together.append(met.wait(0.3))  # the other thread has the time to come in
+            run_pieces_of(pieces, record)
+            running.pop()
+
+        stage.run = run  # type: ignore[method-assign]
+        tenants = [(Runner(job.plan, stage=stage), job.batch) for job in jobs]
+        callers = [
+            threading.Thread(target=runner, args=(batch,))
+            for runner, batch in tenants * (2 // runners)
+        ]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        for runner, _ in tenants:
+            runner.close()
+    assert together == [False, False]
 
 
 def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device(

@@ -113,6 +113,39 @@ def test_accumulated_batches_count_as_one_step() -> None:
     assert module.estimated == trainer.global_step == 8 + 2 * 3
 
 
+def test_a_phase_of_so_many_steps_ends_a_pass_after_as_many_windows_of_batches() -> None:
+    phases = [Phase("one", reuse=3, steps=7), Phase("two", passes=1)]
+    switch, loader = PhaseSwitch(phases), make_loader()
+    make_trainer(switch, accumulate_grad_batches=3).fit(Module(), loader)
+    assert [(r.first_step, r.last_step, r.passes) for r in switch.records] == [(0, 6, 1), (7, 9, 1)]
+    assert loader.stats.served == 7 * 3 * BATCH + SAMPLES
+
+
+def test_the_average_moves_on_at_steps_and_not_at_batches() -> None:
+    switch = PhaseSwitch([Phase("one", passes=2, lr=CONSTANT, ema=True)])
+    trainer = make_trainer(switch, accumulate_grad_batches=3)
+    trainer.fit(Module(), make_loader())
+    assert switch.ema is not None
+    assert switch.ema.updates == trainer.global_step == 2 * 3
+
+
+def test_every_step_draws_anew_and_a_second_run_draws_the_same() -> None:
+    class Dice(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.drawn.append(torch.rand(()).item())
+            return super().training_step(batch, batch_idx)
+
+    runs = [Dice(), Dice()]
+    for module in runs:
+        make_trainer(PhaseSwitch([Phase("one", passes=2)])).fit(module, make_loader())
+    assert len(set(runs[0].drawn)) == 2 * 8
+    assert runs[0].drawn == runs[1].drawn
+
+
 def test_limit_train_batches_shortens_passes_and_the_estimate_follows() -> None:
     phases = [Phase("pretrain", reuse=3, passes=2), Phase("finetune", passes=2)]
     switch, module = PhaseSwitch(phases), Module()

@@ -127,7 +127,7 @@ def copy_tree(target: Path) -> None:
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     paths = [Path(name) for name in listed.stdout.split("\0") if name]
-    paths += [path.relative_to(ROOT) for path in ROOT.glob("loaders/_pictures*.so")]
+    paths += [path.relative_to(ROOT) for path in ROOT.glob("loaders/**/_pictures*.so")]
     for path in paths:
         if (ROOT / path).is_file():
             (target / path).parent.mkdir(parents=True, exist_ok=True)

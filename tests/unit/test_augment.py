@@ -103,6 +103,12 @@ def test_seed_pass_sample_serve_and_number_of_the_draw_each_change_it() -> None:
     assert len({first, second, *others}) == 6
 
 
+def test_numbers_that_are_drawn_at_once_are_those_that_are_drawn_one_by_one() -> None:
+    draws, again = many(5), many(5)
+    drawn = [*draws.many(3), draws.uniform(), *draws.many(2)]
+    assert np.array_equal(drawn, [again.uniform() for _ in range(6)])
+
+
 def test_no_two_samples_passes_or_serves_share_a_key() -> None:
     found = np.concatenate(
         [

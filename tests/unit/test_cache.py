@@ -145,6 +145,17 @@ def test_every_entry_costs_its_bytes_and_the_same_above_them() -> None:
     assert 300 < cost(0) < 1_000
 
 
+def test_a_sample_that_fills_the_cache_to_its_last_byte_fits_and_a_byte_more_does_not() -> None:
+    sample = [torch.zeros(1_000, dtype=torch.uint8)]
+    with RamCache(MIB) as roomy:
+        assert roomy.offer(0, sample)
+        needed = roomy.nbytes
+    with RamCache(needed) as just_enough, RamCache(needed - 1) as too_small:
+        assert just_enough.offer(0, sample)
+        assert not too_small.offer(0, sample)
+        assert (just_enough.nbytes, too_small.nbytes) == (needed, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

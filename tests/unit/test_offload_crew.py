@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.twins.twin_streams import Twin
-from offload.running.engines.crew import Crew, Worker
+from offload.running.engines.crew import Crew, CrewStep, Worker
 from offload.running.engines.streams import Streams
 from offload.running.engines.threads import Threads
 from offload.running.engines.work import Record, StepWork
@@ -127,6 +127,31 @@ def test_an_error_around_a_node_ends_the_step_and_not_the_thread(
     assert raised.value is error and record.failed is None
     monkeypatch.undo()
     engine.run(together(), Record())
+
+
+def test_of_two_failures_in_threads_the_first_one_is_told(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, noted, note = threading.Barrier(2), threading.Event(), CrewStep.fail
+
+    def noting(step: CrewStep, error: BaseException, node: int | None) -> None:
+        note(step, error, node)
+        noted.set()
+
+    def first() -> None:
+        both.wait(WAIT)
+        raise ValueError("first")
+
+    def second() -> None:
+        both.wait(WAIT)
+        assert noted.wait(WAIT)
+        raise ValueError("second")
+
+    monkeypatch.setattr(CrewStep, "fail", noting)
+    record = Record()
+    with pytest.raises(ValueError, match="first"):
+        engine.run(on_host(first, second), record)
+    assert record.failed == 1
 
 
 # ---- a thread that is not started ---------------------------------------------------------------

@@ -14,7 +14,7 @@ from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST, Role, TaskGraph
-from offload.lowering.passes import host_updates
+from offload.lowering.host_updates import host_updates, moves
 from offload.optimizer.updates import Update
 from offload.plans.plan import Plan
 from offload.program.kernels import Call, Value
@@ -84,6 +84,13 @@ def test_the_choice_is_made_update_by_update() -> None:
     graph.tasks[5] = offload.Task(**{**_fields(graph.tasks[5]), "traffic": 700 * MIB})
     found = lanes(host_updates(graph, Costs(host_memory=1e11)))
     assert (found["u3"], found["u2"], found["u1"]) == ("compute", "host", "host")
+
+
+def test_an_update_on_the_host_saves_the_state_that_is_not_copied_in_and_no_parameter() -> None:
+    slow_in = Costs(h2d=1e6, d2h=1e9)
+    found = moves(by_hand(), slow_in)
+    assert len(found) == 4
+    assert {move.saved for move in found.values()} == {2 * MIB / slow_in.h2d}
 
 
 def _fields(task: offload.Task) -> dict[str, Any]:
