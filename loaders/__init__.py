@@ -4,8 +4,8 @@ Folders in the order in which a sample flows: `adopting` (what a user already ha
 `backends` (which samples, read by whom), `order` (who is served when; pure), `workers` (threads and
 processes that read), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and
 augmentation). Files beside them put these together: `loader` (`ReuseLoader`), `arguments` and
-`options` (what it may be asked for), `pipeline`, `passes`, `batches`. docs/architecture.md lists
-all files.
+`options` (what it may be asked for), `opened_dataset` (what is read, or lies in memory already),
+`pipeline`, `passes`, `batches`.
 """
 
 from loaders.errors import LoaderError

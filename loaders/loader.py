@@ -351,7 +351,7 @@ class ReuseLoader:
             and self._order.sampler is None
             and run.whole
             and self._next.batch_size == serving.batch_size
-            and self._setup.opened.resident is None
+            and self._setup.opened.decoded is None
         ):
             self._following = self._order.of_pass(self._pass + 1)
             assert self._pipeline is not None

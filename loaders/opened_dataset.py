@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.adopting.adoption import resident, split_dataset
+from loaders.adopting.adoption import decoded_columns, split_dataset
 from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class DecodedColumns:
     """Samples that lie decoded in memory, so that they need no slots."""
 
     columns: tuple[Any, ...]
@@ -36,7 +36,7 @@ class OpenedDataset:
     dataset: Any  # map-style: len() and [i]
     split: TransformSplit | None
     """The two parts of the data set's own transform, where the user gave no augmentation."""
-    resident: Resident | None
+    decoded: DecodedColumns | None
 
 
 def open_dataset(
@@ -51,7 +51,7 @@ def open_dataset(
             log.warning("%s", split.report)
     if decoding.once is not None or cache.kind is not None or batches.collate is not None:
         return OpenedDataset(dataset, split, None)
-    there = resident(dataset)
+    there = decoded_columns(dataset)
     return OpenedDataset(
-        dataset, split, None if there is None else Resident(tuple(there[0]), there[1])
+        dataset, split, None if there is None else DecodedColumns(tuple(there[0]), there[1])
     )

@@ -175,7 +175,7 @@ class PassRun:
     def extra_decodes(self) -> int:
         """The decodes of this pass beyond its first serves, without those that an earlier call
         returned."""
-        if self._pipeline.setup.opened.resident is not None:
+        if self._pipeline.setup.opened.decoded is not None:
             return 0
         extra = (
             self._order.progress.decoded

@@ -92,7 +92,7 @@ class Pipeline:
     def ready_for(self, slots: int, order: PassOrder, jobs: NDArray[np.int64]) -> Prefetcher:
         """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
         is."""
-        if self.slab is None or (self.slab.slots != slots and self.setup.opened.resident is None):
+        if self.slab is None or (self.slab.slots != slots and self.setup.opened.decoded is None):
             self.stop()
             # If that sample cannot be read, the whole pass is searched for one that can.
             first = int(jobs[0]) if len(jobs) else 0
@@ -128,7 +128,7 @@ class Pipeline:
     def _work(
         self, order: PassOrder, jobs: NDArray[np.int64], reuse: int, reaugment: bool
     ) -> DecodeWork:
-        slab, maker, resident = self.slab, self._maker, self.setup.opened.resident
+        slab, maker, decoded = self.slab, self._maker, self.setup.opened.decoded
         assert slab is not None and maker is not None
 
         def make(index: int, serve: Serve, slots: NDArray[np.int64]) -> Any:
@@ -138,9 +138,9 @@ class Pipeline:
             info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
             return maker.make(info, slots)
 
-        if resident is None:
+        if decoded is None:
             return DecodeWork(jobs, partial(self.reader.read, order, slab), make, reuse)
-        rows = order.ids if resident.rows is None else resident.rows[order.ids]
+        rows = order.ids if decoded.rows is None else decoded.rows[order.ids]
         return DecodeWork(
             np.arange(len(order.ids)), lambda _positions, _slots, _done: None, make, reuse, rows
         )
@@ -160,7 +160,7 @@ class Pipeline:
     def buffer_of(self, batches: int, batch_size: int) -> int:
         """How many batches of slots the buffer has: `batches`, or as many as its limit allows."""
         limit = self.setup.buffer_bytes
-        if limit is None or self.setup.opened.resident is not None:
+        if limit is None or self.setup.opened.decoded is not None:
             return batches
         return min(batches, self._batches_within(limit, batch_size))
 
@@ -207,10 +207,10 @@ class Pipeline:
     # ---- sizes ----------------------------------------------------------------------------------
 
     def _slab(self, slots: int, order: PassOrder, ids: NDArray[np.int64]) -> Slab:
-        resident = self.setup.opened.resident
-        if resident is not None:
+        decoded = self.setup.opened.decoded
+        if decoded is not None:
             template = self.setup.opened.dataset[int(ids[0])]
-            return Slab(template, len(resident.columns[0]), resident=resident.columns)
+            return Slab(template, len(decoded.columns[0]), decoded=decoded.columns)
         template = self._largest
         if template is None:
             template = self.reader.first(ids, order.pass_index)

@@ -1,8 +1,10 @@
 """What a user already has, and what is read from it: a `DataLoader`, a data set, arrays in memory.
 
-    DataLoader --from_dataloader--> Adopted(data set, batch size, order, collate, ...)
-    data set   --split_dataset----> the data set with the cached part of its transform, and the
-    split data set   --resident---------> its columns, if everything lies decoded in memory already
+    DataLoader  --from_dataloader-->  Adopted(data set, batch size, order, collate, ...)
+    data set    --split_dataset---->  the data set with the cached part of its transform, and the
+                                      other part, which is drawn anew for every serve
+    data set    --decoded_columns-->  its columns, if it lies decoded in memory: then nothing is
+                                      read, and neither slots nor a cache are needed
 
 Nothing here changes what it was given. What cannot be adopted is refused. What has no effect is
 named in `notes` or in the split's report: nothing is dropped silently.
@@ -275,11 +277,13 @@ def _known_size(dataset: DataSet, owner: str) -> Size | None:
 # ---- samples that are in memory already ---------------------------------------------------------
 
 
-def resident(dataset: DataSet) -> tuple[list[torch.Tensor], NDArray[np.int64] | None] | None:
+def decoded_columns(
+    dataset: DataSet,
+) -> tuple[list[torch.Tensor], NDArray[np.int64] | None] | None:
     """The columns of a data set that lies decoded in memory (views; [N, C, H, W] for pictures), and
     the rows of its samples in them (None: row i is sample i). Returns None if it has to be read."""
     if type(dataset) is Subset:
-        inner = resident(dataset.dataset)
+        inner = decoded_columns(dataset.dataset)
         if inner is None:
             return None
         columns, rows = inner

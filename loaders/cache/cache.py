@@ -6,7 +6,7 @@
 Nothing is ever evicted. A pass asks for every sample exactly once in a new random order, so the
 sample that was used last is the one needed furthest in the future: LRU, FIFO and the like throw out
 what they would have hit, down to no hit at all (CoorDL's MinIO, VLDB 2021, section 4.1). A fixed
-set of residents hits its share in every pass and costs no writes after the first pass, and it does
+set of samples hits its share in every pass and costs no writes after the first pass, and it does
 not matter which samples are in it. A sample is kept whole and unchanged or not at all. The pixels
 that come out are those that went in, so a hit or a miss changes only the speed of a pass.
 

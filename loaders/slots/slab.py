@@ -44,20 +44,20 @@ class Slab:
         template: Sample,
         slots: int,
         limit_bytes: int | None = None,
-        resident: Sequence[torch.Tensor] | None = None,
+        decoded: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """`resident` are columns that exist already, with a row for each sample. Then the slab only
+        """`decoded` are columns that exist already, with a row for each sample. Then the slab only
         points there."""
         self.nest = Nest(template)
         self.slots = slots
-        self._resident = resident is not None
+        self._already_decoded = decoded is not None
         self._structure = structure_of(template)
         allowance = Allowance(limit_bytes)
         self.columns: list[Arrays | Objects] = []
         for number, leaf in enumerate(leaves_of(template)):
             value = as_tensor(leaf)
             if isinstance(value, torch.Tensor):
-                there = None if resident is None else resident[number]
+                there = None if decoded is None else decoded[number]
                 self.columns.append(Arrays(leaf, value, slots, number, allowance, there))
             else:
                 self.columns.append(Objects(slots))
@@ -78,7 +78,7 @@ class Slab:
 
     @property
     def nbytes(self) -> int:
-        if self._resident:
+        if self._already_decoded:
             return 0
         return sum(column.nbytes for column in self.columns if isinstance(column, Arrays))
 
@@ -178,13 +178,13 @@ class Arrays:
         slots: int,
         number: int,
         allowance: "Allowance",
-        resident: torch.Tensor | None = None,
+        decoded: torch.Tensor | None = None,
     ) -> None:
         self.template = template
         self.dtype = value.dtype
-        # Resident columns may have another order of dimensions than the samples of the data set
-        # (torchvision's CIFAR10 has planes), or gaps.
-        lies = (value if resident is None else resident[0]).stride()
+        # The data set's own columns may have gaps, or another order of dimensions than its samples
+        # (torchvision's CIFAR10 has planes).
+        lies = (value if decoded is None else decoded[0]).stride()
         self.order = sorted(range(value.ndim), key=lambda d: -lies[d])
         self.number = number
         self._allowance = allowance
@@ -192,10 +192,10 @@ class Arrays:
         self.shape = example.shape
         self.memory = (
             np.empty((slots, *example.shape), example.dtype)
-            if resident is None
-            else self._carried(resident, 1)
+            if decoded is None
+            else self._carried(decoded, 1)
         )
-        if resident is None:
+        if decoded is None:
             allowance.take(self.memory.nbytes, example.nbytes)
         self._elsewhere = np.zeros(slots, dtype=bool)
         self._odd: dict[int, Array] = {}

@@ -33,7 +33,7 @@ class DecodeWork:
     make: Make
     """`make(index, serve, slots)` makes a batch of decoded samples. It is called like `read`."""
     reuse: int
-    resident: NDArray[np.int64] | None = None
+    decoded_rows: NDArray[np.int64] | None = None
     """The row of each position, where the samples lie decoded in the data set's own memory: then
     nothing is read, and no slot falls free."""
 
@@ -55,9 +55,9 @@ class WorkProgress:
         positions = int(self.work.jobs.max(initial=-1)) + 1
         self.slot_of = np.full(positions, NO_SLOT, dtype=np.int64)
         self.ready = np.zeros(positions, dtype=bool)
-        if self.work.resident is not None:
+        if self.work.decoded_rows is not None:
             self.taken = len(self.work.jobs)
-            self.slot_of[:] = self.work.resident
+            self.slot_of[:] = self.work.decoded_rows
             self.ready[:] = True
 
     @property
@@ -66,7 +66,7 @@ class WorkProgress:
 
     def release(self, positions: NDArray[np.int64]) -> list[int]:
         """Take their slots from `positions`; returns the slots that fall free by it."""
-        if self.work.resident is not None:
+        if self.work.decoded_rows is not None:
             return []
         slots = self.slot_of[positions].tolist()
         self.slot_of[positions] = NO_SLOT

@@ -3,7 +3,8 @@
     add: x -> y   gelu: y -> z   mul: z w -> z        one task: x w -> y z
 
 If a member reads what an earlier member made anew, the merged task does not count it as a read. All
-buffers that members write stay in the plan; only the number of tasks falls.
+buffers that members write stay in the plan; only the number of tasks falls. Tasks are merged before
+micro-batches are joined (micro_batches.py), which renames the buffers of each.
 """
 
 from collections.abc import Callable, Sequence

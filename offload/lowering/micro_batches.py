@@ -9,7 +9,8 @@ die with the update.
 
 `layer_by_layer` only reorders. A piece is a run of tasks that begins where other weights are
 needed. The pieces of several micro-batches take turns, and what a task depends on always goes
-first. So sums, statistics and random draws keep their order, and every bit stays.
+first. So sums, statistics and random draws keep their order, and every bit stays. Tasks that were
+merged within a micro-batch (merging.py) take turns as any other task does.
 """
 
 from collections.abc import Iterator, Sequence

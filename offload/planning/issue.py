@@ -35,7 +35,7 @@ class Chart:
     lane_of: Sequence[int]
     """The lane_of of every node."""
     on_host: Sequence[bool]
-    """Whether an lane is one of the host, by lane."""
+    """Whether a lane is one of the host, by lane."""
     deps: Sequence[Sequence[int]]
     """What a node waits for on other streams. Only these can need an event."""
     successors: Sequence[Sequence[int]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 GAIN = 0.03
 """A share of a step's seconds. Moving every tensor is not worth less than this."""
 SHIFT = 0.1
-"""How much an lane's seconds may change, compared with the others', without a new search."""
+"""How much a lane's seconds may change, compared with the others', without a new search."""
 SMALL = 0.02
 """A share of the busiest lane's seconds. Lanes with less to do decide nothing."""
 

@@ -9,8 +9,9 @@ arenas. So do other steps over the same tensors (`add`, `run`): of several micro
 ones update nothing. Nothing is allocated between the first node and the last, but for what kernels
 do.
 
-A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps;
-the exception says so in a note, and the runner can be used again.
+A step that fails (an exception of a node, Ctrl-C) leaves its tensors half way between two steps.
+The exception says so in a note (binding.py: `notes`). The engine ends what it began (crew.py:
+`rest`, streams.py: `check`), and the runner can be used again.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

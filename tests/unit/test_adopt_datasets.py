@@ -19,7 +19,7 @@ from torch.utils.data import (
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
-from loaders.adopting.adoption import resident, split_dataset
+from loaders.adopting.adoption import decoded_columns, split_dataset
 from loaders.adopting.transforms import PerSample
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 from loaders.pixels.color import ToFloat
@@ -238,7 +238,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     ids=["cifar10", "cifar100", "to image", "mnist", "arrays", "tensors", "subset", "nested"],
 )
 def test_columns_in_memory_hold_what_the_data_set_gives(dataset: Any) -> None:
-    found = resident(dataset)
+    found = decoded_columns(dataset)
     assert found is not None
     columns, ids = found
     for n in range(len(dataset)):
@@ -251,12 +251,12 @@ def test_columns_in_memory_hold_what_the_data_set_gives(dataset: Any) -> None:
 
 def test_columns_are_no_copies_even_of_a_file_that_may_only_be_read(tmp_path: Path) -> None:
     data = arrays()
-    columns, _ = cast(Any, resident(data))
+    columns, _ = cast(Any, decoded_columns(data))
     data.pixels[2, 1, 3, 0] = 77
     assert columns[0][2, 0, 1, 3] == 77
     np.save(tmp_path / "pixels.npy", data.pixels)
     mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
-    columns, _ = cast(Any, resident(PictureArrays(mapped, data.labels, ("a", "b"))))
+    columns, _ = cast(Any, decoded_columns(PictureArrays(mapped, data.labels, ("a", "b"))))
     assert columns[0][2, 0, 1, 3] == 77
 
 
@@ -273,13 +273,13 @@ def test_columns_are_no_copies_even_of_a_file_that_may_only_be_read(tmp_path: Pa
     ],
 )
 def test_what_has_to_be_read_or_transformed_is_not_in_memory(dataset: Any) -> None:
-    assert resident(dataset) is None
+    assert decoded_columns(dataset) is None
 
 
 def test_cifar_with_the_usual_transform_is_in_memory_once_it_was_split() -> None:
     usual = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.ToImage()])
     made, split = split_dataset(Subset(cifar(transform=usual), [2, 3]))
-    assert resident(made) is not None
+    assert decoded_columns(made) is not None
     assert cast(Any, split).augment == Chain((PadCrop(4), Flip(0.5)))
     _, rotated = split_dataset(cifar(transform=v2.RandomRotation(3)))
     assert cast(PerSample, cast(Any, rotated).augment).form == "picture"

@@ -207,7 +207,7 @@ class Hands:
         self._threads: list[threading.Thread] = []
 
     def of(self, lane: str) -> Sequence[Worker]:
-        """The workers of an lane, which are hired at the first call."""
+        """The workers of a lane, which are hired at the first call."""
         workers = self._crew.hired.setdefault(lane, [])
         count = self._host_workers if lane == HOST else 1
         while len(workers) < count:
