@@ -226,7 +226,7 @@ class Plan:
                 raise
         moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
         note = f"{say_size(moving)} that stay on the device in another step move for this one"
-        return _planned(options, graph.with_tasks(graph.tasks, note=note), on_host)
+        return _planned(options, graph.with_tasks(graph.tasks, None, note), on_host)
 
 
 def plan(
@@ -345,9 +345,8 @@ def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
         and buffer.tensor in other.program.tensors
     ]
     tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
-    found = graph.with_tasks(graph.tasks, [*graph.buffers, *idle])
-    found.program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
-    return found
+    program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
+    return replace(graph, buffers=(*graph.buffers, *idle), program=program)
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

@@ -1,7 +1,7 @@
 """Several runners on one stage: each has the bits that it has alone, whoever is in between."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class Job:
     """A graph, the user's tensors, and what plain torch would have made of them."""
 
     def __init__(self, graphs: Any, count: int, wide: int, budget: int | None = None) -> None:
-        self.graph: TaskGraph = graphs.chain(count, wide)
-        self.tensors: dict[str, torch.Tensor] = graphs.bound(self.graph)
+        self.graph: TaskGraph = graphs.bound(graphs.chain(count, wide))
+        self.tensors: Mapping[str, torch.Tensor] = self.graph.program.tensors
         self.plain = {name: tensor.clone() for name, tensor in self.tensors.items()}
         self._plainly = graphs.Plainly(self.graph, self.plain)
         self.plan = offload.plan(self.graph, budget, placement="copy", recompute=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload import Plan, TaskGraph, capture, plan
+from offload import GraphBuilder, Plan, capture, plan
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
 from offload.measuring import calibration, profiling
@@ -35,14 +35,14 @@ GIB = 1 << 30
 
 def made(fixed: int = 0, unplaced: int = 0, lane: str = "compute") -> Plan:
     """A parameter of 8 MiB on the device that a task changes, and 4 MiB that it returns."""
-    graph = TaskGraph()
-    w = graph.buffer("w", 8 * MIB, "parameter")
-    y = graph.buffer("y", 4 * MIB)
-    graph.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
-    graph.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
-    graph.output(y)
+    builder = GraphBuilder()
+    w = builder.buffer("w", 8 * MIB, "parameter")
+    y = builder.buffer("y", 4 * MIB)
+    builder.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
+    builder.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
+    builder.output(y)
     tensors: dict[str, Source] = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
-    graph.program = Program((), (), tensors, device=CUDA, fixed=fixed)
+    graph = builder.graph(Program((), (), tensors, device=CUDA, fixed=fixed))
     return plan(graph, placement="copy")
 
 
