@@ -367,7 +367,7 @@ def test_outputs_that_were_born_at_each_others_places_are_put_right() -> None:
 @PLACED
 def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
     rig, _ = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    there = bound(rig.graph, SHIM)
+    there = bound(rig.builder.graph(), SHIM)
     there.fill(rig.begin)
     there.run()
     assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]

@@ -148,6 +148,7 @@ def test_every_order_of_a_plan_gives_the_bits_of_the_plain_run(
     graph: TaskGraph, spare: int, engine: str, order: str, seed: int
 ) -> None:
     step = bound(graph)
+    graph = step.graph
     final, returned = expected(step, 2)
     budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
     plan = offload.plan(graph, budget, placement="copy")
@@ -174,6 +175,7 @@ def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
     """All devices' arenas are filled with 0xFF at the cut. What is live in comes back before the
     step goes on, what is live out when it is over."""
     step = bound(graph)
+    graph = step.graph
     final, [outputs] = expected(step, 1)
     budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
     plan = offload.plan(graph, budget, placement="copy")

@@ -86,8 +86,10 @@ def test_a_link_that_is_slower_than_believed_has_the_plan_remade() -> None:
     plan = planned()
     assert not any(task.recomputes for task in plan.graph.tasks)
     measured = plan.measured([trace_of(plan, replace(BELIEVED, h2d=5e7, d2h=5e7))])
+    plan.remarks.say("said in the first run")
     remade = measured.remade()
     assert remade.memgraph is not measured.memgraph
+    assert "said in the first run" in remade.explain()
     assert any(task.recomputes for task in remade.graph.tasks)
     assert remade.predicted_seconds < 0.97 * measured.predicted_seconds
     assert remade.measurement is not None and "remade: " in remade.measurement.decision
