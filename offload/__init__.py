@@ -18,6 +18,7 @@ from offload.errors import (
     RaceFound,
     StepError,
 )
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
@@ -36,6 +37,7 @@ __all__ = [
     "CaptureError",
     "Costs",
     "DeviceLost",
+    "GraphBuilder",
     "GraphError",
     "MemGraph",
     "MemoryTooSmall",

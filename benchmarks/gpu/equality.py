@@ -130,7 +130,7 @@ def _ours(case: Case, engine: str, share: float | None, device: str) -> tuple[En
     made = planned(captured(case, module, optimizer, case.batch(device), device), share)
     with run_by(engine, made) as runner:
         losses = _walk(lambda *batch: runner(*batch)[0], case, device)
-        row: Row = {"replayed": replayed(runner), "notes": list(made.graph.notes)}
+        row: Row = {"replayed": replayed(runner), "notes": [*made.remarks, *made.graph.notes]}
     row |= {"device_mib": made.device_bytes / MIB, "peak_mib": made.peak_bytes / MIB}
     return End(losses, state_of(module, optimizer)), row
 

@@ -14,7 +14,7 @@ from ctypes import addressof, create_string_buffer, memmove
 from functools import partial
 from typing import Any
 
-from offload import MemGraph, Runner, TaskGraph, plan
+from offload import GraphBuilder, MemGraph, Runner, plan
 from offload.graph.memgraph import TASK
 from offload.planning.search import peak_bytes
 from offload.running.engines.serial import Serial
@@ -98,11 +98,12 @@ def _bare(work: StepWork) -> None:
 
 def _whole_calls(tasks: int, rounds: int) -> dict[tuple[str, str], dict[str, list[float]]]:
     """`runner()` of tasks that do nothing to a parameter each: what is around the loop, too."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     kernel: Callable[..., None] = lambda reads, writes: None  # noqa: E731, ARG005
     for number in range(tasks):
-        b = graph.buffer(f"p{number}", 256, "parameter")
-        graph.task(f"t{number}", [b], [b], kernel=kernel)
+        b = builder.buffer(f"p{number}", 256, "parameter")
+        builder.task(f"t{number}", [b], [b], kernel=kernel)
+    graph = builder.graph()
     rows: dict[tuple[str, str], dict[str, list[float]]] = {}
     for engine in ("serial", "threads"):
         seen: dict[str, list[float]] = {"cpu": [], "wall": []}

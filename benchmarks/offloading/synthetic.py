@@ -10,7 +10,7 @@ norm makes can be recomputed; linear ones have a workspace now and then.
 import random
 from dataclasses import dataclass
 
-from offload import TaskGraph
+from offload import GraphBuilder, TaskGraph
 
 WEIGHTS = (4 << 10, 8 << 20)
 ACTIVATIONS = (32 << 10, 4 << 20)
@@ -31,58 +31,60 @@ class Layer:
 def training_step(tasks: int, seed: int = 0) -> TaskGraph:
     """Of about so many tasks."""
     rng = random.Random(seed)
-    graph = TaskGraph()
-    stream = graph.buffer("x", 1 << 20, "input")
+    builder = GraphBuilder()
+    stream = builder.buffer("x", 1 << 20, "input")
     layers: list[Layer] = []
     for number in range(max(1, round(tasks / TASKS_A_LAYER))):
-        layer = _forward(graph, rng, number, stream)
+        layer = _forward(builder, rng, number, stream)
         layers.append(layer)
         stream = layer.made
         if number % 2:
-            stream = graph.buffer(f"sum{number}", _bytes(graph, layer.made), "activation")
-            graph.task(f"sum{number}", [layer.made, layers[-2].made], [stream], pointwise=True,
-                       repeatable=True, traffic=3 * _bytes(graph, stream))  # fmt: skip
-    loss = graph.buffer("loss", 64)
-    graph.task("loss", [stream], [loss])
-    graph.output(loss)
-    gradient = graph.buffer("d loss", _bytes(graph, stream), "gradient")
-    graph.task("d loss", [stream, loss], [gradient], phase="backward")
+            stream = builder.buffer(f"sum{number}", _bytes(builder, layer.made), "activation")
+            builder.task(f"sum{number}", [layer.made, layers[-2].made], [stream], pointwise=True,
+                       repeatable=True, traffic=3 * _bytes(builder, stream))  # fmt: skip
+    loss = builder.buffer("loss", 64)
+    builder.task("loss", [stream], [loss])
+    builder.output(loss)
+    gradient = builder.buffer("d loss", _bytes(builder, stream), "gradient")
+    builder.task("d loss", [stream, loss], [gradient], phase="backward")
     for number, layer in reversed(list(enumerate(layers))):
-        gradient = _backward(graph, number, layer, gradient)
-    return graph
+        gradient = _backward(builder, number, layer, gradient)
+    return builder.graph()
 
 
-def _forward(graph: TaskGraph, rng: random.Random, number: int, read: int) -> Layer:
+def _forward(builder: GraphBuilder, rng: random.Random, number: int, read: int) -> Layer:
     nbytes = _drawn(rng, WEIGHTS)
-    weight = graph.buffer(f"w{number}", nbytes, "parameter")
-    state = graph.buffer(f"m{number}", 2 * nbytes, "state")
-    normed = graph.buffer(f"normed{number}", _bytes(graph, read), "activation")
-    made = graph.buffer(f"a{number}", _drawn(rng, ACTIVATIONS), "activation")
-    graph.task(f"norm{number}", [read], [normed], repeatable=True, traffic=2 * _bytes(graph, read))
-    graph.task(
+    weight = builder.buffer(f"w{number}", nbytes, "parameter")
+    state = builder.buffer(f"m{number}", 2 * nbytes, "state")
+    normed = builder.buffer(f"normed{number}", _bytes(builder, read), "activation")
+    made = builder.buffer(f"a{number}", _drawn(rng, ACTIVATIONS), "activation")
+    builder.task(
+        f"norm{number}", [read], [normed], repeatable=True, traffic=2 * _bytes(builder, read)
+    )
+    builder.task(
         f"linear{number}", [normed, weight], [made], repeatable=True, flops=100.0 * nbytes,
-        traffic=nbytes + _bytes(graph, made), workspace=(128 << 10) * (number % 8 == 0),
+        traffic=nbytes + _bytes(builder, made), workspace=(128 << 10) * (number % 8 == 0),
     )  # fmt: skip
     return Layer(weight, state, read, normed, made)
 
 
-def _backward(graph: TaskGraph, number: int, layer: Layer, gradient: int) -> int:
-    nbytes = _bytes(graph, layer.weight)
-    d_weight = graph.buffer(f"dw{number}", nbytes, "gradient")
-    d_normed = graph.buffer(f"dn{number}", _bytes(graph, layer.normed), "gradient")
-    d_read = graph.buffer(f"dx{number}", _bytes(graph, layer.read), "gradient")
+def _backward(builder: GraphBuilder, number: int, layer: Layer, gradient: int) -> int:
+    nbytes = _bytes(builder, layer.weight)
+    d_weight = builder.buffer(f"dw{number}", nbytes, "gradient")
+    d_normed = builder.buffer(f"dn{number}", _bytes(builder, layer.normed), "gradient")
+    d_read = builder.buffer(f"dx{number}", _bytes(builder, layer.read), "gradient")
     more = {"phase": "backward", "flops": 100.0 * nbytes, "traffic": 2 * nbytes}
-    graph.task(f"linear{number}.dw", [gradient, layer.normed], [d_weight], **more)
-    graph.task(f"linear{number}.dx", [gradient, layer.weight], [d_normed], **more)
-    graph.task(f"norm{number}.dx", [d_normed, layer.read], [d_read], phase="backward",
-               traffic=3 * _bytes(graph, d_read))  # fmt: skip
+    builder.task(f"linear{number}.dw", [gradient, layer.normed], [d_weight], **more)
+    builder.task(f"linear{number}.dx", [gradient, layer.weight], [d_normed], **more)
+    builder.task(f"norm{number}.dx", [d_normed, layer.read], [d_read], phase="backward",
+               traffic=3 * _bytes(builder, d_read))  # fmt: skip
     both = [layer.weight, layer.state]
-    graph.task(f"update{number}", [*both, d_weight], both, phase="update", traffic=7 * nbytes)
+    builder.task(f"update{number}", [*both, d_weight], both, phase="update", traffic=7 * nbytes)
     return d_read
 
 
-def _bytes(graph: TaskGraph, buffer: int) -> int:
-    return graph.buffers[buffer].nbytes
+def _bytes(builder: GraphBuilder, buffer: int) -> int:
+    return builder.buffers[buffer].nbytes
 
 
 def _drawn(rng: random.Random, limits: tuple[int, int]) -> int:

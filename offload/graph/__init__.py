@@ -1,6 +1,7 @@
 """What a step does and what a plan is, as plain data. Pure: every file.
 
-taskgraph (tasks over buffers), memgraph (a plan's nodes and places), costs and rates (seconds).
+taskgraph (tasks over buffers) and its builder, memgraph (a plan's nodes and places), costs and
+rates (seconds), remarks (what a plan's runs said).
 
 May import: errors.
 """

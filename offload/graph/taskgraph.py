@@ -13,8 +13,8 @@ Passes turn a graph into another. They never renumber buffers, because kernels n
 They add buffers at the end and leave some without a user.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -124,33 +124,18 @@ class Task:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class TaskGraph:
-    """Grows by `buffer`, `task` and `output`. A pass makes a new one."""
+    """A step. `GraphBuilder` makes one by hand; a pass makes a new one."""
 
-    buffers: list[Buffer] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
+    buffers: tuple[Buffer, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    outputs: tuple[int, ...] = ()
     """Buffers that the caller reads after the step."""
     program: Any = None
     """How it is bound to the user's program (`kernels.Program`); None for a handmade graph."""
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     """What passes did that a person should know. `explain()` shows it."""
-
-    def buffer(
-        self, name: str, nbytes: int, role: Role | str = Role.TEMPORARY, device: int = 0
-    ) -> int:
-        self.buffers.append(Buffer(name, int(nbytes), Role(role), device, tensor=name))
-        return len(self.buffers) - 1
-
-    def task(
-        self, name: str, reads: Iterable[int] = (), writes: Iterable[int] = (), **more: Any
-    ) -> int:
-        self.tasks.append(Task(name, tuple(reads), tuple(writes), **more))
-        return len(self.tasks) - 1
-
-    def output(self, buffer: int) -> None:
-        self.outputs.append(buffer)
 
     @property
     def devices(self) -> list[int]:
@@ -168,26 +153,25 @@ class TaskGraph:
         return max(1, -(-nbytes // self.alignment)) * self.alignment
 
     def with_tasks(
-        self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, note: str = ""
+        self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, *notes: str
     ) -> "TaskGraph":
-        """The same step with other tasks. Their `after` has the numbers of these tasks."""
-        return TaskGraph(
-            list(self.buffers if buffers is None else buffers),
-            list(tasks),
-            list(self.outputs),
-            self.program,
-            [*self.notes, *([note] if note else [])],
+        """The same step with other tasks, whose `after` has the numbers of these tasks. `notes`:
+        what to add to the graph's; an empty text is left out."""
+        return replace(
+            self,
+            buffers=tuple(self.buffers if buffers is None else buffers),
+            tasks=tuple(tasks),
+            notes=(*self.notes, *filter(None, notes)),
         )
 
-    def reordered(self, order: Sequence[int]) -> "TaskGraph":
+    def reordered(self, order: Sequence[int], *notes: str) -> "TaskGraph":
         """The tasks in another order, which must keep `dependencies`."""
         place = {old: new for new, old in enumerate(order)}
-        return self.with_tasks(
-            [
-                replace(self.tasks[old], after=tuple(place[a] for a in self.tasks[old].after))
-                for old in order
-            ]
-        )
+        tasks = [
+            replace(self.tasks[old], after=tuple(place[a] for a in self.tasks[old].after))
+            for old in order
+        ]
+        return self.with_tasks(tasks, None, *notes)
 
     def dependencies(self) -> list[list[int]]:
         """For every task, the tasks that must run before it: reads after writes, writes after

@@ -67,9 +67,8 @@ def fused(
                 tasks.append(replace(task, after=tuple(place[a] for a in task.after)))
         if one is not None:
             tasks.append(one)
-    made = graph.with_tasks(tasks)
-    made.notes.extend(work.notes(len(graph.tasks) - len(tasks), clock() - begin))
-    return made
+    notes = work.notes(len(graph.tasks) - len(tasks), clock() - begin)
+    return graph.with_tasks(tasks, None, *notes)
 
 
 @dataclass(slots=True, eq=False)

@@ -84,10 +84,12 @@ def host_updates(
         _at_home(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
     ]
-    made = graph.with_tasks(tasks, note=f"{len(found)} updates run on the host")
-    if foreign:
-        made.notes.append("host_updates: the last bits differ from those of the device's kernels")
-    return made
+    return graph.with_tasks(
+        tasks,
+        None,
+        f"{len(found)} updates run on the host",
+        "host_updates: the last bits differ from those of the device's kernels" if foreign else "",
+    )
 
 
 def variants(

@@ -86,7 +86,7 @@ def regrouped(graph: TaskGraph, groups: Sequence[Sequence[int]], note: str = "")
         task = members[0] if len(members) == 1 else merged(members)
         after = sorted({place[a] for a in task.after} - {new})
         tasks.append(replace(task, after=tuple(after)))
-    return graph.with_tasks(tasks, note=note)
+    return graph.with_tasks(tasks, None, note)
 
 
 def _from_outside(members: Sequence[Task]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -111,20 +111,27 @@ class _Joined:
         self._check_outputs()
         self._check_pieces()
         notes = dict.fromkeys(chain.from_iterable(graph.notes for graph in graphs))
-        graph = TaskGraph(self._buffers, self._tasks, self._outputs, None, list(notes))
-        if self._programs:
-            graph.program = replace(
-                self._programs[-1],
-                inputs=tuple(chain.from_iterable(p.inputs for p in self._programs)),
-                outputs=tuple(chain.from_iterable(p.outputs for p in self._programs)),
-                tensors={
-                    name: source for name, source in self._tensors.items() if name not in self._sums
-                },
-                recapture=None,
-                after_step=tuple(chain.from_iterable(p.after_step for p in self._programs)),
-            )
+        graph = TaskGraph(
+            tuple(self._buffers),
+            tuple(self._tasks),
+            tuple(self._outputs),
+            self._program() if self._programs else None,
+            tuple(notes),
+        )
         graph.check()
         return graph
+
+    def _program(self) -> Any:
+        return replace(
+            self._programs[-1],
+            inputs=tuple(chain.from_iterable(p.inputs for p in self._programs)),
+            outputs=tuple(chain.from_iterable(p.outputs for p in self._programs)),
+            tensors={
+                name: source for name, source in self._tensors.items() if name not in self._sums
+            },
+            recapture=None,
+            after_step=tuple(chain.from_iterable(p.after_step for p in self._programs)),
+        )
 
     def _check_outputs(self) -> None:
         """Check that no output is changed after its micro-batch."""
@@ -176,9 +183,7 @@ def layer_by_layer(graph: TaskGraph, together: int, nbytes: int = SMALL) -> Task
         for pieces in zip_longest(*cut[first : first + together], fillvalue=()):
             wanted += chain.from_iterable(pieces)
     order = _completed(graph.dependencies(), wanted)
-    made = graph.reordered(order)
-    made.notes.append(f"{ONCE} {together} micro-batches")
-    return made
+    return graph.reordered(order, f"{ONCE} {together} micro-batches")
 
 
 def _borders(graph: TaskGraph, tasks: Sequence[int], nbytes: int) -> set[int]:

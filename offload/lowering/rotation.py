@@ -17,7 +17,6 @@ step ends (settings_snapshot.py). rotation_choice.py chooses the late updates.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -62,10 +61,15 @@ def rotated(graph: TaskGraph, wanted: Collection[int]) -> Rotation | None:
     note = f"{count} of {len(updates)} updates run in the next forward pass"
     steady = graph.with_tasks([*ahead, *_moved(graph, prompt, len(ahead))], buffers, note)
     first = graph.with_tasks(_moved(graph, prompt, 0), buffers)
-    flush = graph.with_tasks(ahead, buffers)
-    flush.outputs.clear()
-    _bind(graph.program, (first, steady, flush), [buffers[b] for b in sorted(carried)], kept)
-    return Rotation(first, steady, flush, count, len(updates))
+    flush = replace(graph.with_tasks(ahead, buffers), outputs=())
+    whole, short = _programs(graph.program, [buffers[b] for b in sorted(carried)], kept)
+    return Rotation(
+        first=replace(first, program=whole),
+        steady=replace(steady, program=whole),
+        flush=replace(flush, program=short),
+        late=count,
+        updates=len(updates),
+    )
 
 
 def updates_of(graph: TaskGraph) -> set[int]:
@@ -177,14 +181,13 @@ def _call(call: Call, kept: SettingsSnapshot) -> Call:
     return replace(call, op=replace(call.op, kept=kept))
 
 
-def _bind(
-    program: Any, graphs: Sequence[TaskGraph], pending: Sequence[Buffer], kept: SettingsSnapshot
-) -> None:
+def _programs(
+    program: Program, pending: Sequence[Buffer], kept: SettingsSnapshot
+) -> tuple[Program, Program]:
+    """The program of the steps, and that of the flush."""
     held = {b.tensor: torch.zeros(b.nbytes, dtype=torch.uint8) for b in pending}
     tensors = {**program.tensors, **held}
-    first, steady, flush = graphs
-    for graph in (first, steady):
-        graph.program = replace(
-            program, tensors=tensors, recapture=None, after_step=(kept.keep, *program.after_step)
-        )
-    flush.program = Program((), (), tensors, device=program.device)
+    steps = replace(
+        program, tensors=tensors, recapture=None, after_step=(kept.keep, *program.after_step)
+    )
+    return steps, Program((), (), tensors, device=program.device)

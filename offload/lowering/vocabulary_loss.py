@@ -38,7 +38,7 @@ def chunked_loss(graph: TaskGraph, rows: int | None = None) -> TaskGraph:
     borders = [*range(0, total, max(1, rows)), total]
     if len(borders) < 3:
         note = f"chunked_loss: {total} rows of {words} logits fit into one chunk; nothing to do"
-        return graph.with_tasks(graph.tasks, note=note)
+        return graph.with_tasks(graph.tasks, None, note)
     work = _Chunks(graph, loss, list(graph.buffers))
     forward, backward = list(work.forward(borders)), list(work.backward(borders))
     gone = {*loss.at.values()}

@@ -78,16 +78,12 @@ def measured(graph: TaskGraph) -> TaskGraph:
         for where, found in calls.items():
             costs |= _Bench(where, found, graph.alignment).costs(found)
         fixed = kept_bytes(device)
-    new = graph.with_tasks(
-        [
-            _with(task, [costs[key] for key in found]) if found else task
-            for task, found in zip(graph.tasks, keys, strict=True)
-        ]
-    )
-    new.notes.extend(_notes(costs))
-    if new.program is not None:
-        new.program = replace(new.program, fixed=fixed)
-    return new
+    tasks = [
+        _with(task, [costs[key] for key in found]) if found else task
+        for task, found in zip(graph.tasks, keys, strict=True)
+    ]
+    program = None if graph.program is None else replace(graph.program, fixed=fixed)
+    return replace(graph.with_tasks(tasks, None, *_notes(costs)), program=program)
 
 
 @contextmanager
@@ -241,9 +237,9 @@ class _Bench:
         """The call on made-up tensors with arbitrary contents."""
         if workspace > self._workspace.numel():
             self._workspace = torch.empty(workspace, dtype=torch.uint8, device=self._device)
-        graph = TaskGraph()
         places = self._places(call)
-        graph.task("call", range(len(places)), kernel=call, workspace=workspace)
+        task = Task("call", tuple(range(len(places))), (), kernel=call, workspace=workspace)
+        graph = TaskGraph(tasks=(task,))
         accesses = [Access(place, b, True, True) for b, place in enumerate(places)]
         if workspace:
             accesses.append(Access(Place(1, 0, workspace), None, True, True))

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 
 
@@ -29,6 +30,11 @@ class RunnablePlan(Protocol):
     @property
     def reserve(self) -> int:
         """Bytes that kernels allocate outside of the arenas."""
+        ...
+
+    @property
+    def remarks(self) -> Remarks:
+        """Where a run says what it found out."""
         ...
 
     def explain(self) -> str: ...

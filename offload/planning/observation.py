@@ -61,14 +61,12 @@ class StepObservation:
     def on(self, graph: TaskGraph) -> TaskGraph:
         """The graph with these seconds for each task that was seen. A task that is run once more
         takes as long as the original."""
-        made = graph.with_tasks(
+        return graph.with_tasks(
             [
                 replace(task, seconds=self.tasks.get((task.lane, _name(task)), task.seconds))
                 for task in graph.tasks
             ]
         )
-        made.notes = graph.notes
-        return made
 
     def costs(self, costs: Costs) -> Costs:
         """The costs with the observed rates of copies and host; rates that were not seen stay."""

@@ -302,7 +302,8 @@ def _bits(plan: PlanFacts) -> str:
 
 
 def _afterwards(plan: PlanFacts) -> list[tuple[str, str]]:
-    notes = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
+    made = [note for note in plan.graph.notes if not note.startswith(ONCE)]  # a fact above
+    notes = [*plan.remarks, *made]
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
     if len(notes) > MOST_NOTES:
         shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: graph.notes")

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.rotation import Rotation
 from offload.planning.remake import PlanMeasurement
@@ -57,6 +58,9 @@ class PlanFacts(Protocol):
 
     @property
     def measurement(self) -> PlanMeasurement | None: ...
+
+    @property
+    def remarks(self) -> Remarks: ...
 
     @property
     def predicted_seconds(self) -> float: ...

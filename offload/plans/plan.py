@@ -6,13 +6,14 @@ budget |=================================================|
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import HOST, Role, Task, TaskGraph
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
@@ -50,7 +51,7 @@ class PlanningOptions:
 
     @classmethod
     def of(cls, plan: "Plan") -> "PlanningOptions":
-        return cls(**{field.name: getattr(plan, field.name) for field in fields(cls)})
+        return cls(**{option.name: getattr(plan, option.name) for option in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Plan:
     """How long its first steps took, if they were measured."""
     observed: StepObservation | None = None
     """How long each task and copy took in the first steps."""
+    remarks: Remarks = field(default_factory=Remarks, compare=False)
+    """What its runs said. Plans that `measured` and `remade` make of this one share them."""
 
     @property
     def memgraph(self) -> MemGraph:
@@ -188,7 +191,8 @@ class Plan:
             return replace(self, measurement=replace(self.measurement, decision=again.why))
         options = PlanningOptions.of(self)
         new = _planned(options, self.source, {}, self.rotation is not None)
-        new = replace(new, found=_priced(new.found, self.observed, self.costs))
+        found = _priced(new.found, self.observed, self.costs)
+        new = replace(new, found=found, remarks=self.remarks)
         taken = take_new(self.predicted_seconds, new.predicted_seconds)
         chosen = new if taken.yes else self
         told = replace(self.measurement, decision=f"{again.why}: {taken.why}")
@@ -222,7 +226,7 @@ class Plan:
                 raise
         moving = sum(place.nbytes for b, place in homes.items() if b not in on_host)
         note = f"{say_size(moving)} that stay on the device in another step move for this one"
-        return _planned(options, graph.with_tasks(graph.tasks, note=note), on_host)
+        return _planned(options, graph.with_tasks(graph.tasks, None, note), on_host)
 
 
 def plan(
@@ -322,7 +326,7 @@ def _planned(
     rotation = next((r for _, r in found_rotations if r.steady.program is program), None)
     if options.proven:
         verify(found.memgraph)  # our mistakes must not become wrong bits of the user's
-    same = {field.name: getattr(options, field.name) for field in fields(options)}
+    same = {option.name: getattr(options, option.name) for option in fields(options)}
     return Plan(source=graph, found=found, rotation=rotation, **same)
 
 
@@ -341,9 +345,8 @@ def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
         and buffer.tensor in other.program.tensors
     ]
     tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
-    found = graph.with_tasks(graph.tasks, [*graph.buffers, *idle])
-    found.program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
-    return found
+    program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
+    return replace(graph, buffers=(*graph.buffers, *idle), program=program)
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

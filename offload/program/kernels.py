@@ -93,7 +93,7 @@ class Calls:
         return Calls(tuple(call.renamed(names) for call in self.calls))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """How a captured graph is bound to the user's tensors and functions."""
 
@@ -101,7 +101,7 @@ class Program:
     """Values that the batch is copied into."""
     outputs: tuple[Any, ...]
     """What the step returns: `Value`s, and anything else as it is."""
-    tensors: dict[str, Source]
+    tensors: Mapping[str, Source]
     """The user's own tensors by `Buffer.tensor`: parameters, buffers, optimizer state, constants. A
     runner moves them into its arenas."""
     recapture: Callable[..., Any] | None = None

@@ -27,10 +27,9 @@ def renamed_as(graph: TaskGraph, known: Mapping[str, Source]) -> TaskGraph:
     buffers = [
         replace(buffer, tensor=names.get(buffer.tensor, buffer.tensor)) for buffer in graph.buffers
     ]
-    made = graph.with_tasks(graph.tasks, buffers)
     tensors = {names[name]: source for name, source in graph.program.tensors.items()}
-    made.program = replace(graph.program, tensors=tensors)
-    return made
+    program = replace(graph.program, tensors=tensors)
+    return replace(graph, buffers=tuple(buffers), program=program)
 
 
 def _names(tensors: Mapping[str, Source], known: Mapping[str, Source]) -> dict[str, str]:

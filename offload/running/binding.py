@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from offload.graph.memgraph import TASK, MemGraph, Node
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.memory.arenas import Arenas
 from offload.memory.homes import Homes
@@ -59,13 +60,12 @@ class Binding:
         ]
         if self._poison:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
-        tell = partial(_tell, plan.graph.notes)
+        tell = partial(_tell, plan.remarks)
         baked = self._scalars.baked if self._scalars else tuple
         work = StepWork.of(self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas))
         self.pieces = whole(work)
         for note in self._scalars.notes() if self._scalars else ():
-            if note not in plan.graph.notes:
-                plan.graph.notes.insert(0, note)
+            plan.remarks.say(note)
 
     def _input(self, value: Value, arenas: Arenas) -> torch.Tensor | None:
         """The memory that an input is copied to; None if no task reads it."""
@@ -173,10 +173,9 @@ def _with_line(memgraph: MemGraph, number: int) -> str:
     return f"{memgraph.name(number)} ({where})" if where else memgraph.name(number)
 
 
-def _tell(notes: list[str], text: str) -> None:
+def _tell(remarks: Remarks, text: str) -> None:
     """Warn once, and have `explain()` show it too."""
-    if text not in notes:
-        notes.insert(0, text)
+    if remarks.say(text):
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 

@@ -229,17 +229,12 @@ class Runner:
             else:
                 check_room(plan, {HOST: on_host})
             self._host = HostArena(on_host, self._program.device)
-            self._show(self._host.note)
+            if self._host.note:
+                self._plan.remarks.say(self._host.note)
         if self._arenas is None or self._arenas.lent is not lent:
             self._bindings.clear()
             self._arenas = Arenas(lent, self._host, self._origins)
         return self._arenas
-
-    def _show(self, note: str) -> None:
-        """Where `explain()` tells it."""
-        notes = self._plan.graph.notes
-        if note and note not in notes:
-            notes.insert(0, note)
 
     def park(self) -> None:
         """A `Tenant`'s: residents leave the device's arena for ordinary memory of the host. What

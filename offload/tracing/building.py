@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Call, Program, Source, Value
 from offload.torch_seams import pytree, storage_key
@@ -42,7 +43,7 @@ class Build:
         """Buffers that hold what the step returns."""
         self._tape: Tape = recorder.tape
         self._around = around
-        self.graph = TaskGraph()
+        self.builder = GraphBuilder()
         self._tensors: dict[str, Source] = {}
         self._written: set[int] = set()
         self._random: tuple[int, ...] = ()
@@ -72,7 +73,7 @@ class Build:
             role = Role.INPUT if storage.kind == "input" else role
             if role is Role.INPUT:
                 self._written.add(number)
-            self.graph.buffer(storage.name, storage.nbytes, role)
+            self.builder.buffer(storage.name, storage.nbytes, role)
         for number in copied:
             self._copy_literal(number)
 
@@ -93,7 +94,7 @@ class Build:
 
     def add_persistent(self, given: PersistentBuffer) -> int:
         self._tensors[given.name] = given.source
-        number = self.graph.buffer(given.name, given.nbytes, given.role)
+        number = self.builder.buffer(given.name, given.nbytes, given.role)
         self._written.add(number)
         return number
 
@@ -128,7 +129,7 @@ class Build:
             self._random = (number,)
 
     def _phase(self, op: Op) -> str:
-        parameters = any(self.graph.buffers[b].role is Role.PARAMETER for b in op.changes)
+        parameters = any(self.builder.buffers[b].role is Role.PARAMETER for b in op.changes)
         return UPDATE if parameters else op.phase
 
     def task(
@@ -136,13 +137,13 @@ class Build:
     ) -> int:
         writes = tuple(writes)
         self._written.update(writes)
-        return self.graph.task(name, reads, writes, kernel=kernel, **more)
+        return self.builder.task(name, reads, writes, kernel=kernel, **more)
 
     def finish(self, recapture: Callable[..., Any]) -> TaskGraph:
         """Name the inputs and outputs, check the graph and return it."""
         for buffer in self.results:
-            self.graph.output(buffer)
-        self.graph.program = Program(
+            self.builder.output(buffer)
+        program = Program(
             tuple(self.recorder.inputs),
             self._outputs,
             self._tensors,
@@ -150,8 +151,9 @@ class Build:
             tuple(self.after_step),
             self.recorder.device,
         )
-        self.graph.check()
-        return self.graph
+        graph = self.builder.graph(program)
+        graph.check()
+        return graph
 
 
 def _is_value(leaf: Any) -> bool:

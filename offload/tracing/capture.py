@@ -74,15 +74,16 @@ def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
     """Lower and measure a graph, and do the same when it is captured again for another batch."""
     ready, program = lower(graph, also), graph.program
     if program.device.type == "cuda" and not torch.cuda.is_available():
-        ready.notes.append(f"not measured: there is no {program.device} here")
+        note = f"not measured: there is no {program.device} here"
+        ready = ready.with_tasks(ready.tasks, None, note)
     else:
         ready = measured(ready)
-    ready.program = replace(
+    bound = replace(
         program,
         recapture=lambda *batch: _ready(program.recapture(*batch), also),
         fixed=ready.program.fixed,
     )
-    return ready
+    return replace(ready, program=bound)
 
 
 def traced(

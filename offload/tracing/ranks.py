@@ -94,21 +94,21 @@ def averaged(
     for number, bucket in enumerate(buckets, 1):
         numel, dtype = sum(p.numel() for p in bucket), bucket[0].dtype
         name = f"gradients {number}/{len(buckets)}"
-        flat = build.graph.buffer(name, numel * dtype.itemsize, Role.GRADIENT)
+        flat = build.builder.buffer(name, numel * dtype.itemsize, Role.GRADIENT)
         at = 0
         for p in bucket:
             own, g = gradients[p]
-            _check_dense(build.graph.buffers[own.buffer].name, own)
+            _check_dense(build.builder.buffers[own.buffer].name, own)
             found[p] = replace(own, buffer=flat, offset=at)
-            _share(build, ranks, build.graph.buffers[own.buffer].name, found[p], g, at == 0)
+            _share(build, ranks, build.builder.buffers[own.buffer].name, found[p], g, at == 0)
             at += prod(own.size)
-        names = ", ".join(build.graph.buffers[gradients[p][0].buffer].name for p in bucket)
+        names = ", ".join(build.builder.buffers[gradients[p][0].buffer].name for p in bucket)
         contents.append(f"{numel} {dtype} of {names}")
         flats.append(Value(flat, dtype, (numel,), (1,)))
     before = build.task("ranks", (), (), Call(Same(ranks.group, tuple(contents))), **_late())
     for number, flat in enumerate(flats, 1):
         b = (flat.buffer,)
-        nbytes = build.graph.buffers[flat.buffer].nbytes
+        nbytes = build.builder.buffers[flat.buffer].nbytes
         before = build.task(
             f"all_reduce {number}/{len(flats)}", b, b, Call(AllReduce(ranks.group), (flat,)),
             **_late(nbytes, before),

@@ -97,7 +97,7 @@ class Gradients:
         gradients: Sequence[torch.Tensor | None],
     ) -> None:
         self._build = build
-        self._graph = build.graph
+        self._builder = build.builder
         self._step = step
         self._found = [
             (group, p, build.recorder.value(p), None if g is None else build.recorder.value(g))
@@ -116,7 +116,7 @@ class Gradients:
                 self._add_up(*found)
 
     def _name(self, own: Value) -> str:
-        return self._graph.buffers[own.buffer].name
+        return self._builder.buffers[own.buffer].name
 
     def _update(self, ready: Sequence[_Gradient]) -> None:
         if self._step.clip is not None and ready:
@@ -176,7 +176,7 @@ class Gradients:
         """Add a task that works in place."""
         changed = [value.buffer for value in changes]
         touched = dict.fromkeys((*changed, *(value.buffer for value in reads)))
-        traffic = sum(self._graph.buffers[b].nbytes for b in (*touched, *changed))
+        traffic = sum(self._builder.buffers[b].nbytes for b in (*touched, *changed))
         self._build.task(name, touched, changed, call, phase=UPDATE, traffic=traffic)
 
     def _laid_out(self, own: Value, g: Value, changes: bool) -> Value:
@@ -184,7 +184,7 @@ class Gradients:
 
         It is copied if it has another layout or lies in a persistent buffer. If it will change, it
         is also copied where something else uses its buffer."""
-        buffer = self._graph.buffers[g.buffer]
+        buffer = self._builder.buffers[g.buffer]
         steps = [(a, b) for a, b, n in zip(own.stride, g.stride, g.size, strict=True) if n > 1]
         alike = all(a == b for a, b in steps) and g.dtype == own.dtype
         taken = buffer.persistent or buffer.role is Role.INPUT
@@ -192,11 +192,11 @@ class Gradients:
             taken = taken or g.buffer in self._shared or g.buffer in self._build.results
         if alike and not taken:
             if buffer.role is Role.TEMPORARY:
-                self._graph.buffers[g.buffer] = replace(buffer, role=Role.GRADIENT)
+                self._builder.buffers[g.buffer] = replace(buffer, role=Role.GRADIENT)
             return replace(g, stride=own.stride)
         name = f"{self._name(own)}.gradient"
-        nbytes = self._graph.buffers[own.buffer].nbytes
-        number = self._graph.buffer(name, nbytes, Role.GRADIENT)
+        nbytes = self._builder.buffers[own.buffer].nbytes
+        number = self._builder.buffer(name, nbytes, Role.GRADIENT)
         copy = replace(own, buffer=number)
         self._build.task(name, (g.buffer,), (number,), copy_of(copy, g), phase="backward")
         return copy
@@ -218,7 +218,7 @@ class Gradients:
         )
         order = [n for _, numbers in groups.values() for n in numbers]
         dtype = reduce(torch.promote_types, [norm.dtype for norm in norms])
-        factor = Value(self._graph.buffer("clip", dtype.itemsize), dtype, (), ())
+        factor = Value(self._builder.buffer("clip", dtype.itemsize), dtype, (), ())
         call = Call(
             partial(factor_of, limit=clip.limit), ([norms[n] for n in order],), outputs=(factor,)
         )
@@ -230,7 +230,7 @@ class Gradients:
 
     def _norm(self, gradient: _Gradient) -> Value:
         name, g = f"{self._name(gradient.own)}.norm", gradient.value
-        norm = Value(self._graph.buffer(name, g.dtype.itemsize), g.dtype, (), ())
+        norm = Value(self._builder.buffer(name, g.dtype.itemsize), g.dtype, (), ())
         self._build.task(
             name, (g.buffer,), (norm.buffer,), Call(norm_of, (g,), outputs=(norm,)), phase=UPDATE,
             traffic=gradient.parameter.numel() * g.dtype.itemsize,

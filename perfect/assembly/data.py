@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from loaders import LoaderError, ReuseLoader
-from loaders.adopting.adoption import resident
+from loaders.adopting.adoption import decoded_columns
 from loaders.backends import open_source
 from loaders.errors import BackendMissing
 from loaders.pipeline import AHEAD, HELD
@@ -199,7 +199,7 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
 
 
 def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> ReuseLoader:
-    in_files = resident(dataset) is None
+    in_files = decoded_columns(dataset) is None
     return ReuseLoader(
         Subset(dataset, list(ids)),
         batch_size=min(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loaders import ReuseLoader
-from loaders.adopting.adoption import resident
+from loaders.adopting.adoption import decoded_columns
 from loaders.order.reuse import batches_per_pass
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import samples_per_rank
@@ -129,7 +129,7 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
     sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
     whole = sample * batch * loader.buffer_batches
     batches = f"({loader.buffer_batches} batches of at most {batch})"
-    if resident(loader.dataset) is not None:
+    if decoded_columns(loader.dataset) is not None:
         yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
         yield f"buffer {say_size(whole)} {batches}"

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 from offload.plans.plan import plan
 from offload.program.kernels import Program, Value
@@ -23,6 +25,7 @@ class HandPlan:
     replans: Callable[[TaskGraph], Any] | None = None
     costs: Costs = field(default_factory=Costs)
     reserve: int = 0
+    remarks: Remarks = field(default_factory=Remarks)
 
     def explain(self) -> str:
         return "made by hand"
@@ -46,16 +49,15 @@ def bytes_of(number: int, nbytes: int) -> Value:
     return Value(number, torch.uint8, (nbytes,), (1,))
 
 
-def bind(graph: TaskGraph, inputs: Sequence[int] = (), **more: Any) -> dict[str, torch.Tensor]:
-    """Give it a program over bytes; returns the tensors of the persistent buffers."""
-    tensors = {b.tensor: pattern(b.name, b.nbytes) for b in graph.buffers if b.persistent}
-    graph.program = Program(
+def bind(graph: TaskGraph, inputs: Sequence[int] = (), **more: Any) -> TaskGraph:
+    """The graph with a program over bytes."""
+    program = Program(
         tuple(bytes_of(b, graph.buffers[b].nbytes) for b in inputs),
         tuple(bytes_of(b, graph.buffers[b].nbytes) for b in graph.outputs),
-        dict(tensors),
+        {b.tensor: pattern(b.name, b.nbytes) for b in graph.buffers if b.persistent},
         **more,
     )
-    return tensors
+    return replace(graph, program=program)
 
 
 def pattern(name: str, nbytes: int) -> torch.Tensor:
@@ -78,26 +80,26 @@ def mix(salt: int) -> Kernel:
 def layers(count: int = 4, nbytes: int = 640) -> TaskGraph:
     """Forward through `count` weights, back through the activations, an update of each weight and
     its state: so much of it that half of the peak has to stream."""
-    graph = TaskGraph()
-    x = graph.buffer("x", nbytes, "input")
-    weights = [graph.buffer(f"w{n}", nbytes, "parameter") for n in range(count)]
-    states = [graph.buffer(f"m{n}", nbytes, "state") for n in range(count)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", nbytes, "input")
+    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(count)]
+    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(count)]
     made = [x]
     for n, w in enumerate(weights):
-        made.append(graph.buffer(f"a{n}", nbytes, "activation"))
-        graph.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mix(n))
-    loss = graph.buffer("loss", 64)
-    graph.task("loss", made[-1:], [loss], kernel=mix(100))
-    graph.output(loss)
-    g = graph.buffer("g", nbytes, "gradient")
-    graph.task("start", [loss], [g], kernel=mix(101), phase="backward")
+        made.append(builder.buffer(f"a{n}", nbytes, "activation"))
+        builder.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mix(n))
+    loss = builder.buffer("loss", 64)
+    builder.task("loss", made[-1:], [loss], kernel=mix(100))
+    builder.output(loss)
+    g = builder.buffer("g", nbytes, "gradient")
+    builder.task("start", [loss], [g], kernel=mix(101), phase="backward")
     for n, w in reversed(list(enumerate(weights))):
-        d = graph.buffer(f"d{n}", nbytes, "gradient")
-        graph.task(
+        d = builder.buffer(f"d{n}", nbytes, "gradient")
+        builder.task(
             f"weight{n}", [g, made[n]], [d], kernel=mix(200 + n), phase="backward", workspace=100
         )
-        graph.task(f"backward{n}", [g, w], [g], kernel=mix(300 + n), phase="backward")
-        graph.task(
+        builder.task(f"backward{n}", [g, w], [g], kernel=mix(300 + n), phase="backward")
+        builder.task(
             f"update{n}",
             [d, w, states[n]],
             [w, states[n]],
@@ -105,7 +107,7 @@ def layers(count: int = 4, nbytes: int = 640) -> TaskGraph:
             phase="update",
             where=f"model.py:{n}",
         )
-    return graph
+    return builder.graph()
 
 
 def plainly(graph: TaskGraph, inputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Any:
@@ -125,9 +127,3 @@ def without_edge(memgraph: MemGraph, node: int, dep: int) -> MemGraph:
     nodes = list(memgraph.nodes)
     nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
     return replace(memgraph, nodes=tuple(nodes))
-
-
-def changed(graph: TaskGraph, name: str, **changes: Any) -> None:
-    """Another kernel, lane, ... for the task of this name."""
-    [number] = [n for n, task in enumerate(graph.tasks) if task.name == name]
-    graph.tasks[number] = replace(graph.tasks[number], **changes)

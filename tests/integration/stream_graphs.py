@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph
+from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Program, Value
 
@@ -42,24 +44,24 @@ def chain(
 ) -> TaskGraph:
     """Forward and back through weights of `wide` bytes by way of activations of `thin` bytes, and
     an update of each weight: on the device, or on the host's copies."""
-    graph = TaskGraph()
-    x = graph.buffer("x", thin, "input")
-    weights = [graph.buffer(f"w{n}", wide, "parameter") for n in range(count)]
-    states = [graph.buffer(f"m{n}", wide, "state") for n in range(count)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", thin, "input")
+    weights = [builder.buffer(f"w{n}", wide, "parameter") for n in range(count)]
+    states = [builder.buffer(f"m{n}", wide, "state") for n in range(count)]
     made = [x]
     for n, w in enumerate(weights):
-        made.append(graph.buffer(f"a{n}", thin, "activation"))
-        graph.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mixed(n))
-    loss = graph.buffer("loss", 64)
-    graph.task("loss", made[-1:], [loss], kernel=mixed(100))
-    graph.output(loss)
-    g = graph.buffer("g", thin, "gradient")
-    graph.task("start", [loss], [g], kernel=mixed(101), phase="backward")
+        made.append(builder.buffer(f"a{n}", thin, "activation"))
+        builder.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mixed(n))
+    loss = builder.buffer("loss", 64)
+    builder.task("loss", made[-1:], [loss], kernel=mixed(100))
+    builder.output(loss)
+    g = builder.buffer("g", thin, "gradient")
+    builder.task("start", [loss], [g], kernel=mixed(101), phase="backward")
     for n, w in reversed(list(enumerate(weights))):
-        d = graph.buffer(f"d{n}", wide, "gradient")
-        graph.task(f"weight{n}", [g, made[n]], [d], kernel=mixed(20 + n), phase="backward")
-        graph.task(f"backward{n}", [g, w], [g], kernel=mixed(50 + n), phase="backward")
-        graph.task(
+        d = builder.buffer(f"d{n}", wide, "gradient")
+        builder.task(f"weight{n}", [g, made[n]], [d], kernel=mixed(20 + n), phase="backward")
+        builder.task(f"backward{n}", [g, w], [g], kernel=mixed(50 + n), phase="backward")
+        builder.task(
             f"update{n}",
             [d, w, states[n]],
             [w, states[n]],
@@ -68,11 +70,11 @@ def chain(
             where=f"model.py:{n}",
             lane="host" if host_updates else "compute",
         )
-    return graph
+    return builder.graph()
 
 
-def bound(graph: TaskGraph, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Give it a program; returns the persistent tensors."""
+def bound(graph: TaskGraph, device: str = "cpu") -> TaskGraph:
+    """The graph with a program."""
 
     def value(number: int) -> Value:
         return Value(number, torch.uint8, (graph.buffers[number].nbytes,), (1,))
@@ -82,13 +84,13 @@ def bound(graph: TaskGraph, device: str = "cpu") -> dict[str, torch.Tensor]:
         for n, b in enumerate(graph.buffers)
         if b.persistent
     }
-    graph.program = Program(
+    program = Program(
         inputs=tuple(value(n) for n, b in enumerate(graph.buffers) if b.role.value == "input"),
         outputs=tuple(value(number) for number in graph.outputs),
-        tensors=dict(tensors),
+        tensors=tensors,
         device=torch.device(device),
     )
-    return tensors
+    return replace(graph, program=program)
 
 
 @dataclass
@@ -119,6 +121,7 @@ class HandPlan:
     placement: str = "copy"
     costs: Costs = field(default_factory=Costs)
     reserve: int = 0
+    remarks: Remarks = field(default_factory=Remarks)
 
     def explain(self) -> str:
         return "made by hand"
@@ -134,11 +137,6 @@ class HandPlan:
 def batch(nbytes: int = 640, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
-
-
-def changed(graph: TaskGraph, name: str, **changes: Any) -> None:
-    [number] = [n for n, task in enumerate(graph.tasks) if task.name == name]
-    graph.tasks[number] = replace(graph.tasks[number], **changes)
 
 
 class Struck(BaseException):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 from products import every_pair
 from torch import nn
 from torch.nn import functional
@@ -96,8 +97,8 @@ def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
     device: str, held: str, order: str, poison: bool, graphs: Any, launches: list[Any]
 ) -> None:
     for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
-        graph = graphs.chain(**shape)
-        tensors = graphs.bound(graph, device)
+        graph = graphs.bound(graphs.chain(**shape), device)
+        tensors = graph.program.tensors
         for budget in (None, smallest(graph)):
             made, late = planned(graph, budget), driver(device, held, order)
             launches.clear()
@@ -119,8 +120,8 @@ def test_every_edge_of_a_graph_is_needed_a_late_stream_shows_it(
 ) -> None:
     """Taken away one by one: many of such graphs come to other bits when the stream that was waited
     for is late. Only what is replayed counts."""
-    graph = graphs.chain(2, wide=2048, thin=512)
-    tensors = graphs.bound(graph, device)
+    graph = graphs.bound(graphs.chain(2, wide=2048, thin=512), device)
+    tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
     nodes = made.memgraph.nodes
     edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
@@ -172,7 +173,7 @@ def striking(graphs: Any, task: str, **shape: Any) -> Any:
         torch.ops.perfect_tests.strikes(reads[0])
         kernel(reads, writes)
 
-    graphs.changed(graph, task, kernel=run)
+    graph = with_task(graph, task, kernel=run)
     return graph
 
 
@@ -180,8 +181,8 @@ def striking(graphs: Any, task: str, **shape: Any) -> Any:
 def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
     hosted: bool, graphs: Any, launches: list[Any]
 ) -> None:
-    graph = striking(graphs, "backward1", host_updates=hosted)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(striking(graphs, "backward1", host_updates=hosted))
+    tensors = graph.program.tensors
     twin = GraphTwin()
     runner = Runner(planned(graph, smallest(graph)), "cudagraph", driver=twin)
     assert all(works(runner, graph, tensors, graphs, step) for step in range(3))
@@ -202,8 +203,8 @@ def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
 def test_a_ctrl_c_in_mid_replay_ends_the_step_and_the_next_one_works(
     hosted: bool, graphs: Any, launches: list[Any]
 ) -> None:
-    graph = striking(graphs, "forward2", host_updates=hosted)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(striking(graphs, "forward2", host_updates=hosted))
+    tensors = graph.program.tensors
     main = threading.main_thread().ident
     assert main is not None
     with Runner(planned(graph, smallest(graph)), "cudagraph", driver=GraphTwin()) as runner:
@@ -232,8 +233,8 @@ def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(
             raise KeyboardInterrupt
         kernel(reads, writes)
 
-    graphs.changed(graph, "backward1", kernel=struck)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(with_task(graph, "backward1", kernel=struck))
+    tensors = graph.program.tensors
     with Runner(planned(graph, smallest(graph)), "cudagraph", driver=GraphTwin()) as runner:
         runner(graphs.batch())
         before = {k: v.clone() for k, v in tensors.items()}
@@ -249,8 +250,8 @@ def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(
 def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(
     graphs: Any, launches: list[Any]
 ) -> None:
-    graph = graphs.chain(3)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(3))
+    tensors = graph.program.tensors
     made, struck = planned(graph, smallest(graph)), 0
     with graphs.alarm() as strikes, Runner(made, "cudagraph", driver=GraphTwin()) as runner:
         for _ in range(3):
@@ -313,8 +314,8 @@ def test_where_nothing_was_page_locked_the_loop_runs_the_step_and_it_is_said_why
     graphs: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostArena, "note", "12 MiB of host memory could not be page-locked")
-    graph = graphs.chain()
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain())
+    tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
     with (
         pytest.warns(

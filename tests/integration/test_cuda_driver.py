@@ -152,8 +152,8 @@ def test_an_end_that_was_struck_half_way_may_be_called_again(
 def test_a_whole_step_goes_through_it(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     graphs = importlib.import_module("stream_graphs")
-    graph = graphs.chain(host_updates=True)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(host_updates=True))
+    tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
     made = offload.plan(graph, smallest_budget(graph, 0)[0], placement="copy", recompute=False)
     with Runner(made, "cuda", driver=Cuda(torch.device("cuda"))) as runner:
@@ -367,8 +367,8 @@ def test_a_whole_step_is_replayed_or_the_loop_runs_it_and_it_is_said_why(
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setattr(fake.Event, "synchronize", lambda event: None, raising=False)
     chains = importlib.import_module("stream_graphs")
-    graph = chains.chain(host_updates=host_updates)
-    tensors = chains.bound(graph)
+    graph = chains.bound(chains.chain(host_updates=host_updates))
+    tensors = graph.program.tensors
     plainly = chains.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
     made = offload.plan(graph, smallest_budget(graph, 0)[0], placement="copy", recompute=False)
     graphs.refused = refused

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 
 import offload
 from benchmarks.twins.twin_streams import Twin
@@ -43,8 +44,7 @@ def test_a_with_block_whose_device_is_lost_ends_by_that_error(
     def lost(reads: Bytes, writes: Bytes) -> None:
         twin.lose("an illegal memory access was encountered")
 
-    graphs.changed(graph, "backward1", kernel=lost)
-    graphs.bound(graph)
+    graph = graphs.bound(with_task(graph, "backward1", kernel=lost))
     monkeypatch.setattr(Homes, "release", lambda homes: twin._state.check())
     with (
         pytest.raises(DeviceLost, match="last checkpoint"),
@@ -67,8 +67,8 @@ def test_a_loss_that_is_told_after_a_second_ctrl_c_is_heard(graphs: Any) -> None
                 raise strikes.pop()
             super().end()
 
-    graph = graphs.chain()
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain())
+    tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
     twin = Struck()
     runner = Runner(planned(graph), "cuda", driver=twin)

@@ -46,7 +46,7 @@ def test_the_first_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_graph_by_hand_adds_one_and_sends_it() -> None:
     given: dict[str, Any] = {"offload": offload, "torch": torch}
-    exec(block_with("offload.TaskGraph()"), given)
+    exec(block_with("offload.GraphBuilder()"), given)
     assert torch.equal(given["z"], torch.ones(4096, dtype=torch.uint8))
 
 

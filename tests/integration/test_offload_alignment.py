@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offload import Plan, RaceFound, TaskGraph, plan
+from offload import GraphBuilder, Plan, RaceFound, plan
 from offload.graph.memgraph import Place
 from offload.planning.verify import verify
 from offload.program.kernels import CPU, Program, Source
@@ -15,20 +15,20 @@ ODD = (100, 1, 4000, 257, 64, 70000)
 
 def made(device: torch.device, budget: int | None = None) -> Plan:
     """A chain over buffers of odd sizes, each beside a parameter of odd size, with workspaces."""
-    graph = TaskGraph()
-    before = graph.buffer("x", 10, "input")
+    builder = GraphBuilder()
+    before = builder.buffer("x", 10, "input")
     for number, nbytes in enumerate(ODD):
-        w = graph.buffer(f"w{number}", nbytes + 7, "parameter")
-        y = graph.buffer(f"y{number}", nbytes)
-        graph.task(
+        w = builder.buffer(f"w{number}", nbytes + 7, "parameter")
+        y = builder.buffer(f"y{number}", nbytes)
+        builder.task(
             f"f{number}", [before, w], [y], workspace=66000 + number, kernel=lambda r, w: None
         )
         before = y
-    graph.output(before)
+    builder.output(before)
     tensors: dict[str, Source] = {
         f"w{n}": torch.zeros(nbytes + 7, dtype=torch.uint8) for n, nbytes in enumerate(ODD)
     }
-    graph.program = Program((), (), tensors, device=device)
+    graph = builder.graph(Program((), (), tensors, device=device))
     return plan(graph, budget)
 
 

@@ -115,7 +115,7 @@ def test_views_and_allocations_are_no_tasks() -> None:
     assert called(graph, copy.writes) == {"copy_"}
     [out] = graph.program.outputs
     assert (out.size, out.stride, out.offset) == ((6,), (1,), 0)
-    assert graph.outputs == [out.buffer]
+    assert graph.outputs == (out.buffer,)
 
 
 def test_only_what_overwrites_everything_reads_nothing() -> None:

@@ -320,13 +320,13 @@ def test_a_batch_of_another_shape_is_captured_too(device: str) -> None:
 
 def hand_made(kernel: Callable[..., None], where: str = "model.py:31 in forward") -> offload.Plan:
     """x -> kernel -> y -> +1 -> z"""
-    graph = offload.TaskGraph()
-    x = graph.buffer("x", 64, "input")
-    y, z = graph.buffer("y", 64), graph.buffer("z", 64)
-    graph.task("asks", reads=[x], writes=[y], kernel=kernel, where=where)
-    graph.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
-    graph.output(z)
-    return offload.plan(graph)
+    builder = offload.GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    y, z = builder.buffer("y", 64), builder.buffer("z", 64)
+    builder.task("asks", reads=[x], writes=[y], kernel=kernel, where=where)
+    builder.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    builder.output(z)
+    return offload.plan(builder.graph())
 
 
 def test_a_kernel_that_asks_for_a_value_is_named_once_and_the_step_runs_as_engine_cuda() -> None:
@@ -445,18 +445,19 @@ def test_a_flag_of_torchs_that_a_graph_keeps_has_the_step_captured_anew(
 
 def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
     failing: list[bool] = []
-    graph = offload.TaskGraph()
-    x = graph.buffer("x", 64, "input")
-    y, z = graph.buffer("y", 64), graph.buffer("z", 64)
+    builder = offload.GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    y, z = builder.buffer("y", 64), builder.buffer("z", 64)
 
     def host(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
         if failing:
             raise ArithmeticError("the host's")
         writes[0].copy_(reads[0] * 2)
 
-    graph.task("host", reads=[x], writes=[y], lane="host", kernel=host)
-    graph.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
-    graph.output(z)
+    builder.task("host", reads=[x], writes=[y], lane="host", kernel=host)
+    builder.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    builder.output(z)
+    graph = builder.graph()
     ones = torch.ones(64, dtype=torch.uint8)
     driver = counting()
     with Runner(offload.plan(graph), "cudagraph", driver=driver) as runner:

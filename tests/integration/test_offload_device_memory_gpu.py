@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.measuring.profiling import measured
@@ -116,19 +117,19 @@ def is_there(found: Any) -> bool:
 
 def graph_of(op: Callable[..., Any], args: Sequence[Any], results: Sequence[Any]) -> TaskGraph:
     """One task that calls the op; every tensor in a buffer of its own."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
 
     def value(tensor: torch.Tensor, role: str) -> Value:
-        number = graph.buffer(f"b{len(graph.buffers)}", tensor.untyped_storage().nbytes(), role)
+        number = builder.buffer(f"b{len(builder.buffers)}", tensor.untyped_storage().nbytes(), role)
         offset = int(tensor.storage_offset())
         return Value(number, tensor.dtype, tuple(tensor.size()), tensor.stride(), offset)
 
     given = tuple(value(a, "input") if is_there(a) else a for a in args)
-    reads = range(len(graph.buffers))
+    reads = range(len(builder.buffers))
     outputs = tuple(value(r, "activation") if is_there(r) else None for r in results)
-    writes = range(len(reads), len(graph.buffers))
-    graph.task("op", reads, writes, kernel=Call(op, given, {}, outputs))
-    graph.program = Program((), (), {}, device=DEVICE)
+    writes = range(len(reads), len(builder.buffers))
+    builder.task("op", reads, writes, kernel=Call(op, given, {}, outputs))
+    graph = builder.graph(Program((), (), {}, device=DEVICE))
     return measured(graph)
 
 

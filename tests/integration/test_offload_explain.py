@@ -7,6 +7,7 @@ import pytest
 
 import offload.memory.cpu_shim
 from offload.errors import BudgetTooSmall
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.account import (
@@ -37,30 +38,30 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layers(count: int = 8, size: int = 64 * KIB, devices: int = 1) -> TaskGraph:
     """A step that trains `count` layers: forward, backward, update."""
-    graph = TaskGraph()
-    before = graph.buffer("x", size, Role.INPUT)
+    builder = GraphBuilder()
+    before = builder.buffer("x", size, Role.INPUT)
     weights, states, made = [], [], []
     for n in range(count):
         d = n * devices // count
-        if graph.buffers[before].device != d:
-            there = graph.buffer(f"sent{n}", size, Role.TEMPORARY, d)
-            graph.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=size)
+        if builder.buffers[before].device != d:
+            there = builder.buffer(f"sent{n}", size, Role.TEMPORARY, d)
+            builder.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=size)
             before = there
-        weights.append(graph.buffer(f"w{n}", 2 * size, Role.PARAMETER, d))
-        states.append(graph.buffer(f"s{n}", 2 * size, Role.STATE, d))
-        made.append(graph.buffer(f"a{n}", size, Role.ACTIVATION, d))
-        graph.task(
+        weights.append(builder.buffer(f"w{n}", 2 * size, Role.PARAMETER, d))
+        states.append(builder.buffer(f"s{n}", 2 * size, Role.STATE, d))
+        made.append(builder.buffer(f"a{n}", size, Role.ACTIVATION, d))
+        builder.task(
             f"f{n}", [before, weights[n]], [made[n]], device=d, traffic=size, repeatable=True
         )
         before = made[n]
     for n in reversed(range(count)):
-        d = graph.buffers[weights[n]].device
-        g = graph.buffer(f"g{n}", 2 * size, Role.GRADIENT, d)
-        graph.task(f"b{n}", [made[n], weights[n]], [g], device=d, phase="backward", traffic=size)
+        d = builder.buffers[weights[n]].device
+        g = builder.buffer(f"g{n}", 2 * size, Role.GRADIENT, d)
+        builder.task(f"b{n}", [made[n], weights[n]], [g], device=d, phase="backward", traffic=size)
         changed = [weights[n], states[n]]
-        graph.task(f"u{n}", [g, *changed], changed, device=d, phase="update", traffic=size)
-    graph.output(before)
-    return graph
+        builder.task(f"u{n}", [g, *changed], changed, device=d, phase="update", traffic=size)
+    builder.output(before)
+    return builder.graph()
 
 
 def planned(graph: TaskGraph, share: float | None = None, **more: object) -> Plan:
@@ -87,8 +88,8 @@ def row(text: str, role: str) -> dict[str, str]:
 @pytest.mark.parametrize("share", [None, 0.6, 0.35])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_table_fits_on_one_screen(share: float | None, devices: int) -> None:
-    graph = layers(devices=devices)
-    graph.notes += [f"note {n} " + "of many words " * 20 for n in range(30)]
+    notes = [f"note {n} " + "of many words " * 20 for n in range(30)]
+    graph = replace(layers(devices=devices), notes=tuple(notes))
     text = planned(graph, share).explain()
     assert len(text.splitlines()) <= 37
     assert max(map(len, text.splitlines())) <= WIDTH
@@ -104,10 +105,11 @@ def test_a_plan_without_a_budget_says_that_only_the_inputs_move() -> None:
 
 
 def test_a_plan_without_inputs_and_copies_says_that_nothing_moves() -> None:
-    graph = TaskGraph()
-    made = graph.buffer("y", 100)
-    graph.task("make", [], [made])
-    graph.output(made)
+    builder = GraphBuilder()
+    made = builder.buffer("y", 100)
+    builder.task("make", [], [made])
+    builder.output(made)
+    graph = builder.graph()
     assert line(planned(graph).explain(), "moves") == "moves       nothing: everything is resident"
 
 
@@ -189,10 +191,10 @@ def test_the_predicted_seconds_stand_beside_the_bound_and_the_resident_step() ->
 
 
 def test_a_pass_that_changes_bits_is_named() -> None:
-    graph = layers()
-    graph.notes.append("2 groups are compiled")
+    graph = replace(layers(), notes=("2 groups are compiled",))
     assert line(planned(graph).explain(), "bits").startswith("bits        as eager")
-    graph.notes.append("chunked_loss: in 4 chunks, so the last bits differ")
+    chunked = "chunked_loss: in 4 chunks, so the last bits differ"
+    graph = replace(graph, notes=(*graph.notes, chunked))
     said = line(planned(graph).explain(), "bits")
     assert said == "bits        NOT bit-equal to eager: chunked_loss"
 
@@ -244,13 +246,14 @@ def test_the_curve_without_offload_peaks_where_the_search_says(share: float | No
 
 
 def test_what_is_only_read_is_dropped_as_often_as_it_is_reloaded() -> None:
-    graph = TaskGraph()
-    weights = [graph.buffer(f"w{n}", 64 * KIB, Role.PARAMETER) for n in range(4)]
+    builder = GraphBuilder()
+    weights = [builder.buffer(f"w{n}", 64 * KIB, Role.PARAMETER) for n in range(4)]
     for turn in range(2):
         for n, weight in enumerate(weights):
-            made = graph.buffer(f"y{turn}.{n}", KIB)
-            graph.task(f"t{turn}.{n}", [weight], [made])
-            graph.output(made)
+            made = builder.buffer(f"y{turn}.{n}", KIB)
+            builder.task(f"t{turn}.{n}", [weight], [made])
+            builder.output(made)
+    graph = builder.graph()
     found = plan(graph, "80KiB", placement="copy").memgraph
     clean = total(moved(found, "reload"))
     assert clean.count >= 4

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def test_regions_of_eagers_own_kernels_leave_eagers_bits(models: Any, name: str)
         traced = traced_training_step(model, case.loss, optimizer, *batches[0])
     lowered = fused(traced, by_eager)
     assert any(isinstance(getattr(t.kernel, "op", None), Fused) for t in lowered.tasks)
-    graph = measured(offload.lower(lowered))
-    graph.program = traced.program
+    graph = replace(measured(offload.lower(lowered)), program=traced.program)
     plan = offload.plan(graph, int(0.6 * offload.plan(graph).peak_bytes))
     with offload.Runner(plan, order="random", seed=3, poison=True) as runner:
         for number, batch in enumerate(batches):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 from products import every_pair
 from torch import nn
 from torch.nn import functional
@@ -213,9 +214,8 @@ def test_a_step_that_fails_amid_its_updates_has_none_pending() -> None:
         raise RuntimeError("the last task fails")
 
     calls = [replace(call, op=fails) for call in task.kernel.calls]
-    rotation.steady.tasks[-1] = replace(
-        task, kernel=type(task.kernel)(tuple(calls)) if len(calls) > 1 else calls[0]
-    )
+    kernel = type(task.kernel)(tuple(calls)) if len(calls) > 1 else calls[0]
+    rotation = replace(rotation, steady=with_task(rotation.steady, -1, kernel=kernel))
     with Runner(planned(rotation.steady), key="step") as runner:
         late = RotatedStep(runner, rotation, "step")
         late.run(*twins.batches[0])

@@ -13,6 +13,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from offload.errors import GraphError
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import Access, Block, MemGraph, Node, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
@@ -31,29 +32,29 @@ SIZE = 1 << 18
 
 
 def step(count: int = 6, devices: int = 1, train: bool = True) -> TaskGraph:
-    graph = TaskGraph()
-    before = graph.buffer("x", SIZE, Role.INPUT)
+    builder = GraphBuilder()
+    before = builder.buffer("x", SIZE, Role.INPUT)
     weights: list[int] = []
     made = [before]
     for n in range(count):
         d = n * devices // count
-        if graph.buffers[before].device != d:
-            there = graph.buffer(f"sent{n}", SIZE, Role.TEMPORARY, d)
-            graph.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=SIZE)
+        if builder.buffers[before].device != d:
+            there = builder.buffer(f"sent{n}", SIZE, Role.TEMPORARY, d)
+            builder.task(f"send{n}", [before], [there], lane="d2d", device=d, traffic=SIZE)
             before = there
-        weights.append(graph.buffer(f"w$_{n}$", SIZE, Role.PARAMETER, d))
-        made.append(graph.buffer(f"a{n}", SIZE, Role.ACTIVATION, d))
-        graph.task(
+        weights.append(builder.buffer(f"w$_{n}$", SIZE, Role.PARAMETER, d))
+        made.append(builder.buffer(f"a{n}", SIZE, Role.ACTIVATION, d))
+        builder.task(
             f"f{n}", [before, weights[n]], [made[-1]], device=d, traffic=SIZE, repeatable=True
         )
         before = made[-1]
     for n in reversed(range(count if train else 0)):
-        d = graph.buffers[weights[n]].device
-        g = graph.buffer(f"g{n}", SIZE, Role.GRADIENT, d)
-        graph.task(f"b{n}", [made[n + 1], weights[n]], [g], device=d, phase="backward")
-        graph.task(f"u{n}", [g, weights[n]], [weights[n]], device=d, phase="update")
-    graph.output(before)
-    return graph
+        d = builder.buffers[weights[n]].device
+        g = builder.buffer(f"g{n}", SIZE, Role.GRADIENT, d)
+        builder.task(f"b{n}", [made[n + 1], weights[n]], [g], device=d, phase="backward")
+        builder.task(f"u{n}", [g, weights[n]], [weights[n]], device=d, phase="update")
+    builder.output(before)
+    return builder.graph()
 
 
 def has(path: Path, colour: str) -> bool:
@@ -146,15 +147,16 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None
 
 def long_plan(count: int) -> Plan:
     """Without a planner: `count` tasks, each reads what the one before has written."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     nodes, blocks = [], []
     for n in range(count):
-        graph.buffer(f"a{n}", 64, Role.ACTIVATION)
-        graph.task(f"t{n}", [n - 1] if n else [], [n], traffic=64)
+        builder.buffer(f"a{n}", 64, Role.ACTIVATION)
+        builder.task(f"t{n}", [n - 1] if n else [], [n], traffic=64)
         place = Place(0, n % 100 * 64, 64)
         accesses = (Access(place, n, False, True),)
         nodes.append(Node("task", "compute", accesses, (n - 1,) if n else (), n))
         blocks.append(Block(place, n, (n, n + 1) if n + 1 < count else (n,)))
+    graph = builder.graph()
     memgraph = MemGraph(graph, tuple(nodes), {0: 6400, HOST: 0}, {}, {}, tuple(blocks), {})
     found = FoundPlan(memgraph, Policy(), simulate(memgraph, Costs()))
     return Plan(graph, found, {0: 6400}, None, Costs(), "copy", False)

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from offload.errors import GraphError
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
 from offload.graph.taskgraph import TaskGraph
 from offload.measuring.profiling import measured
@@ -39,14 +40,14 @@ class Rig:
     """A graph of calls on copies of given tensors; every buffer has a place of its own."""
 
     def __init__(self) -> None:
-        self.graph = TaskGraph()
+        self.builder = GraphBuilder()
         self.storages: dict[int, int] = {}
         self.begin: dict[int, torch.Tensor] = {}
 
     def value(self, tensor: torch.Tensor) -> Value:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.storages:
-            b = self.graph.buffer(f"b{len(self.storages)}", storage.nbytes(), "input")
+            b = self.builder.buffer(f"b{len(self.storages)}", storage.nbytes(), "input")
             self.storages[storage._cdata] = b
             self.begin[b] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
         return Value(
@@ -88,7 +89,7 @@ class Rig:
 
     def output(self, found: torch.Tensor) -> Value:
         storage = found.untyped_storage()
-        b = self.graph.buffer(f"out{len(self.graph.buffers)}", storage.nbytes())
+        b = self.builder.buffer(f"out{len(self.builder.buffers)}", storage.nbytes())
         return Value(
             b, found.dtype, tuple(found.size()), found.stride(), int(found.storage_offset())
         )
@@ -136,9 +137,9 @@ def bound(graph: TaskGraph, mode: str, *, workspace: bool = True) -> Bound:
 def rigged(op: Any, *args: Any, **kwargs: Any) -> tuple[Rig, TaskGraph]:
     rig = Rig()
     call = rig.call(op, args, kwargs)
-    everything = range(len(rig.graph.buffers))
-    rig.graph.task("it", everything, everything, kernel=call)
-    return rig, measured(rig.graph)
+    everything = range(len(rig.builder.buffers))
+    rig.builder.task("it", everything, everything, kernel=call)
+    return rig, measured(rig.builder.graph())
 
 
 def t(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -366,7 +367,7 @@ def test_outputs_that_were_born_at_each_others_places_are_put_right() -> None:
 @PLACED
 def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
     rig, _ = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    there = bound(rig.graph, SHIM)
+    there = bound(rig.builder.graph(), SHIM)
     there.fill(rig.begin)
     there.run()
     assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
@@ -378,11 +379,16 @@ def test_an_output_that_the_kernel_does_not_make_is_in_no_plan(mode: str) -> Non
     def halves(x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return x / 2, None
 
-    graph = TaskGraph()
-    x, y, never = graph.buffer("x", 64, "input"), graph.buffer("y", 64), graph.buffer("never", 64)
+    builder = GraphBuilder()
+    x, y, never = (
+        builder.buffer("x", 64, "input"),
+        builder.buffer("y", 64),
+        builder.buffer("never", 64),
+    )
     of, made, fake = (Value(b, torch.float32, (16,), (1,)) for b in (x, y, never))
-    graph.task("halves", [x], [y, never], kernel=Call(halves, (of,), {}, (made, fake)))
-    graph.output(y)
+    builder.task("halves", [x], [y, never], kernel=Call(halves, (of,), {}, (made, fake)))
+    builder.output(y)
+    graph = builder.graph()
     graph = measured(graph)
     [task] = graph.tasks
     assert task.writes == (y,) and task.kernel.outputs == (made, None)
@@ -415,14 +421,15 @@ def test_a_tensor_that_does_not_fit_its_buffer_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_several_calls_of_a_task_share_its_workspace(mode: str) -> None:
-    graph = TaskGraph()
-    x, y, z = (graph.buffer(name, 4 * 64) for name in "xyz")
+    builder = GraphBuilder()
+    x, y, z = (builder.buffer(name, 4 * 64) for name in "xyz")
     values = [Value(b, torch.float32, (64,), (1,)) for b in (x, y, z)]
     calls = (
         Call(aten.mul.Tensor, (values[0], 0.5), outputs=(values[1],)),
         Call(aten.add.Tensor, (values[1], 3.0), outputs=(values[2],)),
     )
-    graph.task("both", (x,), (y, z), kernel=Calls(calls))
+    builder.task("both", (x,), (y, z), kernel=Calls(calls))
+    graph = builder.graph()
     graph = measured(graph)
     there = bound(graph, mode)
     there.fill({0: torch.ones(64).view(torch.uint8)})
@@ -436,10 +443,11 @@ def test_a_plain_function_gets_the_bytes_of_what_it_reads_and_writes(mode: str) 
     def double(reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         writes[0].copy_(reads[0] * 2)
 
-    graph = TaskGraph()
-    a, b = graph.buffer("a", 10), graph.buffer("b", 10)
-    graph.task("double", [a], [b], kernel=double)
-    graph.task("nothing", [a])
+    builder = GraphBuilder()
+    a, b = builder.buffer("a", 10), builder.buffer("b", 10)
+    builder.task("double", [a], [b], kernel=double)
+    builder.task("nothing", [a])
+    graph = builder.graph()
     graph = measured(graph)
     there = bound(graph.with_tasks(graph.tasks[:1]), mode)
     there.fill({0: torch.arange(10, dtype=torch.uint8)})
@@ -450,9 +458,10 @@ def test_a_plain_function_gets_the_bytes_of_what_it_reads_and_writes(mode: str) 
 
 
 def test_a_task_from_device_to_device_copies_the_buffer() -> None:
-    graph = TaskGraph()
-    a, b = graph.buffer("a", 10, device=0), graph.buffer("b", 10, device=1)
-    graph.task("move", [a], [b], lane="d2d")
+    builder = GraphBuilder()
+    a, b = builder.buffer("a", 10, device=0), builder.buffer("b", 10, device=1)
+    builder.task("move", [a], [b], lane="d2d")
+    graph = builder.graph()
     arenas = {n: torch.full((128,), n, dtype=torch.uint8) for n in (0, 1)}
     accesses = (Access(Place(0, 0, 10), a, True, False), Access(Place(1, 64, 10), b, False, True))
     bind_task(graph, Node("task", "d2d0-1", accesses, (), task=0), arenas, COPY)()

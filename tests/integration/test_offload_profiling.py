@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import grown
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT
 from offload.graph.taskgraph import TaskGraph
 from offload.measuring.profiling import measured
@@ -18,12 +20,12 @@ PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "
 
 def graph_of(*calls: Call) -> TaskGraph:
     """A task a call, over buffers of 4 KiB."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for b in range(8):
-        graph.buffer(f"b{b}", 4096, "parameter")
+        builder.buffer(f"b{b}", 4096, "parameter")
     for number, call in enumerate(calls):
-        graph.task(f"t{number}", range(8), range(8), kernel=call)
-    return graph
+        builder.task(f"t{number}", range(8), range(8), kernel=call)
+    return builder.graph()
 
 
 def floats(b: int, *size: int, offset: int = 0) -> Value:
@@ -104,9 +106,9 @@ def test_several_calls_add_up_in_seconds_and_share_the_workspace() -> None:
         convolution(),
     ]
     alone = measured(graph_of(*calls)).tasks
-    graph = graph_of()
-    graph.task("both", range(8), range(8), kernel=Calls(tuple(calls)))
-    [both] = measured(graph).tasks
+    builder = grown(graph_of())
+    builder.task("both", range(8), range(8), kernel=Calls(tuple(calls)))
+    [both] = measured(builder.graph()).tasks
     assert both.workspace == max(task.workspace for task in alone)
     assert both.unplaced == max(task.unplaced for task in alone)
     assert [c.allocations for c in both.kernel.calls] == [t.kernel.allocations for t in alone]
@@ -210,7 +212,8 @@ def test_tasks_of_other_kinds_stay_as_they_are() -> None:
     def kernel(reads: Any, writes: Any) -> None:
         raise AssertionError("not to be run")
 
-    graph = graph_of()
-    graph.task("by hand", [0], [1], kernel=kernel)
-    graph.task("nothing", [0])
+    builder = grown(graph_of())
+    builder.task("by hand", [0], [1], kernel=kernel)
+    builder.task("nothing", [0])
+    graph = builder.graph()
     assert measured(graph).tasks == graph.tasks

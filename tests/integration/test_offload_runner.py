@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 
 from offload.errors import GraphError, OffloadError, StepError
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.memory.host_memory import HostMemoryLeft
 from offload.plans.plan import plan
@@ -40,8 +42,8 @@ def some(nbytes: int, seed: int = 0) -> torch.Tensor:
 def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
     engine: str, order: str, share: float | None, hand: Any
 ) -> None:
-    graph = hand.layers()
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
+    tensors = graph.program.tensors
     held = {key: tensor.clone() for key, tensor in tensors.items()}
     least = 4 * 640 + 64  # a task's operands, and the scratch
     whole = hand.planned(graph)
@@ -58,8 +60,7 @@ def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str, hand: Any) -> None:
-    graph = hand.layers()
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
     made = hand.planned(graph, 4 * 640 + 64)
     assert {node.kind for node in made.memgraph.nodes} == {"task", "reload", "offload"}
     with Runner(made, engine) as runner:
@@ -71,9 +72,9 @@ def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str, hand: Any
 def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: Any) -> None:
     """The host task is held back until the compute task has read, if nothing orders them."""
     read = threading.Event()
-    graph = TaskGraph()
-    a, b = graph.buffer("a", 64, device=HOST), graph.buffer("b", 64)
-    c = graph.buffer("c", 64)
+    builder = GraphBuilder()
+    a, b = builder.buffer("a", 64, device=HOST), builder.buffer("b", 64)
+    c = builder.buffer("c", 64)
 
     def write(reads: Bytes, writes: Bytes) -> None:
         assert not missing or read.wait(WAIT)
@@ -83,11 +84,11 @@ def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: A
         writes[0].copy_(reads[0])
         read.set()
 
-    graph.task("write", [], [a], lane="host", device=HOST, kernel=write)
-    graph.task("unrelated", [], [b], kernel=lambda reads, writes: writes[0].fill_(1))
-    graph.task("read", [b], [c], kernel=copy)
-    graph.output(c)
-    hand.bind(graph)
+    builder.task("write", [], [a], lane="host", device=HOST, kernel=write)
+    builder.task("unrelated", [], [b], kernel=lambda reads, writes: writes[0].fill_(1))
+    builder.task("read", [b], [c], kernel=copy)
+    builder.output(c)
+    graph = hand.bind(builder.graph())
     made = hand.planned(graph).memgraph
     # Let `read` read the host task's bytes, and order it after that task, or not.
     node = made.nodes[2]
@@ -109,13 +110,13 @@ def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: A
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("poison", [False, True])
 def test_poison_shows_a_use_after_free(engine: str, poison: bool, hand: Any) -> None:
-    graph = TaskGraph()
-    a, b, c = (graph.buffer(name, 64, "activation") for name in "abc")
-    graph.task("make", [], [a], kernel=lambda reads, writes: writes[0].fill_(5))
-    graph.task("use", [a], [b], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
-    graph.task("late", [a, b], [c], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
-    graph.output(c)
-    hand.bind(graph)
+    builder = GraphBuilder()
+    a, b, c = (builder.buffer(name, 64, "activation") for name in "abc")
+    builder.task("make", [], [a], kernel=lambda reads, writes: writes[0].fill_(5))
+    builder.task("use", [a], [b], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    builder.task("late", [a, b], [c], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    builder.output(c)
+    graph = hand.bind(builder.graph())
     made = hand.planned(graph).memgraph
     early = tuple(
         replace(block, nodes=(0, 1)) if block.buffer == a else block for block in made.blocks
@@ -126,19 +127,19 @@ def test_poison_shows_a_use_after_free(engine: str, poison: bool, hand: Any) -> 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str, hand: Any) -> None:
-    graph = TaskGraph()
-    x = graph.buffer("x", 64, "input")
-    a, b = graph.buffer("a", 256), graph.buffer("b", 64)
+    builder = GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    a, b = builder.buffer("a", 256), builder.buffer("b", 64)
     found: list[set[int]] = []
 
     def look(reads: Bytes, writes: Bytes) -> None:
         found.append({*writes[0].tolist()})
         writes[0].fill_(1)
 
-    graph.task("make", [x], [a], kernel=look)
-    graph.task("use", [a], [b], kernel=look)
-    graph.output(b)
-    hand.bind(graph, [0])
+    builder.task("make", [x], [a], kernel=look)
+    builder.task("use", [a], [b], kernel=look)
+    builder.output(b)
+    graph = hand.bind(builder.graph(), [0])
     with Runner(hand.planned(graph), engine, poison=True) as runner:
         for _ in range(3):
             runner(some(64))
@@ -147,33 +148,33 @@ def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str, 
 
 def two_devices(hand: Any) -> TaskGraph:
     """Device 0 and 1 work on their own weights, and hand each other what they made."""
-    graph = TaskGraph()
-    x = graph.buffer("x", 320, "input")
-    here = graph.buffer("w0", 320, "parameter")
-    there = graph.buffer("w1", 320, "parameter", device=1)
-    state = graph.buffer("m1", 320, "state", device=HOST)
+    builder = GraphBuilder()
+    x = builder.buffer("x", 320, "input")
+    here = builder.buffer("w0", 320, "parameter")
+    there = builder.buffer("w1", 320, "parameter", device=1)
+    state = builder.buffer("m1", 320, "state", device=HOST)
     last = x
     for n in range(3):
-        made = graph.buffer(f"a{n}", 320, "activation")
-        moved = graph.buffer(f"moved{n}", 320, "activation", device=1)
-        other = graph.buffer(f"b{n}", 320, "activation", device=1)
-        back = graph.buffer(f"back{n}", 320, "activation")
-        graph.task(f"first{n}", [last, here], [made], kernel=hand.mix(n))
-        graph.task(f"send{n}", [made], [moved], lane="d2d", device=0)
-        graph.task(f"second{n}", [moved, there], [other, there], device=1, kernel=hand.mix(n))
-        graph.task(f"return{n}", [other], [back], lane="d2d", device=1)
-        graph.task(f"host{n}", [state], [state], lane="host", device=HOST, kernel=hand.mix(n))
+        made = builder.buffer(f"a{n}", 320, "activation")
+        moved = builder.buffer(f"moved{n}", 320, "activation", device=1)
+        other = builder.buffer(f"b{n}", 320, "activation", device=1)
+        back = builder.buffer(f"back{n}", 320, "activation")
+        builder.task(f"first{n}", [last, here], [made], kernel=hand.mix(n))
+        builder.task(f"send{n}", [made], [moved], lane="d2d", device=0)
+        builder.task(f"second{n}", [moved, there], [other, there], device=1, kernel=hand.mix(n))
+        builder.task(f"return{n}", [other], [back], lane="d2d", device=1)
+        builder.task(f"host{n}", [state], [state], lane="host", device=HOST, kernel=hand.mix(n))
         last = back
-    graph.output(last)
-    graph.output(state)
-    return graph
+    builder.output(last)
+    builder.output(state)
+    return builder.graph()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("order", ["priority", "random"])
 def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str, hand: Any) -> None:
-    graph = two_devices(hand)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(two_devices(hand), [0])
+    tensors = graph.program.tensors
     held = {key: tensor.clone() for key, tensor in tensors.items()}
     x = some(320)
     moves = {n for n, task in enumerate(graph.tasks) if task.lane == "d2d"}
@@ -204,8 +205,8 @@ def test_the_caller_computes_and_every_other_lane_has_a_thread(hand: Any) -> Non
                 names[name] = threading.current_thread().name
                 assert not torch.is_grad_enabled()
 
-            graph.tasks[number] = replace(task, kernel=kernel)
-    hand.bind(graph, [0])
+            graph = with_task(graph, number, kernel=kernel)
+    graph = hand.bind(graph, [0])
     with Runner(hand.planned(graph), "threads") as runner:
         runner(some(320))
         assert threading.current_thread().name == names["first1"]
@@ -216,16 +217,16 @@ def test_the_caller_computes_and_every_other_lane_has_a_thread(hand: Any) -> Non
 
 def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None:
     together = threading.Barrier(3)
-    graph = TaskGraph()
+    builder = GraphBuilder()
 
     def meet(reads: Bytes, writes: Bytes) -> None:
         together.wait(WAIT)
 
     for name, lane, device in (("h0", "host", HOST), ("h1", "host", HOST), ("c", "compute", 0)):
-        made = graph.buffer(name, 64, device=device)
-        graph.task(name, [], [made], lane=lane, device=device, kernel=meet)
-        graph.output(made)
-    hand.bind(graph)
+        made = builder.buffer(name, 64, device=device)
+        builder.task(name, [], [made], lane=lane, device=device, kernel=meet)
+        builder.output(made)
+    graph = hand.bind(builder.graph())
     with Runner(hand.planned(graph), "threads", host_workers=2) as runner:
         runner()
         assert {span.row for span in runner.trace.spans} == {"compute", "host-0", "host-1"}
@@ -234,7 +235,7 @@ def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_lane_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
     inside = 0
-    graph = TaskGraph()
+    builder = GraphBuilder()
 
     def alone(reads: Bytes, writes: Bytes) -> None:
         nonlocal inside
@@ -244,17 +245,16 @@ def test_a_lane_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
         inside -= 1
 
     for n in range(40):
-        made = graph.buffer(f"h{n}", 1 << 16, device=HOST)
-        graph.task(f"h{n}", [], [made], lane="host", device=HOST, kernel=alone)
-    hand.bind(graph)
+        made = builder.buffer(f"h{n}", 1 << 16, device=HOST)
+        builder.task(f"h{n}", [], [made], lane="host", device=HOST, kernel=alone)
+    graph = hand.bind(builder.graph())
     with Runner(hand.planned(graph), engine, "random") as runner:
         runner()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
-    graph = hand.layers(2)
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(2), [0])
     with Runner(hand.planned(graph), engine) as runner:
         first = runner(some(640))
         kept = first[0].clone()
@@ -277,26 +277,27 @@ def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
 
 
 def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: Any) -> None:
-    graph = hand.layers(1)
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(1), [0])
     value = graph.program.outputs[0]
-    graph.program.outputs = (value, {"loss": value, "epoch": 3}, None)
+    outputs = (value, {"loss": value, "epoch": 3}, None)
+    graph = replace(graph, program=replace(graph.program, outputs=outputs))
     with Runner(hand.planned(graph), "serial") as runner:
         loss, again, epoch, nothing = runner(some(640))
     assert torch.equal(loss, again) and epoch == 3 and nothing is None
 
 
 def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
-    graph = TaskGraph()
-    x = graph.buffer("x", 8, "input")
-    total = graph.buffer("total", 8, "state")
-    graph.task(
+    builder = GraphBuilder()
+    x = builder.buffer("x", 8, "input")
+    total = builder.buffer("total", 8, "state")
+    builder.task(
         "add",
         [x, total],
         [total],
         kernel=lambda reads, writes: writes[0].add_(reads[0]),
     )
-    graph.output(total)
+    builder.output(total)
+    graph = builder.graph()
     with Runner(hand.planned(graph), "serial") as runner:
         runner(torch.full((8,), 3, dtype=torch.uint8))
         assert runner(torch.full((8,), 4, dtype=torch.uint8))[0].tolist() == [7] * 8
@@ -316,8 +317,8 @@ def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
 def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
     batch: tuple[Any, ...], said: str, hand: Any
 ) -> None:
-    graph = hand.layers(1)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(1), [0])
+    tensors = graph.program.tensors
     before = tensors["w0"].clone()
     with Runner(hand.planned(graph), "serial") as runner:
         with pytest.raises(StepError, match=said):
@@ -328,11 +329,11 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
 
 
 def test_a_batch_may_lie_in_memory_as_it_likes(hand: Any) -> None:
-    graph = TaskGraph()
-    x, y = graph.buffer("x", 64, "input"), graph.buffer("y", 64)
-    graph.task("copy", [x], [y], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
-    graph.output(y)
-    hand.bind(graph, [0])
+    builder = GraphBuilder()
+    x, y = builder.buffer("x", 64, "input"), builder.buffer("y", 64)
+    builder.task("copy", [x], [y], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
+    builder.output(y)
+    graph = hand.bind(builder.graph(), [0])
     with Runner(hand.planned(graph), "serial") as runner:
         every_third = some(192)[::3]
         assert torch.equal(runner(every_third)[0], every_third)
@@ -349,15 +350,14 @@ def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors
     held = {"w": tensors["w"].clone()}
 
     def graph_for(nbytes: int) -> TaskGraph:
-        graph = TaskGraph()
-        x, w = graph.buffer("x", nbytes, "input"), graph.buffer("w", 128, "parameter")
-        y = graph.buffer("y", nbytes)
-        graph.task("forward", [x, w], [y], kernel=hand.mix(1))
-        graph.task("update", [y, w], [w], kernel=hand.mix(2))
-        graph.output(y)
-        hand.bind(graph, [0], recapture=recapture)
-        graph.program.tensors.update(tensors)
-        return graph
+        builder = GraphBuilder()
+        x, w = builder.buffer("x", nbytes, "input"), builder.buffer("w", 128, "parameter")
+        y = builder.buffer("y", nbytes)
+        builder.task("forward", [x, w], [y], kernel=hand.mix(1))
+        builder.task("update", [y, w], [w], kernel=hand.mix(2))
+        builder.output(y)
+        graph = hand.bind(builder.graph(), [0], recapture=recapture)
+        return replace(graph, program=replace(graph.program, tensors=tensors))
 
     def recapture(*batch: torch.Tensor) -> TaskGraph:
         assert torch.is_grad_enabled()
@@ -374,8 +374,8 @@ def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors
 
 
 def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: Any) -> None:
-    graph = hand.layers(1)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(1), [0])
+    tensors = graph.program.tensors
     made = hand.planned(graph).memgraph
     at = tensors["w0"].data_ptr()
     for arena in (0, HOST):
@@ -390,8 +390,8 @@ def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what
 ) -> None:
     # A machine with as much memory, of which this process may not have so much.
     monkeypatch.setattr(executor, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
-    graph = hand.layers(1)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(1), [0])
+    tensors = graph.program.tensors
     made = hand.planned(graph).memgraph
     at = tensors["w0"].data_ptr()
     for arena, said in ((0, "device 0.*lower the budget"), (HOST, "the host.*give a host_budget")):
@@ -403,19 +403,18 @@ def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what
 
 @pytest.mark.parametrize("wrong", [{"engine": "gpu"}, {"order": "backwards"}])
 def test_an_unknown_engine_or_order_is_refused(wrong: dict[str, str], hand: Any) -> None:
-    graph = hand.layers(1)
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(1), [0])
     with pytest.raises(ValueError, match="one of"):
         Runner(hand.planned(graph), **wrong)  # type: ignore[arg-type]
 
 
 def test_pieces_that_do_not_lie_side_by_side_are_refused(hand: Any) -> None:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for start in (0, 128):
-        b = graph.buffer(f"w[{start}]", 64, "parameter")
-        graph.buffers[b] = replace(graph.buffers[b], tensor="w", start=start)
-        graph.task(f"use{start}", [b], [b], kernel=hand.mix(1))
-    hand.bind(graph)
+        b = builder.buffer(f"w[{start}]", 64, "parameter")
+        builder.buffers[b] = replace(builder.buffers[b], tensor="w", start=start)
+        builder.task(f"use{start}", [b], [b], kernel=hand.mix(1))
+    graph = hand.bind(builder.graph())
     with pytest.raises(GraphError, match="pieces of tensor w do not lie side by side"):
         Runner(hand.HandPlan(hand.planned(graph).memgraph))
 
@@ -431,8 +430,9 @@ def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(
     def kernel(reads: Bytes, writes: Bytes) -> None:
         writes[0].fill_(1 // len(fit))
 
-    hand.changed(graph, "loss", kernel=kernel)
-    hand.bind(graph, [0], after_step=(lambda: calls.append("over"),))
+    graph = hand.bind(
+        with_task(graph, "loss", kernel=kernel), [0], after_step=(lambda: calls.append("over"),)
+    )
     with Runner(hand.planned(graph), engine) as runner:
         runner(some(640))
         fit.clear()
@@ -444,9 +444,10 @@ def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(
 
 
 def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
-    graph = TaskGraph()
-    graph.task("forgotten", writes=[made := graph.buffer("made", 64)])
-    graph.output(made)
+    builder = GraphBuilder()
+    builder.task("forgotten", writes=[made := builder.buffer("made", 64)])
+    builder.output(made)
+    graph = builder.graph()
     with pytest.raises(GraphError, match="forgotten writes buffers but has no kernel"):
         Runner(plan(graph, placement="copy"))
 
@@ -455,8 +456,7 @@ def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
 def test_a_step_in_which_nothing_but_inputs_moves_runs_on_the_callers_thread_alone(
     share: float | None, beside: bool, hand: Any
 ) -> None:
-    graph = hand.layers()
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
     budget = None if share is None else 4 * 640 + 64
     with Runner(hand.planned(graph, budget), "threads") as runner:
         runner(some(640))

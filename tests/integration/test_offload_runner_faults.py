@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import grown, with_task
 
 import offload
 from offload.errors import OffloadError, StepError
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.running import binding, torch_modes
 from offload.running.engines import crew
@@ -73,8 +75,8 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
     graph = hand.layers()
     [found] = [t for t in graph.tasks if t.name == task]
     fault = Fault(found.kernel)
-    hand.changed(graph, task, kernel=fault, where="model.py:31 in forward")
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(with_task(graph, task, kernel=fault, where="model.py:31 in forward"), [0])
+    tensors = graph.program.tensors
     with Runner(hand.planned(graph, LEAST), engine, order) as runner:
         for _ in range(3):
             assert works(runner, graph, tensors, hand)
@@ -91,13 +93,14 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["host", "compute1"])
 def test_an_exception_of_another_lane_is_the_same(engine: str, where: str, hand: Any) -> None:
-    graph = hand.layers(2)
+    builder = grown(hand.layers(2))
     device = HOST if where == "host" else 1
-    state = graph.buffer("elsewhere", 64, "state", device=device)
+    state = builder.buffer("elsewhere", 64, "state", device=device)
     fault = Fault(hand.mix(9))
     kind = "host" if where == "host" else "compute"
-    graph.task("far", [state], [state], lane=kind, device=device, kernel=fault)
-    tensors = hand.bind(graph, [0])
+    builder.task("far", [state], [state], lane=kind, device=device, kernel=fault)
+    graph = hand.bind(builder.graph(), [0])
+    tensors = graph.program.tensors
     with Runner(hand.planned(graph), engine) as runner:
         for _ in range(3):
             assert works(runner, graph, tensors, hand)
@@ -123,8 +126,8 @@ def test_a_fault_in_a_copy_names_what_was_copied(
         return copy(target, source, nbytes)
 
     monkeypatch.setattr(binding, "memmove", memmove)
-    graph = hand.layers()
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
+    tensors = graph.program.tensors
     made = hand.planned(graph, LEAST)
     with Runner(made, engine) as runner:
         assert works(runner, graph, tensors, hand)
@@ -144,8 +147,8 @@ def test_a_fault_in_a_copy_names_what_was_copied(
 def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand: Any) -> None:
     """The host task fails while a compute task runs: the one after that is not begun."""
     failed, seen = threading.Event(), []
-    graph = TaskGraph()
-    a, b, h = graph.buffer("a", 64), graph.buffer("b", 64), graph.buffer("h", 64, device=HOST)
+    builder = GraphBuilder()
+    a, b, h = builder.buffer("a", 64), builder.buffer("b", 64), builder.buffer("h", 64, device=HOST)
 
     def slow(reads: Bytes, writes: Bytes) -> None:
         assert failed.wait(WAIT)
@@ -157,11 +160,11 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
         failed.set()
         raise ValueError("at once")
 
-    graph.task("slow", [], [a], kernel=slow)
-    graph.task("next", [a], [b], kernel=lambda reads, writes: seen.append("next"))
-    graph.task("fail", [], [h], lane="host", device=HOST, kernel=fail)
-    graph.output(b)
-    hand.bind(graph)
+    builder.task("slow", [], [a], kernel=slow)
+    builder.task("next", [a], [b], kernel=lambda reads, writes: seen.append("next"))
+    builder.task("fail", [], [h], lane="host", device=HOST, kernel=fail)
+    builder.output(b)
+    graph = hand.bind(builder.graph())
     with Runner(hand.planned(graph), "threads") as runner:
         with pytest.raises(ValueError, match="at once"):
             runner()
@@ -171,16 +174,16 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
 
 def test_of_two_failures_the_callers_own_is_told(hand: Any) -> None:
     together = threading.Barrier(2)
-    graph = TaskGraph()
+    builder = GraphBuilder()
 
     def fail(reads: Bytes, writes: Bytes) -> None:
         together.wait(WAIT)
         raise ValueError(threading.current_thread().name)
 
-    graph.task("here", [], [graph.buffer("a", 64)], kernel=fail)
-    there = graph.buffer("h", 64, device=HOST)
-    graph.task("there", [], [there], lane="host", device=HOST, kernel=fail)
-    hand.bind(graph)
+    builder.task("here", [], [builder.buffer("a", 64)], kernel=fail)
+    there = builder.buffer("h", 64, device=HOST)
+    builder.task("there", [], [there], lane="host", device=HOST, kernel=fail)
+    graph = hand.bind(builder.graph())
     with Runner(hand.planned(graph), "threads") as runner:
         for _ in range(3):
             with pytest.raises(ValueError, match=threading.current_thread().name):
@@ -194,8 +197,8 @@ def test_a_ctrl_c_inside_a_kernel_ends_the_step_and_the_next_one_works(
     graph = hand.layers()
     [found] = [t for t in graph.tasks if t.name == "update2"]
     fault = Fault(found.kernel)
-    hand.changed(graph, "update2", kernel=fault)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(with_task(graph, "update2", kernel=fault), [0])
+    tensors = graph.program.tensors
     with Runner(hand.planned(graph, LEAST), engine) as runner:
         fault.before = lambda: signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt) as raised:
@@ -207,13 +210,14 @@ def test_a_ctrl_c_inside_a_kernel_ends_the_step_and_the_next_one_works(
 
 
 def test_a_ctrl_c_while_the_caller_waits_for_a_thread_ends_the_step(hand: Any) -> None:
-    graph = hand.layers(1)
+    builder = grown(hand.layers(1))
     main = threading.main_thread().ident
     assert main is not None
-    state = graph.buffer("far", 64, "state", device=HOST)
+    state = builder.buffer("far", 64, "state", device=HOST)
     fault = Fault(hand.mix(9))
-    graph.task("far", [state], [state], lane="host", device=HOST, kernel=fault)
-    tensors = hand.bind(graph, [0])
+    builder.task("far", [state], [state], lane="host", device=HOST, kernel=fault)
+    graph = hand.bind(builder.graph(), [0])
+    tensors = graph.program.tensors
     with Runner(hand.planned(graph), "threads") as runner:
         for _ in range(5):
             fault.before = lambda: signal.pthread_kill(main, signal.SIGINT)
@@ -229,8 +233,8 @@ class Struck(BaseException):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: Any) -> None:
-    graph = hand.layers(3)
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(3), [0])
+    tensors = graph.program.tensors
     armed, struck = False, 0
 
     def strike(number: int, frame: Any) -> None:
@@ -266,8 +270,7 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
 
 
 def test_the_threads_are_parked_between_steps_and_gone_after_close(hand: Any) -> None:
-    graph = hand.layers()
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
     runner = Runner(hand.planned(graph, LEAST), "threads")
     runner(some(640))
     first = ours()
@@ -282,8 +285,7 @@ def test_the_threads_are_parked_between_steps_and_gone_after_close(hand: Any) ->
 
 
 def test_a_runner_that_is_dropped_ends_its_threads(hand: Any) -> None:
-    graph = hand.layers()
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
     runner = Runner(hand.planned(graph, LEAST), "threads")
     runner(some(640))
     mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
@@ -297,8 +299,7 @@ def test_a_runner_that_is_dropped_ends_its_threads(hand: Any) -> None:
 
 
 def test_parked_threads_keep_no_arena_alive(hand: Any) -> None:
-    graph = hand.layers()
-    hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         runner(some(640))
         arenas = weakref.ref(runner._arenas)
@@ -316,8 +317,8 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
     monkeypatch.setattr(crew, "JOIN_SECONDS", 0.05)
     free, main = threading.Event(), threading.main_thread().ident
     assert main is not None
-    graph = hand.layers(1)
-    far = graph.buffer("far", 64, "state", device=HOST)
+    builder = grown(hand.layers(1))
+    far = builder.buffer("far", 64, "state", device=HOST)
 
     def hang(reads: Bytes, writes: Bytes) -> None:
         signal.pthread_kill(main, signal.SIGINT)
@@ -327,8 +328,9 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
         free.wait(WAIT)
 
     signal_seen = threading.Event()
-    graph.task("far", [far], [far], lane="host", device=HOST, kernel=hang)
-    tensors = hand.bind(graph, [0])
+    builder.task("far", [far], [far], lane="host", device=HOST, kernel=hang)
+    graph = hand.bind(builder.graph(), [0])
+    tensors = graph.program.tensors
     runner = Runner(hand.planned(graph), "threads")
     arena = tensors["w0"].data_ptr()
     rest = runner._stage.engine._rest  # type: ignore[union-attr]
@@ -350,8 +352,8 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
 
 
 def test_a_runner_may_be_called_from_any_thread(hand: Any) -> None:
-    graph = hand.layers()
-    tensors = hand.bind(graph, [0])
+    graph = hand.bind(hand.layers(), [0])
+    tensors = graph.program.tensors
     right: list[bool] = []
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         for _ in range(2):

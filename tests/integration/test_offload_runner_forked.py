@@ -33,8 +33,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(params=["threads", "cuda", "cudagraph"])
 def runner(request: pytest.FixtureRequest, graphs: Any) -> Iterator[Runner]:
     """With threads for copies and for the host; it replays graphs, where that is what it does."""
-    graph = graphs.chain(host_updates=True)
-    graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(host_updates=True))
     made = offload.plan(graph, placement="copy", recompute=False)
     driver = None if request.param == "threads" else GraphTwin()
     with Runner(made, request.param, host_workers=2, driver=driver) as found:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import grown
 from torch import nn
 
 from offload.errors import StepError
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Call, Program, Value
 from offload.running.runner import Runner
@@ -59,21 +61,20 @@ def case(
 ) -> Case:
     generator = torch.manual_seed(0)
     w = nn.Parameter(torch.randn(5, 5, generator=generator)) if w is None else w
-    made = Case(w, torch.zeros(7), TaskGraph(), w.stride())
-    graph, x = made.graph, torch.zeros(rows, 5)
-    bx = graph.buffer("x", x.nbytes, "input")
-    bw = graph.buffer("w", w.untyped_storage().nbytes(), "parameter")
-    bm = graph.buffer("m", made.m.nbytes, "state")
-    by = graph.buffer("y", x.nbytes)
-    vx, vw, vm, vy = value(bx, x), value(bw, w), value(bm, made.m), value(by, x)
+    m, x = torch.zeros(7), torch.zeros(rows, 5)
+    builder = GraphBuilder()
+    bx = builder.buffer("x", x.nbytes, "input")
+    bw = builder.buffer("w", w.untyped_storage().nbytes(), "parameter")
+    bm = builder.buffer("m", m.nbytes, "state")
+    by = builder.buffer("y", x.nbytes)
+    vx, vw, vm, vy = value(bx, x), value(bw, w), value(bm, m), value(by, x)
     vw = replace(vw, offset=w.storage_offset())
-    graph.task("mm", [bx, bw], [by], kernel=Call(torch.mm, (vx, vw), outputs=(vy,)))
-    graph.task("update", [bx, by, bw], [bw], kernel=Call(add, (vw, vx, vy)), phase="update")
-    graph.task("count", [bm], [bm], kernel=Call(torch.Tensor.add_, (vm, 1)), phase="update")
-    graph.output(by)
-    held = {"w": w, "m": made.m} if tensors is None else tensors()
-    graph.program = Program((vx,), (vy,), held)
-    return made
+    builder.task("mm", [bx, bw], [by], kernel=Call(torch.mm, (vx, vw), outputs=(vy,)))
+    builder.task("update", [bx, by, bw], [bw], kernel=Call(add, (vw, vx, vy)), phase="update")
+    builder.task("count", [bm], [bm], kernel=Call(torch.Tensor.add_, (vm, 1)), phase="update")
+    builder.output(by)
+    held = {"w": w, "m": m} if tensors is None else tensors()
+    return Case(w, m, builder.graph(Program((vx,), (vy,), held)), w.stride())
 
 
 def check_step(runner: Runner, made: Case, seed: int = 0) -> None:
@@ -154,13 +155,13 @@ def test_a_tensor_that_was_pointed_elsewhere_comes_home_with_its_new_values(
 
 
 def test_two_tensors_that_changed_places_come_home_with_each_others_values(hand: Any) -> None:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     tensors = {name: torch.full((16,), float(n)) for n, name in enumerate("ab")}
     for name, tensor in tensors.items():
-        b = graph.buffer(name, tensor.nbytes, "parameter")
+        b = builder.buffer(name, tensor.nbytes, "parameter")
         call = Call(torch.Tensor.add_, (value(b, tensor), 10.0))
-        graph.task(f"add {name}", [b], [b], kernel=call)
-    graph.program = Program((), (), dict(tensors))
+        builder.task(f"add {name}", [b], [b], kernel=call)
+    graph = builder.graph(Program((), (), dict(tensors)))
     with Runner(hand.planned(graph), "serial") as runner:
         runner()
         a, b = tensors["a"], tensors["b"]
@@ -290,25 +291,27 @@ def test_an_autocast_around_the_call_changes_nothing(hand: Any) -> None:
 def test_a_tensor_that_no_task_touches_is_left_where_it_is(hand: Any) -> None:
     made = case()
     unused = torch.ones(3)
-    made.graph.buffer("unused", unused.nbytes, "buffer")
-    made.graph.program.tensors |= {"unused": unused, "empty": torch.empty(0)}
-    made.graph.buffer("empty", 0, "parameter")
+    builder, program = grown(made.graph), made.graph.program
+    builder.buffer("unused", unused.nbytes, "buffer")
+    builder.buffer("empty", 0, "parameter")
+    tensors = {**program.tensors, "unused": unused, "empty": torch.empty(0)}
+    graph = builder.graph(replace(program, tensors=tensors))
     at = unused.data_ptr()
-    with Runner(hand.planned(made.graph), "serial") as runner:
+    with Runner(hand.planned(graph), "serial") as runner:
         check_step(runner, made)
         assert unused.tolist() == [1.0] * 3
         assert unused.data_ptr() == at or runner._arenas.contain(unused.data_ptr())
 
 
 def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor(hand: Any) -> None:
-    graph, tensor = TaskGraph(), torch.zeros(48)
+    builder, tensor = GraphBuilder(), torch.zeros(48)
     for start in (0, 64, 128):
-        b = graph.buffer(f"m[{start}]", 64, "state")
-        graph.buffers[b] = replace(graph.buffers[b], tensor="m", start=start)
+        b = builder.buffer(f"m[{start}]", 64, "state")
+        builder.buffers[b] = replace(builder.buffers[b], tensor="m", start=start)
         piece = Value(b, torch.float32, (16,), (1,))
         call = Call(torch.Tensor.add_, (piece, start))
-        graph.task(f"add{start}", [b], [b], kernel=call, phase="update")
-    graph.program = Program((), (), {"m": tensor})
+        builder.task(f"add{start}", [b], [b], kernel=call, phase="update")
+    graph = builder.graph(Program((), (), {"m": tensor}))
     with Runner(hand.planned(graph, 320), "threads", poison=True) as runner:
         runner()
         runner()

@@ -2,7 +2,7 @@
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ class Job:
     """A graph, the user's tensors, and what plain torch would have made of them."""
 
     def __init__(self, graphs: Any, count: int, wide: int, budget: int | None = None) -> None:
-        self.graph: TaskGraph = graphs.chain(count, wide)
-        self.tensors: dict[str, torch.Tensor] = graphs.bound(self.graph)
+        self.graph: TaskGraph = graphs.bound(graphs.chain(count, wide))
+        self.tensors: Mapping[str, torch.Tensor] = self.graph.program.tensors
         self.plain = {name: tensor.clone() for name, tensor in self.tensors.items()}
         self._plainly = graphs.Plainly(self.graph, self.plain)
         self.plan = offload.plan(self.graph, budget, placement="copy", recompute=False)

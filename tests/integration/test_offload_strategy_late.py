@@ -254,8 +254,8 @@ def test_where_somebody_may_look_no_update_waits_and_the_plan_says_who() -> None
     def told(**options: Any) -> str:
         strategy = OffloadStrategy(budget="60%", optimizer="host", check_first_steps=0)
         ol.train(strategy, max_epochs=1, **options)
-        notes = strategy.plan.graph.notes
-        return "".join(note for note in notes if "no update waits" in note)
+        remarks = strategy.plan.remarks
+        return "".join(remark for remark in remarks if "no update waits" in remark)
 
     assert "callback Looks has on_train_batch_end" in told(callbacks=[Looks()])
     assert "callback LambdaCallback has on_train_batch_start" in told(

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import offload
 from offload.errors import BudgetTooSmall
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.planning.account import waiting
@@ -81,20 +82,20 @@ def test_without_a_norm_no_gradient_waits() -> None:
 
 def streamed(weights: int, trained: bool = True, nbytes: int = MIB) -> TaskGraph:
     """Layer after layer and back; `trained`: each weight is changed on the way back."""
-    graph = TaskGraph()
-    x = graph.buffer("x", 4096, Role.INPUT)
-    w = [graph.buffer(f"w{n}", nbytes, Role.PARAMETER) for n in range(weights)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", 4096, Role.INPUT)
+    w = [builder.buffer(f"w{n}", nbytes, Role.PARAMETER) for n in range(weights)]
     kept = [x]
     for n in range(weights):
-        kept.append(graph.buffer(f"y{n}", 4096, Role.ACTIVATION))
-        graph.task(f"f{n}", (kept[-2], w[n]), kept[-1:], seconds=1e-3)
-    g = graph.buffer("g", 4096)
-    graph.task("loss", kept[-1:], (g,), phase="backward", seconds=1e-3)
+        kept.append(builder.buffer(f"y{n}", 4096, Role.ACTIVATION))
+        builder.task(f"f{n}", (kept[-2], w[n]), kept[-1:], seconds=1e-3)
+    g = builder.buffer("g", 4096)
+    builder.task("loss", kept[-1:], (g,), phase="backward", seconds=1e-3)
     for n in reversed(range(weights)):
         changed = (w[n],) if trained else ()
-        graph.task(f"b{n}", (g, kept[n], w[n]), (g, *changed), phase="backward", seconds=1e-3)
-    graph.output(g)
-    return graph
+        builder.task(f"b{n}", (g, kept[n], w[n]), (g, *changed), phase="backward", seconds=1e-3)
+    builder.output(g)
+    return builder.graph()
 
 
 @pytest.mark.parametrize("percent", [10, 25, 40, 50, 66, 90])

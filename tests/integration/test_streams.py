@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 from products import every_pair, every_value
 
 import offload
@@ -79,8 +80,8 @@ def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
     device: str, held: str, order: str, poison: bool, graphs: Any
 ) -> None:
     for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
-        graph = graphs.chain(**shape)
-        tensors = graphs.bound(graph, device)
+        graph = graphs.bound(graphs.chain(**shape), device)
+        tensors = graph.program.tensors
         plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
         x = graph.buffers[0].nbytes
         for budget in (None, smallest(graph)):
@@ -107,8 +108,8 @@ def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(
 ) -> None:
     """Taken away one by one: the proof refuses each such plan, and most of them come to other bits
     when the stream that was waited for is late."""
-    graph = graphs.chain(3, wide=2048, thin=512)
-    tensors = graphs.bound(graph, device)
+    graph = graphs.bound(graphs.chain(3, wide=2048, thin=512), device)
+    tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
     nodes = made.memgraph.nodes
     edges = [(n, d) for n, node in enumerate(nodes) for d in node.deps]
@@ -146,8 +147,8 @@ class Deaf:
 
 
 def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late(graphs: Any) -> None:
-    graph = graphs.chain(3, wide=2048, thin=512)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(3, wide=2048, thin=512))
+    tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
     wrong = 0
     for held in HELD[1:]:
@@ -182,8 +183,8 @@ def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None
         assert gate.wait(20.0)
         first(reads, writes)
 
-    graphs.changed(graph, "forward0", kernel=slow)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(with_task(graph, "forward0", kernel=slow))
+    tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
     with Runner(planned(graph, smallest(graph)), "cuda", driver=Counting()) as runner:
         x = graphs.batch()
@@ -214,7 +215,7 @@ def faulty(graphs: Any, task: str, **shape: Any) -> Any:
     graph = graphs.chain(**shape)
     [found] = [t for t in graph.tasks if t.name == task]
     fault = Fault(found.kernel)
-    graphs.changed(graph, task, kernel=fault)
+    graph = with_task(graph, task, kernel=fault)
     return graph, fault
 
 
@@ -232,7 +233,8 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
     device: str, held: str, task: str, graphs: Any
 ) -> None:
     graph, fault = faulty(graphs, task)
-    tensors = graphs.bound(graph, device)
+    graph = graphs.bound(graph, device)
+    tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
     with Runner(made, "cuda", driver=driver(device, held)) as runner:
         for _ in range(3):
@@ -253,7 +255,8 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
 
 def test_an_exception_of_a_host_task_ends_the_step_and_names_it(graphs: Any) -> None:
     graph, fault = faulty(graphs, "update1", host_updates=True)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graph)
+    tensors = graph.program.tensors
     with Runner(planned(graph), "cuda", driver=Twin()) as runner:
         for _ in range(3):
             assert works(runner, graph, tensors, graphs)
@@ -278,7 +281,8 @@ def test_an_exception_that_comes_while_a_node_is_enqueued_names_it(graphs: Any) 
                 self.synchronize()
 
     graph, fault = faulty(graphs, "forward2")
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graph)
+    tensors = graph.program.tensors
     held_up = "compute"
     with Runner(planned(graph), "cuda", driver=Eager()) as runner:
         fault.error = ValueError("no good")
@@ -294,7 +298,8 @@ def test_an_exception_that_comes_while_a_node_is_enqueued_names_it(graphs: Any) 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_ctrl_c_in_mid_step_ends_it_and_the_next_one_works(hosted: bool, graphs: Any) -> None:
     graph, fault = faulty(graphs, "update2", host_updates=hosted)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graph)
+    tensors = graph.program.tensors
     main = threading.main_thread().ident
     assert main is not None
     with Runner(planned(graph, smallest(graph)), "cuda", driver=Twin()) as runner:
@@ -308,8 +313,8 @@ def test_a_ctrl_c_in_mid_step_ends_it_and_the_next_one_works(hosted: bool, graph
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(hosted: bool, graphs: Any) -> None:
-    graph = graphs.chain(3, host_updates=hosted)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(3, host_updates=hosted))
+    tensors = graph.program.tensors
     made, struck = planned(graph, smallest(graph)), 0
     with graphs.alarm() as strikes, Runner(made, "cuda", driver=Twin()) as runner:
         for _ in range(3):
@@ -329,7 +334,7 @@ def test_a_lost_device_is_one_clear_error_and_close_does_not_hang(
     hosted: bool, graphs: Any
 ) -> None:
     graph, fault = faulty(graphs, "backward1", host_updates=hosted)
-    graphs.bound(graph)
+    graph = graphs.bound(graph)
     twin = Twin()
     fault.before = lambda: twin.lose("an illegal memory access was encountered")
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=twin)
@@ -353,25 +358,21 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
         raise AssertionError("allocated")
 
     monkeypatch.setattr("offload.running.stage.DeviceArena", arenas)
-    graph = graphs.chain()
-    graphs.bound(graph)
+    graph = graphs.bound(graphs.chain())
     with pytest.raises(OffloadError, match="captured on a cuda device, not on cpu"):
         Runner(planned(graph), "cuda")
+    there = replace(graph, program=replace(graph.program, device=torch.device("cuda")))
     if not torch.backends.cuda.is_built():
-        graph.program.device = torch.device("cuda")
         with pytest.raises(OffloadError, match=r"PyTorch \(.*\) is built without CUDA"):
-            Runner(planned(graph), "cuda")
-    graph.program.device = torch.device("cuda")
+            Runner(planned(there), "cuda")
     with pytest.raises(OffloadError, match="'serial' runs on the CPU, but this step"):
-        Runner(planned(graph), "serial")
-    graph.program.device = torch.device("cpu")
+        Runner(planned(there), "serial")
     with pytest.raises(ValueError, match="'threads' has no use for a driver"):
         Runner(planned(graph), "threads", driver=Twin())
 
 
 def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None:
-    graph = graphs.chain(host_updates=True)
-    graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(host_updates=True))
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
     names = {"stream-compute", "stream-h2d", "stream-d2h", "host"}
@@ -384,8 +385,7 @@ def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None
 
 
 def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: Any) -> None:
-    graph = graphs.chain(host_updates=True)
-    graphs.bound(graph)
+    graph = graphs.bound(graphs.chain(host_updates=True))
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
     mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
@@ -402,8 +402,7 @@ def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: 
 def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
     device: str, graphs: Any
 ) -> None:
-    graph = graphs.chain(host_updates=True)
-    graphs.bound(graph, device)
+    graph = graphs.bound(graphs.chain(host_updates=True), device)
     made = planned(graph, smallest(graph))
     with Runner(made, "cuda", driver=driver(device)) as runner:
         x = graphs.batch().to(device)
@@ -430,8 +429,8 @@ def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, graphs: Any) -> None:
     """Once the copies of a step are enqueued, the rest is, without a look at the device."""
-    graph = graphs.chain(8)
-    tensors = graphs.bound(graph, device)
+    graph = graphs.bound(graphs.chain(8), device)
+    tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
     with Runner(planned(graph), "cuda", driver=driver(device)) as runner:
         assert same(runner, plainly, tensors, graphs.batch())
@@ -450,7 +449,8 @@ def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graph
     gate = threading.Event()
     graph, last = faulty(graphs, "update0")
     last.before = lambda: gate.wait(20.0)
-    tensors = graphs.bound(graph)
+    graph = graphs.bound(graph)
+    tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})
     loose = Loose(("h2d",))
     with Runner(planned(graph), "cuda", driver=loose) as runner:

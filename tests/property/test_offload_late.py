@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from products import examples
 
 import offload
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.lowering.rotation import rotated
 from offload.planning.refusal import smallest_budget
@@ -42,10 +43,10 @@ class Drawn:
     cast, summed up, clipped; updates in pieces, on the host; and people who look at weights."""
 
     def __init__(self, draw: st.DrawFn) -> None:
-        self.draw, self.graph = draw, TaskGraph()
-        self.x = self.graph.buffer("x", 640, Role.INPUT)
+        self.draw, self.builder = draw, GraphBuilder()
+        self.x = self.builder.buffer("x", 640, Role.INPUT)
         self.layers = draw(st.integers(1, 5))
-        self.weights = [self.graph.buffer(f"w{n}", self.size(), "parameter") for n in self.all()]
+        self.weights = [self.builder.buffer(f"w{n}", self.size(), "parameter") for n in self.all()]
         self.used = [draw(st.sampled_from(self.weights)) for _ in self.all()]
         if draw(st.booleans()):
             self.used = list(self.weights)
@@ -63,21 +64,21 @@ class Drawn:
 
     def task(self, name: str, reads: list[int], writes: list[int], **more: object) -> int:
         salt = zlib.crc32(name.encode())
-        return self.graph.task(name, reads, writes, kernel=mixing(salt, "+" in name), **more)
+        return self.builder.task(name, reads, writes, kernel=mixing(salt, "+" in name), **more)
 
     def forward(self) -> None:
         for n in self.all():
-            y = self.graph.buffer(f"y{n}", self.size(), "activation")
+            y = self.builder.buffer(f"y{n}", self.size(), "activation")
             self.task(f"forward{n}", [self.made[-1], self.used[n]], [y])
             self.made.append(y)
             if self.maybe(5):
-                seen = self.graph.buffer(f"statistics{n}", 64, "buffer")
+                seen = self.builder.buffer(f"statistics{n}", 64, "buffer")
                 self.task(f"statistics+{n}", [y, seen], [seen])
         if self.maybe():
-            self.graph.output(self.made[-1])
+            self.builder.output(self.made[-1])
 
     def backward(self) -> None:
-        down = self.graph.buffer("down", 64, "gradient")
+        down = self.builder.buffer("down", 64, "gradient")
         self.task("start", [self.made[-1]], [down], phase="backward")
         for n in reversed(self.all()):
             w = self.used[n]
@@ -85,7 +86,7 @@ class Drawn:
                 own = self.gradients[w]
                 self.task(f"weight+{n}", [down, self.made[n], own], [own], phase="backward")
             else:
-                g = self.graph.buffer(f"g{n}", self.graph.buffers[w].nbytes, "gradient")
+                g = self.builder.buffer(f"g{n}", self.builder.buffers[w].nbytes, "gradient")
                 if self.gradients and self.maybe(6):
                     g = self.draw(st.sampled_from(sorted(self.gradients.values())))
                     self.task(f"shared+{n}", [down, g], [g], phase="backward")
@@ -97,9 +98,9 @@ class Drawn:
     def clip(self) -> None:
         norms = []
         for w, g in self.gradients.items():
-            norms.append(self.graph.buffer(f"norm{w}", 4))
+            norms.append(self.builder.buffer(f"norm{w}", 4))
             self.task(f"norm{w}", [g], [norms[-1]], phase="update")
-        factor = self.graph.buffer("factor", 4)
+        factor = self.builder.buffer("factor", 4)
         self.task("factor", norms, [factor], phase="update")
         for g in dict.fromkeys(self.gradients.values()):
             self.task(f"scale+{g}", [g, factor], [g], phase="update", lane=self.lane())
@@ -111,21 +112,21 @@ class Drawn:
         for w, g in self.gradients.items():
             lane = self.lane()
             if self.maybe(4):
-                cast = self.graph.buffer(f"cast{w}", self.graph.buffers[w].nbytes, "gradient")
+                cast = self.builder.buffer(f"cast{w}", self.builder.buffers[w].nbytes, "gradient")
                 self.task(f"cast{w}", [g], [cast], phase="backward", lane=lane)
                 g = cast
             for piece in range(1 if self.maybe(2) else 2):
-                state = self.graph.buffer(f"m{w}.{piece}", self.size(), "state")
+                state = self.builder.buffer(f"m{w}.{piece}", self.size(), "state")
                 self.task(
                     f"update+{w}.{piece}", [w, g, state], [w, state], phase="update",
                     lane=lane, seconds=float(self.draw(st.integers(1, 3))),
                 )  # fmt: skip
             if self.maybe(8):
-                seen = self.graph.buffer(f"seen{w}", 4)
+                seen = self.builder.buffer(f"seen{w}", 4)
                 self.task(f"look{w}", [w], [seen])
-                self.graph.output(seen)
+                self.builder.output(seen)
             if self.maybe(12):
-                self.graph.output(self.draw(st.sampled_from([w, g])))
+                self.builder.output(self.draw(st.sampled_from([w, g])))
 
 
 @st.composite
@@ -136,8 +137,8 @@ def steps(draw: st.DrawFn) -> TaskGraph:
     if drawn.maybe(2):
         drawn.clip()
     drawn.update()
-    graph = drawn.graph
-    graph.outputs = list(dict.fromkeys(graph.outputs))
+    graph = drawn.builder.graph()
+    graph = replace(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
     held = {
         b.tensor: ((torch.arange(b.nbytes) * 7 + n) % 251).to(torch.uint8)
         for n, b in enumerate(graph.buffers)
@@ -145,8 +146,7 @@ def steps(draw: st.DrawFn) -> TaskGraph:
     }
     given_ = (Value(0, torch.uint8, (640,), (1,)),)
     outputs = tuple(Value(b, torch.uint8, (graph.buffers[b].nbytes,), (1,)) for b in graph.outputs)
-    graph.program = Program(given_, outputs, dict(held))
-    return graph
+    return replace(graph, program=Program(given_, outputs, held))
 
 
 def batch(step: int) -> torch.Tensor:
@@ -163,7 +163,7 @@ class Plainly:
     """The step, run again and again in program order."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.graph = graph
+        self.builder = graph
         self.memory = [torch.zeros(b.nbytes, dtype=torch.uint8) for b in graph.buffers]
         for buffer, tensor in zip(graph.buffers, self.memory, strict=True):
             if buffer.persistent:
@@ -171,14 +171,14 @@ class Plainly:
 
     def run(self, given_: torch.Tensor) -> list[torch.Tensor]:
         self.memory[0].copy_(given_)
-        for task in self.graph.tasks:
+        for task in self.builder.tasks:
             task.kernel([self.memory[b] for b in task.reads], [self.memory[b] for b in task.writes])
-        return [self.memory[b].clone() for b in self.graph.outputs]
+        return [self.memory[b].clone() for b in self.builder.outputs]
 
     def same(self) -> bool:
         return all(
-            torch.equal(self.graph.program.tensors[buffer.tensor], tensor)
-            for buffer, tensor in zip(self.graph.buffers, self.memory, strict=True)
+            torch.equal(self.builder.program.tensors[buffer.tensor], tensor)
+            for buffer, tensor in zip(self.builder.buffers, self.memory, strict=True)
             if buffer.persistent
         )
 
@@ -242,18 +242,18 @@ def test_first_and_flush_are_the_tasks_of_a_step_and_so_are_those_of_steady(
 
 
 def test_an_update_may_be_late_where_nobody_looks_at_the_weights() -> None:
-    graph = TaskGraph()
-    x = graph.buffer("x", 64, "input")
-    weights = [graph.buffer(f"w{n}", 64, "parameter") for n in range(3)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    weights = [builder.buffer(f"w{n}", 64, "parameter") for n in range(3)]
     for n, w in enumerate(weights):
-        y = graph.buffer(f"y{n}", 64, "activation")
-        graph.task(f"f{n}", [x, w], [y])
+        y = builder.buffer(f"y{n}", 64, "activation")
+        builder.task(f"f{n}", [x, w], [y])
         x = y
     for n in reversed(range(3)):
-        g = graph.buffer(f"g{n}", 64, "gradient")
-        graph.task(f"b{n}", [x, weights[n]], [g], phase="backward")
-        graph.task(f"u{n}", [weights[n], g], [weights[n]], phase="update", seconds=1.0)
-    graph.program = Program((), (), {})
+        g = builder.buffer(f"g{n}", 64, "gradient")
+        builder.task(f"b{n}", [x, weights[n]], [g], phase="backward")
+        builder.task(f"u{n}", [weights[n], g], [weights[n]], phase="update", seconds=1.0)
+    graph = builder.graph(Program((), (), {}))
 
     def late(*wanted: int) -> list[str]:
         rotation = rotated(graph, wanted)
@@ -263,10 +263,10 @@ def test_an_update_may_be_late_where_nobody_looks_at_the_weights() -> None:
     assert late(u0, u1, u2) == ["u0", "u1", "u2"], "first those that the forward pass needs first"
     assert late(u1) == ["u1"]
     assert late() == late(0) == []
-    graph.output(weights[2])
+    graph = replace(graph, outputs=(weights[2],))
     assert late(u0, u1, u2) == ["u0", "u1"], "the caller looks at w2"
-    graph.outputs.clear()
-    graph.tasks.append(replace(graph.tasks[0], name="look", reads=(weights[1],), writes=()))
+    look = replace(graph.tasks[0], name="look", reads=(weights[1],), writes=())
+    graph = replace(graph, outputs=(), tasks=(*graph.tasks, look))
     assert late(u0, u1, u2) == ["u0", "u2"], "a task of the step looks at w1"
-    graph.program = None
+    graph = replace(graph, program=None)
     assert late(u0, u1, u2) == [], "nobody would hold the gradients"

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.lowering.passes import (
@@ -108,16 +109,16 @@ def perform(call: Call, memory: list[bytearray], allowed: tuple[int, ...]) -> No
 def graphs(draw: st.DrawFn, calls: bool) -> tuple[TaskGraph, Dice]:
     """A step: forward, backward, and updates wherever they like. Some results are never read,
     some buffers are made anew."""
-    graph, dice = TaskGraph(), Dice()
+    builder, dice = GraphBuilder(), Dice()
     same = draw(st.sampled_from(SIZES))
 
     def nbytes() -> int:
         return 4 * (same if calls else draw(st.sampled_from(SIZES)))
 
     persistent = [
-        graph.buffer(f"p{n}", nbytes(), Role.PARAMETER) for n in range(draw(st.integers(1, 4)))
+        builder.buffer(f"p{n}", nbytes(), Role.PARAMETER) for n in range(draw(st.integers(1, 4)))
     ]
-    known = [*persistent, graph.buffer("x", nbytes(), Role.INPUT)]
+    known = [*persistent, builder.buffer("x", nbytes(), Role.INPUT)]
     made: list[int] = []
     last_draw: tuple[int, ...] = ()
     count = draw(st.integers(1, 24))
@@ -131,14 +132,14 @@ def graphs(draw: st.DrawFn, calls: bool) -> tuple[TaskGraph, Dice]:
         target = one
         if kind in ("new", "sum", "draw"):
             role = draw(st.sampled_from(("temporary", "activation", "gradient")))
-            target = graph.buffer(f"t{number}", nbytes(), role)
+            target = builder.buffer(f"t{number}", nbytes(), role)
             made.append(target)
         elif kind == "again" and made:
             target = draw(st.sampled_from(made))
         two = kind == "update" or (kind in ("sum", "in place") and draw(st.booleans()))
         reads = (one, other) if two and one != other else (one,)
         drawing = kind == "draw" and not calls
-        graph.task(
+        builder.task(
             f"{kind} {number}",
             reads,
             (target,),
@@ -154,12 +155,13 @@ def graphs(draw: st.DrawFn, calls: bool) -> tuple[TaskGraph, Dice]:
             last_draw = (number,)
         known = list(dict.fromkeys((*known, target)))
     for n in range(draw(st.integers(0, 3))):
-        counter = graph.buffer(f"n{n}", 8, Role.BUFFER)
+        counter = builder.buffer(f"n{n}", 8, Role.BUFFER)
         up = Call(torch.ops.aten.add_.Tensor, (Value(counter, torch.int64, (), ()), 1))
         kernel = up if calls else Mixing("n", None, (True,))
-        graph.task(f"count {n}", (counter,), (counter,), kernel=kernel)
+        builder.task(f"count {n}", (counter,), (counter,), kernel=kernel)
     for b in draw(st.lists(st.sampled_from([*made, *persistent]), max_size=2, unique=True)):
-        graph.output(b)
+        builder.output(b)
+    graph = builder.graph()
     graph.check()
     return graph, dice
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from graph_edits import grown
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import offload
-from offload import Costs, GraphError, TaskGraph
+from offload import Costs, GraphBuilder, GraphError, TaskGraph
 from offload.graph.memgraph import RELOAD
 from offload.lowering.micro_batches import in_turn, layer_by_layer, orders
 from offload.lowering.passes import early_updates, grouped
@@ -29,7 +30,7 @@ def test_no_order_of_them_changes_a_bit(
     graph, dice = made
     assume(not any(graph.buffers[b].persistent for b in graph.outputs))
     drawing = {n for n, task in enumerate(graph.tasks) if task.name.startswith("draw")}
-    graph.tasks[:] = [replace(t, random=n in drawing) for n, t in enumerate(graph.tasks)]
+    graph = graph.with_tasks([replace(t, random=n in drawing) for n, t in enumerate(graph.tasks)])
     several = [data.draw(st.sampled_from([graph, early_updates(graph)])) for _ in range(count)]
     joined = in_turn(several)
     expected = one_after_the_other(several, dice)
@@ -43,14 +44,14 @@ def test_no_order_of_them_changes_a_bit(
 def with_inputs(joined: TaskGraph, graph: TaskGraph) -> TaskGraph:
     """Every micro-batch is given what the graph alone is given."""
     [given] = [b for b, buffer in enumerate(graph.buffers) if buffer.role == "input"]
-    alone = TaskGraph(list(graph.buffers), [], [given])
+    alone = TaskGraph(graph.buffers, (), (given,))
     *_, contents = run(alone, Dice())
-    begun = joined.with_tasks([])
+    begun = grown(joined.with_tasks([]))
     for b, buffer in enumerate(joined.buffers):
         if buffer.role == "input":
             begun.task("begin", [], [b], kernel=put(contents))
     begun.tasks += [replace(task, after=()) for task in joined.tasks]
-    return begun
+    return begun.graph()
 
 
 def one_after_the_other(several: list[TaskGraph], dice: Dice) -> list[bytes]:
@@ -61,12 +62,12 @@ def one_after_the_other(several: list[TaskGraph], dice: Dice) -> list[bytes]:
     drawn = 0
     for graph in several:
         persistent = [b for b, buffer in enumerate(graph.buffers) if buffer.persistent]
-        begun = TaskGraph(list(graph.buffers), [], list(graph.outputs))
+        begun = grown(graph.with_tasks([]))
         for b, contents in zip(persistent, kept, strict=False):
             begun.task("begin", [], [b], kernel=put(contents))
         begun.task("skip draws", [], [], kernel=lambda *_, n=drawn: setattr(dice, "drawn", n))
         begun.tasks += [replace(task, after=()) for task in graph.tasks]
-        found = run(begun, dice)
+        found = run(begun.graph(), dice)
         drawn = dice.drawn
         kept, outputs = found[: len(persistent)], outputs + found[len(persistent) :]
     return [*kept, *outputs]
@@ -81,26 +82,26 @@ def put(contents: bytes) -> Callable[[object, list[bytearray]], None]:
 
 def micro_batch(layers: int, first: bool, last: bool, activation: int = 64) -> TaskGraph:
     """Forward and backward pass; gradients are added up, and used in the last one."""
-    graph = TaskGraph()
-    made = graph.buffer("x", activation, "input")
-    weights = [graph.buffer(f"w{n}", BIG, "parameter") for n in range(layers)]
-    sums = [graph.buffer(f"s{n}", BIG, "sum") for n in range(layers)]
+    builder = GraphBuilder()
+    made = builder.buffer("x", activation, "input")
+    weights = [builder.buffer(f"w{n}", BIG, "parameter") for n in range(layers)]
+    sums = [builder.buffer(f"s{n}", BIG, "sum") for n in range(layers)]
     kept: list[int] = []
     for n, w in enumerate(weights):
-        before, made = made, graph.buffer(f"a{n}", activation, "activation")
+        before, made = made, builder.buffer(f"a{n}", activation, "activation")
         kept.append(made)
-        graph.task(f"f{n}", [before, w], [made], seconds=1e-4)
+        builder.task(f"f{n}", [before, w], [made], seconds=1e-4)
     for n in reversed(range(layers)):
-        before, made = made, graph.buffer(f"d{n}", activation)
-        g = graph.buffer(f"g{n}", BIG, "gradient")
-        graph.task(
+        before, made = made, builder.buffer(f"d{n}", activation)
+        g = builder.buffer(f"g{n}", BIG, "gradient")
+        builder.task(
             f"b{n}", [before, weights[n], kept[n]], [made, g], phase="backward", seconds=1e-4
         )
-        graph.task(f"s{n}", [g, *([] if first else [sums[n]])], [sums[n]], phase="update",
+        builder.task(f"s{n}", [g, *([] if first else [sums[n]])], [sums[n]], phase="update",
                    seconds=1e-5)  # fmt: skip
         if last:
-            graph.task(f"u{n}", [weights[n], sums[n]], [weights[n]], phase="update", seconds=1e-5)
-    return graph
+            builder.task(f"u{n}", [weights[n], sums[n]], [weights[n]], phase="update", seconds=1e-5)
+    return builder.graph()
 
 
 def window(count: int, layers: int = 8, activation: int = 64) -> TaskGraph:
@@ -172,22 +173,24 @@ def test_each_order_is_told_once() -> None:
 
 
 def test_random_numbers_are_drawn_in_the_order_of_the_micro_batches() -> None:
-    graph = TaskGraph()
-    w = graph.buffer("w", BIG, "parameter")
+    builder = GraphBuilder()
+    w = builder.buffer("w", BIG, "parameter")
     for n in range(2):
-        mask = graph.buffer(f"mask{n}", 64)
-        graph.task(f"draw{n}", [], [mask], random=True, after=(n - 1,) if n else ())
-    single = TaskGraph([*graph.buffers], [graph.tasks[0]])
+        mask = builder.buffer(f"mask{n}", 64)
+        builder.task(f"draw{n}", [], [mask], random=True, after=(n - 1,) if n else ())
+    graph = builder.graph()
+    single = graph.with_tasks(graph.tasks[:1])
     joined = in_turn([single, graph, single])
     assert [task.after for task in joined.tasks] == [(), (0,), (1,), (2,)]
     assert w in {b for b, buffer in enumerate(joined.buffers) if buffer.persistent}
 
 
 def test_what_is_returned_must_not_change_later() -> None:
-    graph = TaskGraph()
-    w = graph.buffer("w", 64, "parameter")
-    graph.task("u", [w], [w])
-    graph.output(w)
+    builder = GraphBuilder()
+    w = builder.buffer("w", 64, "parameter")
+    builder.task("u", [w], [w])
+    builder.output(w)
+    graph = builder.graph()
     with pytest.raises(GraphError, match="returns w"):
         in_turn([graph, graph])
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offload
-from offload import Costs, Plan, TaskGraph
+from offload import Costs, GraphBuilder, Plan, TaskGraph
 from offload.graph.memgraph import OFFLOAD
 from offload.planning.residency import most_resident
 
@@ -18,21 +18,21 @@ LAYERS = 40
 
 def frozen(layers: int = LAYERS, seconds: float = 1.0) -> TaskGraph:
     """Forward and backward pass through frozen weights: each is read twice and never written."""
-    graph = TaskGraph()
-    made = graph.buffer("x", 64, "input")
-    weights = [graph.buffer(f"w{n}", BIG, "parameter") for n in range(layers)]
+    builder = GraphBuilder()
+    made = builder.buffer("x", 64, "input")
+    weights = [builder.buffer(f"w{n}", BIG, "parameter") for n in range(layers)]
     kept: list[int] = []
     for n, w in enumerate(weights):
-        before, made = made, graph.buffer(f"a{n}", 64, "activation")
+        before, made = made, builder.buffer(f"a{n}", 64, "activation")
         kept.append(made)
-        graph.task(f"f{n}", [before, w], [made], seconds=seconds)
+        builder.task(f"f{n}", [before, w], [made], seconds=seconds)
     for n in reversed(range(layers)):
-        before, made = made, graph.buffer(f"d{n}", 64)
-        graph.task(
+        before, made = made, builder.buffer(f"d{n}", 64)
+        builder.task(
             f"b{n}", [before, weights[n], kept[n]], [made], phase="backward", seconds=seconds
         )
-    graph.output(made)
-    return graph
+    builder.output(made)
+    return builder.graph()
 
 
 def planned(graph: TaskGraph, share: float) -> Plan:

@@ -16,6 +16,7 @@ from products import examples
 
 import offload
 from offload.errors import BudgetTooSmall, RaceFound
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
@@ -47,21 +48,21 @@ def mixing(task: int, changed: frozenset[int]) -> Callable[..., None]:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> TaskGraph:
-    graph, devices = TaskGraph(), draw(st.integers(1, 3))
+    builder, devices = GraphBuilder(), draw(st.integers(1, 3))
     alive: list[int] = []
     random_task: int | None = None
     for number in range(draw(st.integers(1, 7))):
         role, device = draw(st.sampled_from(HELD_BEFORE)), draw(st.integers(0, devices - 1))
-        alive.append(graph.buffer(f"p{number}", draw(st.sampled_from(SIZES)), role, device))
+        alive.append(builder.buffer(f"p{number}", draw(st.sampled_from(SIZES)), role, device))
     for number in range(draw(st.integers(1, 24))):
         device = draw(st.integers(0, devices - 1))
-        here = [b for b in alive if graph.buffers[b].device == device]
+        here = [b for b in alive if builder.buffers[b].device == device]
         kind = draw(st.sampled_from(["compute"] * 8 + ["host", "d2d"]))
         if kind == "d2d" and devices > 1 and here:
             source = draw(st.sampled_from(here))
             to = (device + draw(st.integers(1, devices - 1))) % devices
-            made = graph.buffer(f"moved{number}", graph.buffers[source].nbytes, device=to)
-            graph.task(
+            made = builder.buffer(f"moved{number}", builder.buffers[source].nbytes, device=to)
+            builder.task(
                 f"move{number}", [source], [made],
                 lane="d2d", device=device, kernel=mixing(number, frozenset()),
             )  # fmt: skip
@@ -70,26 +71,26 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
         kind = "host" if kind == "host" else "compute"
         reads = draw(st.lists(st.sampled_from(here), unique=True, max_size=3)) if here else []
         writes = [
-            graph.buffer(f"b{number}.{n}", draw(st.sampled_from(SIZES)), "activation", device)
+            builder.buffer(f"b{number}.{n}", draw(st.sampled_from(SIZES)), "activation", device)
             for n in range(draw(st.integers(0, 2)))
         ]
         alive += writes
-        writable = [b for b in here if graph.buffers[b].role is not Role.CONSTANT]
+        writable = [b for b in here if builder.buffers[b].role is not Role.CONSTANT]
         if writable and draw(st.booleans()):
             writes.append(changed := draw(st.sampled_from(writable)))
             if draw(st.integers(0, 3)) and changed not in reads:
                 reads.append(changed)
         after = () if random_task is None or draw(st.integers(0, 4)) else (random_task,)
         keeps = frozenset(n for n, b in enumerate(writes) if b in reads)
-        made = graph.task(
+        made = builder.task(
             f"t{number}", reads, writes, lane=kind, device=device, after=after,
             workspace=draw(st.sampled_from([0, 0, 8, 70_000])) if kind == "compute" else 0,
             kernel=mixing(number, keeps),
         )  # fmt: skip
         random_task = made if after or random_task is None else random_task
     for output in draw(st.lists(st.sampled_from(alive), unique=True, max_size=3)):
-        graph.output(output)
-    return graph
+        builder.output(output)
+    return builder.graph()
 
 
 @dataclass
@@ -113,8 +114,8 @@ def bound(graph: TaskGraph) -> Step:
     inputs = [n for n, buffer in enumerate(graph.buffers) if buffer.role is Role.INPUT]
     tensors = {b.name: contents[n] for n, b in enumerate(graph.buffers) if b.persistent}
     outputs = tuple(whole(b) for b in graph.outputs)
-    graph.program = Program(tuple(whole(b) for b in inputs), outputs, tensors)
-    return Step(graph, tensors, [contents[n] for n in inputs])
+    program = Program(tuple(whole(b) for b in inputs), outputs, tensors)
+    return Step(replace(graph, program=program), tensors, [contents[n] for n in inputs])
 
 
 def expected(step: Step, steps: int) -> tuple[dict[str, torch.Tensor], list[list[torch.Tensor]]]:
@@ -147,6 +148,7 @@ def test_every_order_of_a_plan_gives_the_bits_of_the_plain_run(
     graph: TaskGraph, spare: int, engine: str, order: str, seed: int
 ) -> None:
     step = bound(graph)
+    graph = step.graph
     final, returned = expected(step, 2)
     budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
     plan = offload.plan(graph, budget, placement="copy")
@@ -173,6 +175,7 @@ def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
     """All devices' arenas are filled with 0xFF at the cut. What is live in comes back before the
     step goes on, what is live out when it is over."""
     step = bound(graph)
+    graph = step.graph
     final, [outputs] = expected(step, 1)
     budget = {d: max(64, smallest_budget(graph, d)[0] + spare // 64 * 64) for d in graph.devices}
     plan = offload.plan(graph, budget, placement="copy")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from products import examples
 
 from offload.errors import RaceFound
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import (
     ALIGNMENT,
     OFFLOAD,
@@ -145,10 +146,10 @@ class Pager:
 def steps(tasks: int, seed: int, size: int, wide: int = 3) -> TaskGraph:
     """A step of random tasks; mostly over what was made not long ago."""
     rng = np.random.default_rng(seed)
-    graph = TaskGraph()
+    builder = GraphBuilder()
     roles = [Role.PARAMETER, Role.INPUT, Role.STATE, Role.CONSTANT]
     known = [
-        graph.buffer(f"p{n}", int(rng.integers(1, size + 1)), roles[n % 4])
+        builder.buffer(f"p{n}", int(rng.integers(1, size + 1)), roles[n % 4])
         for n in range(max(2, tasks // 4))
     ]
     last, newest = -1, known[0]
@@ -163,13 +164,14 @@ def steps(tasks: int, seed: int, size: int, wide: int = 3) -> TaskGraph:
             newest = known[int(rng.integers(len(known)))]
             reads = [b for b in reads if b != newest]
         else:
-            newest = graph.buffer(f"t{n}", int(rng.integers(1, size + 1)))
+            newest = builder.buffer(f"t{n}", int(rng.integers(1, size + 1)))
             known.append(newest)
         draws = last >= 0 and rng.random() < 0.1
         space = int(rng.integers(1, size)) if rng.random() < 0.1 else 0
-        graph.task(f"f{n}", reads, [newest], after=(last,) if draws else (), workspace=space)
+        builder.task(f"f{n}", reads, [newest], after=(last,) if draws else (), workspace=space)
         last = n if draws or last < 0 else last
-    graph.output(newest)
+    builder.output(newest)
+    graph = builder.graph()
     graph.check()
     return graph
 
@@ -213,7 +215,7 @@ def races(nodes: Sequence[Node]) -> set[tuple[int, int]]:
 @st.composite
 def noise(draw: st.DrawFn) -> MemGraph:
     """Tasks over a few bytes, each over buffers of its own."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     nodes: list[Node] = []
     for number in range(draw(st.integers(1, 12))):
         accesses: list[Access] = []
@@ -221,18 +223,18 @@ def noise(draw: st.DrawFn) -> MemGraph:
         for _ in range(draw(st.integers(1, 3))):
             at += draw(st.integers(0, 2))
             nbytes, reads = draw(st.integers(0, 130)), draw(st.booleans())
-            b = graph.buffer(f"b{len(graph.buffers)}", nbytes)
+            b = builder.buffer(f"b{len(builder.buffers)}", nbytes)
             accesses.append(Access(Place(0, at * ALIGNMENT, nbytes), b, reads, not reads))
             at += -(-nbytes // ALIGNMENT)
         accesses.sort(key=lambda access: access.writes)  # as a task lists them
         deps = draw(st.sets(st.integers(0, number - 1), max_size=2)) if number else set()
-        graph.task(
+        builder.task(
             f"f{number}",
             [a.buffer for a in accesses if a.reads and a.buffer is not None],
             [a.buffer for a in accesses if a.writes and a.buffer is not None],
         )
         nodes.append(Node(TASK, "compute", tuple(accesses), tuple(sorted(deps)), number))
-    return MemGraph(graph, tuple(nodes), {0: 16 * ALIGNMENT}, {}, {}, (), {})
+    return MemGraph(builder.graph(), tuple(nodes), {0: 16 * ALIGNMENT}, {}, {}, (), {})
 
 
 @given(noise())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from offload import Plan, TaskGraph, plan
+from offload import GraphBuilder, Plan, plan
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.running.engines.work import LaneRecord, Record
 from offload.running.trace import Trace
@@ -32,14 +32,14 @@ def meter(clock: Clock) -> Meter:
 
 def made(budget: int | None = None) -> Plan:
     """Two weights, of which one fits at a time beside what is made of it."""
-    graph = TaskGraph()
-    total = graph.buffer("x", 4096, "input")
+    builder = GraphBuilder()
+    total = builder.buffer("x", 4096, "input")
     for name in "vw":
-        weight, made = graph.buffer(name, 4096, "parameter"), graph.buffer(f"of {name}", 4096)
-        graph.task(f"use {name}", [total, weight], [made], kernel=lambda reads, writes: None)
+        weight, made = builder.buffer(name, 4096, "parameter"), builder.buffer(f"of {name}", 4096)
+        builder.task(f"use {name}", [total, weight], [made], kernel=lambda reads, writes: None)
         total = made
-    graph.output(total)
-    return plan(graph, budget)
+    builder.output(total)
+    return plan(builder.graph(), budget)
 
 
 def run(meter: Meter, clock: Clock, seconds: float, key: Any = "a", record: Any = None) -> None:

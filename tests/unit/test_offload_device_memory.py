@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offload import Plan, Runner, TaskGraph, capture, plan
+from offload import GraphBuilder, Plan, capture, plan
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
 from offload.measuring import calibration, profiling
@@ -35,14 +35,14 @@ GIB = 1 << 30
 
 def made(fixed: int = 0, unplaced: int = 0, lane: str = "compute") -> Plan:
     """A parameter of 8 MiB on the device that a task changes, and 4 MiB that it returns."""
-    graph = TaskGraph()
-    w = graph.buffer("w", 8 * MIB, "parameter")
-    y = graph.buffer("y", 4 * MIB)
-    graph.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
-    graph.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
-    graph.output(y)
+    builder = GraphBuilder()
+    w = builder.buffer("w", 8 * MIB, "parameter")
+    y = builder.buffer("y", 4 * MIB)
+    builder.task("f", reads=[w], writes=[y], kernel=lambda r, w: None)
+    builder.task("u", [w], [w], unplaced=unplaced, lane=lane, kernel=lambda r, w: None)
+    builder.output(y)
     tensors: dict[str, Source] = {"w": torch.zeros(8 * MIB, dtype=torch.uint8)}
-    graph.program = Program((), (), tensors, device=CUDA, fixed=fixed)
+    graph = builder.graph(Program((), (), tensors, device=CUDA, fixed=fixed))
     return plan(graph, placement="copy")
 
 
@@ -196,14 +196,12 @@ def test_libraries_are_warm_on_the_compute_stream_once_a_thread_and_inside_a_fen
     assert driver.asked == ["begin", "compute", "end"] * 2
 
 
-def test_a_note_of_the_arenas_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remark_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made()
     left = DeviceLeft(CUDA, free=GIB, total=GIB)
     monkeypatch.setattr(executor, "device_left", lambda device: left)
     monkeypatch.setattr(executor, "give_cached_back", lambda device: None)
-    runner: Any = SimpleNamespace(_plan=found)
-    for _ in range(2):
-        Runner._show(runner, "could not be page-locked")
+    assert [found.remarks.say("could not be page-locked") for _ in range(2)] == [True, False]
     assert found.explain().count("could not be page-locked") == 1
     with pytest.raises(MemoryTooSmall):
         executor.check_room(found, {0: 2 * GIB})

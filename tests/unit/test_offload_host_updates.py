@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 from torch import nn
 from torch.nn import functional
 
 import offload
 from offload.errors import BudgetTooSmall, GraphError
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST, Role, TaskGraph
@@ -28,21 +30,21 @@ WIDTH = 64
 
 def by_hand(layers: int = 4, gradient: int = MIB) -> TaskGraph:
     """Each layer has a weight of 1 MiB, and a state of twice that, which its update reads."""
-    graph = TaskGraph()
-    x = graph.buffer("x", 4096, Role.INPUT)
-    weights = [graph.buffer(f"w{n}", MIB, Role.PARAMETER) for n in range(layers)]
-    states = [graph.buffer(f"s{n}", 2 * MIB, Role.STATE) for n in range(layers)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", 4096, Role.INPUT)
+    weights = [builder.buffer(f"w{n}", MIB, Role.PARAMETER) for n in range(layers)]
+    states = [builder.buffer(f"s{n}", 2 * MIB, Role.STATE) for n in range(layers)]
     for n, w in enumerate(weights):
-        y = graph.buffer(f"y{n}", 4096, Role.ACTIVATION)
-        graph.task(f"f{n}", (x, w), (y,), seconds=1e-4)
+        y = builder.buffer(f"y{n}", 4096, Role.ACTIVATION)
+        builder.task(f"f{n}", (x, w), (y,), seconds=1e-4)
         x = y
     for n in reversed(range(layers)):
-        g = graph.buffer(f"g{n}", gradient, Role.GRADIENT)
-        graph.task(f"b{n}", (x, weights[n]), (g,), phase="backward", seconds=1e-4)
+        g = builder.buffer(f"g{n}", gradient, Role.GRADIENT)
+        builder.task(f"b{n}", (x, weights[n]), (g,), phase="backward", seconds=1e-4)
         own = (weights[n], states[n])
-        graph.task(f"u{n}", (*own, g), own, phase="update", traffic=7 * MIB)
-    graph.output(x)
-    return graph
+        builder.task(f"u{n}", (*own, g), own, phase="update", traffic=7 * MIB)
+    builder.output(x)
+    return builder.graph()
 
 
 def lanes(graph: TaskGraph) -> dict[str, str]:
@@ -80,8 +82,7 @@ def test_an_update_goes_to_the_host_where_the_link_is_the_slower_way() -> None:
 
 
 def test_the_choice_is_made_update_by_update() -> None:
-    graph = by_hand()
-    graph.tasks[5] = offload.Task(**{**_fields(graph.tasks[5]), "traffic": 700 * MIB})
+    graph = with_task(by_hand(), 5, traffic=700 * MIB)
     found = lanes(host_updates(graph, Costs(host_memory=1e11)))
     assert (found["u3"], found["u2"], found["u1"]) == ("compute", "host", "host")
 
@@ -93,13 +94,9 @@ def test_an_update_on_the_host_saves_the_state_that_is_not_copied_in_and_no_para
     assert {move.saved for move in found.values()} == {2 * MIB / slow_in.h2d}
 
 
-def _fields(task: offload.Task) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in task.__slots__}
-
-
 def test_all_go_or_none_where_that_is_asked_for_and_nothing_else_does() -> None:
     graph = by_hand()
-    before = list(graph.tasks)
+    before = graph.tasks
     forced = host_updates(graph, Costs(host_memory=1.0), "host")
     forced.check()
     assert {name for name, lane in lanes(forced).items() if lane == "host"} == {
@@ -188,12 +185,13 @@ def test_what_was_measured_on_another_kind_of_device_is_not_believed_of_the_host
     """And its kernels are others than the host's: the user is told."""
     p = nn.Parameter(torch.empty(64))
     update = Update(torch.optim.SGD([p]), 0, p, None, (), torch.device("cuda", 0))
-    graph = TaskGraph()
-    w, g = (graph.buffer(n, 256, r) for n, r in (("w", Role.PARAMETER), ("g", Role.GRADIENT)))
+    builder = GraphBuilder()
+    w, g = (builder.buffer(n, 256, r) for n, r in (("w", Role.PARAMETER), ("g", Role.GRADIENT)))
     values = [Value(b, torch.float32, (64,), (1,)) for b in (w, g)]
-    graph.task("b", (w,), (g,), phase="backward")
+    builder.task("b", (w,), (g,), phase="backward")
     own = {"kernel": Call(update, tuple(values)), "seconds": 9.0, "traffic": 768}
-    graph.task("u", (w, g), (w,), phase="update", **own)
+    builder.task("u", (w, g), (w,), phase="update", **own)
+    graph = builder.graph()
     found = host_updates(graph, Costs(), "host")
     assert (found.tasks[1].lane, found.tasks[1].seconds) == ("host", None)
     assert found.notes[-1].startswith("host_updates: the last bits differ")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import offload
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.rotation import rotated
@@ -18,33 +19,32 @@ LAYERS = 12
 
 def step(update: float, clip: bool = False, lane: str = "host") -> TaskGraph:
     """Forward 12 ms, backward 24 ms; every update takes `update` milliseconds of the host."""
-    graph = TaskGraph()
-    x = graph.buffer("x", 4096, "input")
-    weights = [graph.buffer(f"w{n}", MIB, "parameter") for n in range(LAYERS)]
-    states = [graph.buffer(f"s{n}", 2 * MIB, "state") for n in range(LAYERS)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", 4096, "input")
+    weights = [builder.buffer(f"w{n}", MIB, "parameter") for n in range(LAYERS)]
+    states = [builder.buffer(f"s{n}", 2 * MIB, "state") for n in range(LAYERS)]
     for n, w in enumerate(weights):
-        y = graph.buffer(f"y{n}", 4096, "activation")
-        graph.task(f"f{n}", [x, w], [y], seconds=1e-3)
+        y = builder.buffer(f"y{n}", 4096, "activation")
+        builder.task(f"f{n}", [x, w], [y], seconds=1e-3)
         x = y
-    gradients = [graph.buffer(f"g{n}", MIB, "gradient") for n in range(LAYERS)]
+    gradients = [builder.buffer(f"g{n}", MIB, "gradient") for n in range(LAYERS)]
 
     def updated(n: int) -> None:
         own = [weights[n], states[n]]
         reads = [*own, gradients[n], *([factor] if clip else [])]
-        graph.task(f"u{n}", reads, own, phase="update", seconds=update * 1e-3, lane=lane)
+        builder.task(f"u{n}", reads, own, phase="update", seconds=update * 1e-3, lane=lane)
 
-    factor = graph.buffer("factor", 4)
+    factor = builder.buffer("factor", 4)
     for n in reversed(range(LAYERS)):
-        graph.task(f"b{n}", [x, weights[n]], [gradients[n]], phase="backward", seconds=2e-3)
+        builder.task(f"b{n}", [x, weights[n]], [gradients[n]], phase="backward", seconds=2e-3)
         if not clip:
             updated(n)
     if clip:
-        graph.task("factor", gradients, [factor], phase="update", seconds=1e-4)
+        builder.task("factor", gradients, [factor], phase="update", seconds=1e-4)
         for n in reversed(range(LAYERS)):
             updated(n)
-    graph.output(x)
-    graph.program = Program((), (), {})
-    return graph
+    builder.output(x)
+    return builder.graph(Program((), (), {}))
 
 
 def planned(graph: TaskGraph, late: bool, **more: Any) -> offload.Plan:

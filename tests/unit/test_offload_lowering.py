@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from graph_edits import grown
 
 from offload.errors import GraphError
-from offload.graph.taskgraph import Role, TaskGraph
+from offload.graph.builder import GraphBuilder
+from offload.graph.taskgraph import Buffer, Role, TaskGraph
 from offload.lowering.passes import (
     add_in_place,
     bucketed_updates,
@@ -27,61 +29,64 @@ def names(graph: TaskGraph) -> list[str]:
 
 def training(layers: int, nbytes: int = 100) -> TaskGraph:
     """Forward, all gradients, then all updates, as an eager step does it."""
-    graph = TaskGraph()
-    weights = [graph.buffer(f"w{n}", nbytes, Role.PARAMETER) for n in range(layers)]
-    states = [graph.buffer(f"s{n}", nbytes, Role.STATE) for n in range(layers)]
-    x = [graph.buffer("x", nbytes, Role.INPUT)]
+    builder = GraphBuilder()
+    weights = [builder.buffer(f"w{n}", nbytes, Role.PARAMETER) for n in range(layers)]
+    states = [builder.buffer(f"s{n}", nbytes, Role.STATE) for n in range(layers)]
+    x = [builder.buffer("x", nbytes, Role.INPUT)]
     for n in range(layers):
-        x.append(graph.buffer(f"a{n}", nbytes, Role.ACTIVATION))
-        graph.task(f"f{n}", (x[n], weights[n]), (x[n + 1],))
+        x.append(builder.buffer(f"a{n}", nbytes, Role.ACTIVATION))
+        builder.task(f"f{n}", (x[n], weights[n]), (x[n + 1],))
     back, gradients = x[-1], []
     for n in reversed(range(layers)):
-        gradients.append(graph.buffer(f"g{n}", nbytes, Role.GRADIENT))
-        before, back = back, graph.buffer(f"d{n}", nbytes)
-        graph.task(f"b{n}", (before, x[n], weights[n]), (gradients[-1], back), phase="backward")
+        gradients.append(builder.buffer(f"g{n}", nbytes, Role.GRADIENT))
+        before, back = back, builder.buffer(f"d{n}", nbytes)
+        builder.task(f"b{n}", (before, x[n], weights[n]), (gradients[-1], back), phase="backward")
     for n, g in zip(reversed(range(layers)), gradients, strict=True):
         w, s = weights[n], states[n]
-        graph.task(f"u{n}", (w, g, s), (w, s), phase="update")
-    return graph
+        builder.task(f"u{n}", (w, g, s), (w, s), phase="update")
+    return builder.graph()
 
 
 def test_a_task_that_writes_nothing_or_nothing_that_is_read_is_left_out() -> None:
-    graph = TaskGraph()
-    x, w = graph.buffer("x", 8, Role.INPUT), graph.buffer("w", 8, Role.PARAMETER)
-    y, z = graph.buffer("y", 8), graph.buffer("z", 8)
-    graph.task("view", (x,))
-    graph.task("dead", (x,), (y,))
-    graph.task("made anew later", (x,), (z,))
-    graph.task("result", (x,), (z,))
-    graph.task("update", (x, w), (w,))
-    graph.output(z)
+    builder = GraphBuilder()
+    x, w = builder.buffer("x", 8, Role.INPUT), builder.buffer("w", 8, Role.PARAMETER)
+    y, z = builder.buffer("y", 8), builder.buffer("z", 8)
+    builder.task("view", (x,))
+    builder.task("dead", (x,), (y,))
+    builder.task("made anew later", (x,), (z,))
+    builder.task("result", (x,), (z,))
+    builder.task("update", (x, w), (w,))
+    builder.output(z)
+    graph = builder.graph()
     assert names(without_views_and_dead(graph)) == ["result", "update"]
 
 
 def test_a_draw_of_random_numbers_stays_though_nobody_reads_it() -> None:
-    graph = TaskGraph()
-    a, b, c = (graph.buffer(n, 4) for n in "abc")
+    builder = GraphBuilder()
+    a, b, c = (builder.buffer(n, 4) for n in "abc")
     mask = Call(aten.rand.default, ([1],), {}, (Value(a, torch.float32, (1,), (1,)),))
-    graph.task("lone draw", (), (a,), kernel=mask)
-    graph.task("dead", (a,), (b,))
-    first = graph.task("first of two", (), (b,))
-    graph.task("second", (), (c,), after=(first,))
-    graph.output(c)
+    builder.task("lone draw", (), (a,), kernel=mask)
+    builder.task("dead", (a,), (b,))
+    first = builder.task("first of two", (), (b,))
+    builder.task("second", (), (c,), after=(first,))
+    builder.output(c)
+    graph = builder.graph()
     lowered = without_views_and_dead(graph)
     assert names(lowered) == ["lone draw", "first of two", "second"]
     assert lowered.tasks[2].after == (1,)
 
 
 def test_counters_that_nobody_reads_are_one_task() -> None:
-    graph = TaskGraph()
-    count = [graph.buffer(f"n{n}", 8, Role.BUFFER) for n in range(4)]
-    y = graph.buffer("y", 8)
+    builder = GraphBuilder()
+    count = [builder.buffer(f"n{n}", 8, Role.BUFFER) for n in range(4)]
+    y = builder.buffer("y", 8)
     for n, b in enumerate(count):
         up = Call(aten.add_.Tensor, (Value(b, torch.int64, (), ()), 1))
-        graph.task(f"count {n}", (b,), (b,), kernel=up)
+        builder.task(f"count {n}", (b,), (b,), kernel=up)
         if n == 1:
-            graph.task("reads a count", (count[0],), (y,))
-    graph.output(y)
+            builder.task("reads a count", (count[0],), (y,))
+    builder.output(y)
+    graph = builder.graph()
     lowered = fold_counters(graph)
     assert names(lowered) == ["count 0", "reads a count", "count 1+2"]
     assert len(lowered.tasks[2].kernel.calls) == 3
@@ -96,38 +101,41 @@ def test_an_update_runs_as_soon_as_its_gradient_is_there() -> None:
 
 
 def test_an_update_waits_for_the_last_reader_of_its_parameter() -> None:
-    graph = TaskGraph()
-    w, g = graph.buffer("w", 8, Role.PARAMETER), graph.buffer("g", 8, Role.GRADIENT)
-    y, z = graph.buffer("y", 8), graph.buffer("z", 8)
-    graph.task("gradient", (w,), (g,), phase="backward")
-    graph.task("reads w", (w,), (y,), phase="backward")
-    graph.task("reads y", (y,), (z,), phase="backward")
-    graph.task("update", (w, g), (w,), phase="update")
-    graph.output(z)
+    builder = GraphBuilder()
+    w, g = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("g", 8, Role.GRADIENT)
+    y, z = builder.buffer("y", 8), builder.buffer("z", 8)
+    builder.task("gradient", (w,), (g,), phase="backward")
+    builder.task("reads w", (w,), (y,), phase="backward")
+    builder.task("reads y", (y,), (z,), phase="backward")
+    builder.task("update", (w, g), (w,), phase="update")
+    builder.output(z)
+    graph = builder.graph()
     assert names(early_updates(graph)) == ["gradient", "reads w", "update", "reads y"]
 
 
 def test_behind_a_norm_over_all_gradients_no_update_moves() -> None:
-    graph = training(2)
-    norm = graph.buffer("norm", 4)
-    gradients = [b for b, buffer in enumerate(graph.buffers) if buffer.role is Role.GRADIENT]
-    updates = [graph.tasks.pop() for _ in range(2)][::-1]
-    graph.task("norm", gradients, (norm,), phase="update")
+    builder = grown(training(2))
+    norm = builder.buffer("norm", 4)
+    gradients = [b for b, buffer in enumerate(builder.buffers) if buffer.role is Role.GRADIENT]
+    updates = [builder.tasks.pop() for _ in range(2)][::-1]
+    builder.task("norm", gradients, (norm,), phase="update")
     for task in updates:
-        graph.task(task.name, (*task.reads, norm), task.writes, phase="update")
+        builder.task(task.name, (*task.reads, norm), task.writes, phase="update")
+    graph = builder.graph()
     assert names(early_updates(graph)) == names(graph)
 
 
 def test_a_scaled_gradient_is_used_before_the_next_is_scaled() -> None:
-    graph = TaskGraph()
-    scale = graph.buffer("scale", 4, Role.INPUT)
-    pairs = [(graph.buffer(f"w{n}", 8, Role.PARAMETER), graph.buffer(f"g{n}", 8)) for n in "ab"]
-    scaled = [graph.buffer(f"h{n}", 8) for n in "ab"]
-    graph.task("backward", [w for w, _ in pairs], [g for _, g in pairs], phase="backward")
+    builder = GraphBuilder()
+    scale = builder.buffer("scale", 4, Role.INPUT)
+    pairs = [(builder.buffer(f"w{n}", 8, Role.PARAMETER), builder.buffer(f"g{n}", 8)) for n in "ab"]
+    scaled = [builder.buffer(f"h{n}", 8) for n in "ab"]
+    builder.task("backward", [w for w, _ in pairs], [g for _, g in pairs], phase="backward")
     for (_, g), h in zip(pairs, scaled, strict=True):
-        graph.task(f"scale {h}", (g, scale), (h,), phase="update")
+        builder.task(f"scale {h}", (g, scale), (h,), phase="update")
     for (w, _), h in zip(pairs, scaled, strict=True):
-        graph.task(f"update {h}", (w, h), (w,), phase="update")
+        builder.task(f"update {h}", (w, h), (w,), phase="update")
+    graph = builder.graph()
     one, two = scaled
     assert names(early_updates(graph)) == [
         "backward", f"scale {one}", f"update {one}", f"scale {two}", f"update {two}",
@@ -135,9 +143,10 @@ def test_a_scaled_gradient_is_used_before_the_next_is_scaled() -> None:
 
 
 def test_updates_are_put_together_up_to_so_many_bytes() -> None:
-    graph = early_updates(training(8))
-    big = graph.buffer("big", 2000, Role.PARAMETER)
-    graph.task("the largest task", (big,), (big,))
+    builder = grown(early_updates(training(8)))
+    big = builder.buffer("big", 2000, Role.PARAMETER)
+    builder.task("the largest task", (big,), (big,))
+    graph = builder.graph()
     lowered = bucketed_updates(graph, nbytes=900)
     updates = [task.name for task in lowered.tasks if task.phase == "update"]
     assert names(lowered)
@@ -151,18 +160,19 @@ def test_a_bucket_is_no_larger_than_the_largest_task() -> None:
 
 
 def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     sizes = {f"{kind}{n}": nbytes for n in range(4) for kind, nbytes in (("w", 1600), ("b", 16))}
-    parameters = {name: graph.buffer(name, size, "parameter") for name, size in sizes.items()}
-    states = {name: graph.buffer(f"m {name}", size, "state") for name, size in sizes.items()}
-    activation, only_forward = graph.buffer("x", 2000), graph.buffer("y", 9000)
-    graph.task("forward", (), (activation, only_forward))
-    graph.task("more", (only_forward,), (activation,))
+    parameters = {name: builder.buffer(name, size, "parameter") for name, size in sizes.items()}
+    states = {name: builder.buffer(f"m {name}", size, "state") for name, size in sizes.items()}
+    activation, only_forward = builder.buffer("x", 2000), builder.buffer("y", 9000)
+    builder.task("forward", (), (activation, only_forward))
+    builder.task("more", (only_forward,), (activation,))
     for name, size in sizes.items():
-        gradient = graph.buffer(f"g {name}", size, "gradient")
-        graph.task(f"backward {name}", (activation,), (gradient,), phase="backward")
+        gradient = builder.buffer(f"g {name}", size, "gradient")
+        builder.task(f"backward {name}", (activation,), (gradient,), phase="backward")
         both = parameters[name], states[name]
-        graph.task(f"u {name}", (*both, gradient), both, phase="update")
+        builder.task(f"u {name}", (*both, gradient), both, phase="update")
+    graph = builder.graph()
     lowered = bucketed_updates(graph)
     updates = [task.name for task in lowered.tasks if task.phase == "update"]
     assert updates == ["u w0+1", "u w2+1", "u b0+3"]
@@ -170,33 +180,34 @@ def test_small_updates_wait_for_each_other_while_large_ones_pass() -> None:
 
 
 def test_a_bucket_closes_before_a_task_that_reads_what_it_updates() -> None:
-    graph = TaskGraph()
-    w, v = graph.buffer("w", 8, Role.PARAMETER), graph.buffer("v", 8, Role.PARAMETER)
-    y, big = graph.buffer("y", 8), graph.buffer("big", 100, Role.PARAMETER)
-    graph.task("large", (big,), (big,))
-    graph.task("update w", (w,), (w,), phase="update")
-    graph.task("reads new w", (w,), (y,))
-    graph.task("update v", (v,), (v,), phase="update")
-    graph.output(y)
+    builder = GraphBuilder()
+    w, v = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("v", 8, Role.PARAMETER)
+    y, big = builder.buffer("y", 8), builder.buffer("big", 100, Role.PARAMETER)
+    builder.task("large", (big,), (big,))
+    builder.task("update w", (w,), (w,), phase="update")
+    builder.task("reads new w", (w,), (y,))
+    builder.task("update v", (v,), (v,), phase="update")
+    builder.output(y)
+    graph = builder.graph()
     assert names(bucketed_updates(graph)) == names(graph)
 
 
 def summed(a_role: Role = Role.GRADIENT, **more: float) -> TaskGraph:
     """c = a + b, then d = 2 c."""
-    graph = TaskGraph()
-    x = graph.buffer("x", 2 * MIB, Role.INPUT)
-    a, b = graph.buffer("a", 2 * MIB, a_role), graph.buffer("b", 2 * MIB)
-    c, d = graph.buffer("c", 2 * MIB), graph.buffer("d", 2 * MIB)
+    builder = GraphBuilder()
+    x = builder.buffer("x", 2 * MIB, Role.INPUT)
+    a, b = builder.buffer("a", 2 * MIB, a_role), builder.buffer("b", 2 * MIB)
+    c, d = builder.buffer("c", 2 * MIB), builder.buffer("d", 2 * MIB)
     value = {n: Value(n, torch.float32, (512, 1024), (1024, 1)) for n in (x, a, b, c, d)}
     for into in (a, b):
         copied = Call(aten.mul.Scalar, (value[x], 3.0), {}, (value[into],))
-        graph.task(f"make {into}", (x,), (into,), kernel=copied)
+        builder.task(f"make {into}", (x,), (into,), kernel=copied)
     add = Call(aten.add.Tensor, (value[a], value[b]), more, (value[c],))
-    graph.task("add", (a, b), (c,), kernel=add, pointwise=True, repeatable=True)
+    builder.task("add", (a, b), (c,), kernel=add, pointwise=True, repeatable=True)
     use = Call(aten.mul.Scalar, (value[c], 2.0), {}, (value[d],))
-    graph.task("use", (c,), (d,), kernel=use)
-    graph.output(d)
-    return graph
+    builder.task("use", (c,), (d,), kernel=use)
+    builder.output(d)
+    return builder.graph()
 
 
 def test_a_sum_goes_into_the_summand_that_dies_and_takes_over_its_name() -> None:
@@ -225,22 +236,25 @@ def test_a_small_sum_stays_as_it_is() -> None:
 
 
 def test_a_sum_into_half_of_a_buffer_stays_as_it_is() -> None:
-    graph = summed()
-    graph.buffers[1] = type(graph.buffers[1])("a", 4 * MIB)
-    graph.output(2)
-    assert add_in_place(graph).tasks[2].writes == (3,)
+    builder = grown(summed())
+    builder.buffers[1] = Buffer("a", 4 * MIB)
+    builder.output(2)
+    assert add_in_place(builder.graph()).tasks[2].writes == (3,)
 
 
 def test_small_pointwise_neighbours_are_one_task_that_reads_only_from_outside() -> None:
-    graph = TaskGraph()
-    x, y, z, out = (graph.buffer(n, 64, Role.INPUT if n == "x" else Role.TEMPORARY) for n in "xyzo")
-    big = graph.buffer("big", MIB)
+    builder = GraphBuilder()
+    x, y, z, out = (
+        builder.buffer(n, 64, Role.INPUT if n == "x" else Role.TEMPORARY) for n in "xyzo"
+    )
+    big = builder.buffer("big", MIB)
     more = {"pointwise": True, "repeatable": True, "seconds": 1.0}
-    graph.task("to_copy", (x,), (y,), **more)
-    graph.task("mul", (y, x), (z,), **more)
-    graph.task("gelu", (z,), (out,), **more)
-    graph.task("large", (out,), (big,), **more)
-    graph.output(big)
+    builder.task("to_copy", (x,), (y,), **more)
+    builder.task("mul", (y, x), (z,), **more)
+    builder.task("gelu", (z,), (out,), **more)
+    builder.task("large", (out,), (big,), **more)
+    builder.output(big)
+    graph = builder.graph()
     lowered = grouped(graph)
     assert names(lowered) == ["to_copy+2", "large"]
     group = lowered.tasks[0]
@@ -249,23 +263,25 @@ def test_small_pointwise_neighbours_are_one_task_that_reads_only_from_outside() 
 
 
 def test_a_group_that_changes_what_it_reads_is_not_repeatable() -> None:
-    graph = TaskGraph()
-    x, y = graph.buffer("x", 64, Role.INPUT), graph.buffer("y", 64)
-    graph.task("one", (x,), (y,), pointwise=True, repeatable=True)
-    graph.task("two", (y,), (x,), pointwise=True, repeatable=True)
-    graph.output(x)
+    builder = GraphBuilder()
+    x, y = builder.buffer("x", 64, Role.INPUT), builder.buffer("y", 64)
+    builder.task("one", (x,), (y,), pointwise=True, repeatable=True)
+    builder.task("two", (y,), (x,), pointwise=True, repeatable=True)
+    builder.output(x)
+    graph = builder.graph()
     assert not grouped(graph).tasks[0].repeatable
 
 
 def test_groups_keep_devices_phases_and_draws_apart() -> None:
-    graph = TaskGraph()
-    a, b = graph.buffer("a", 8), graph.buffer("b", 8, device=1)
-    graph.task("one", (), (a,), pointwise=True)
-    graph.task("other device", (), (b,), pointwise=True, device=1)
-    graph.task("phase", (a,), (a,), pointwise=True, phase="backward")
-    draw = graph.task("draw", (), (a,), pointwise=True, phase="backward")
-    graph.task("next draw", (a,), (a,), pointwise=True, phase="backward", after=(draw,))
-    graph.output(a)
+    builder = GraphBuilder()
+    a, b = builder.buffer("a", 8), builder.buffer("b", 8, device=1)
+    builder.task("one", (), (a,), pointwise=True)
+    builder.task("other device", (), (b,), pointwise=True, device=1)
+    builder.task("phase", (a,), (a,), pointwise=True, phase="backward")
+    draw = builder.task("draw", (), (a,), pointwise=True, phase="backward")
+    builder.task("next draw", (a,), (a,), pointwise=True, phase="backward", after=(draw,))
+    builder.output(a)
+    graph = builder.graph()
     assert names(grouped(graph)) == names(graph)
 
 
@@ -277,5 +293,5 @@ def test_an_unknown_pass_is_refused_with_the_names_of_those_there_are() -> None:
 def test_lowering_says_what_it_did() -> None:
     lowered = lower(training(3))
     lowered.check()
-    assert lowered.notes == []
+    assert lowered.notes == ()
     assert names(lowered) == ["f0", "f1", "f2", "b2", "u2", "b1", "u1", "b0", "u0"]

@@ -130,11 +130,11 @@ def test_arenas_that_grow_are_checked_with_what_the_kernels_of_the_entering_plan
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def made(nbytes: int, unplaced: int) -> offload.TaskGraph:
-        graph = offload.TaskGraph()
-        y = graph.buffer("y", nbytes)
-        graph.task("f", writes=[y], unplaced=unplaced, kernel=lambda r, w: w[0].fill_(1))
-        graph.output(y)
-        return graph
+        builder = offload.GraphBuilder()
+        y = builder.buffer("y", nbytes)
+        builder.task("f", writes=[y], unplaced=unplaced, kernel=lambda r, w: w[0].fill_(1))
+        builder.output(y)
+        return builder.graph()
 
     with offload.Runner(offload.plan(made(64, 0), placement="copy")) as runner:
         runner.add("large", made(4096, 64 << 20))

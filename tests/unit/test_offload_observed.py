@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import offload
-from offload import Costs, GraphError, Plan, TaskGraph
+from offload import Costs, GraphBuilder, GraphError, Plan, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node
 from offload.graph.taskgraph import Role
 from offload.planning.observation import observe
@@ -20,23 +20,23 @@ BELIEVED = Costs(flops=1e9, memory=1e9, launch=0, h2d=1e9, d2h=1e9, copy=0)
 
 def network(layers: int = 12, flops: float = 4e5) -> TaskGraph:
     """Activations that are cheap to make again, as large as what comes of them."""
-    graph = TaskGraph()
-    x = graph.buffer("x", KIB, "input")
+    builder = GraphBuilder()
+    x = builder.buffer("x", KIB, "input")
     acts = [x]
     for n in range(layers):
-        hidden = graph.buffer(f"h{n}", 256 * KIB, Role.ACTIVATION)
-        graph.task(f"f{n}", [acts[-1]], [hidden], flops=flops / 8, repeatable=True)
-        acts.append(graph.buffer(f"a{n}", KIB, Role.ACTIVATION))
-        graph.task(f"p{n}", [hidden], [acts[-1]], flops=flops)
-    back = graph.buffer("g", KIB)
-    graph.task("loss", [acts[-1]], [back], flops=1e3, phase="backward")
+        hidden = builder.buffer(f"h{n}", 256 * KIB, Role.ACTIVATION)
+        builder.task(f"f{n}", [acts[-1]], [hidden], flops=flops / 8, repeatable=True)
+        acts.append(builder.buffer(f"a{n}", KIB, Role.ACTIVATION))
+        builder.task(f"p{n}", [hidden], [acts[-1]], flops=flops)
+    back = builder.buffer("g", KIB)
+    builder.task("loss", [acts[-1]], [back], flops=1e3, phase="backward")
     for n in reversed(range(layers)):
         hidden = 1 + 2 * n
-        made = graph.buffer(f"g{n}", KIB)
-        graph.task(f"b{n}", [back, hidden, acts[n]], [made], flops=flops, phase="backward")
+        made = builder.buffer(f"g{n}", KIB)
+        builder.task(f"b{n}", [back, hidden, acts[n]], [made], flops=flops, phase="backward")
         back = made
-    graph.output(back)
-    return graph
+    builder.output(back)
+    return builder.graph()
 
 
 def trace_of(plan: Plan, true: Costs, factor: float = 1.0) -> Trace:
@@ -86,8 +86,10 @@ def test_a_link_that_is_slower_than_believed_has_the_plan_remade() -> None:
     plan = planned()
     assert not any(task.recomputes for task in plan.graph.tasks)
     measured = plan.measured([trace_of(plan, replace(BELIEVED, h2d=5e7, d2h=5e7))])
+    plan.remarks.say("said in the first run")
     remade = measured.remade()
     assert remade.memgraph is not measured.memgraph
+    assert "said in the first run" in remade.explain()
     assert any(task.recomputes for task in remade.graph.tasks)
     assert remade.predicted_seconds < 0.97 * measured.predicted_seconds
     assert remade.measurement is not None and "remade: " in remade.measurement.decision
@@ -129,13 +131,13 @@ def test_a_plan_is_measured_before_it_is_remade() -> None:
 
 
 def nodes(*kinds: tuple[str, str, tuple[int, ...]]) -> MemGraph:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     made = []
     for number, (kind, lane, deps) in enumerate(kinds):
-        b = graph.buffer(f"b{number}", 8)
-        task = graph.task(f"t{number}", [], [b], lane=lane) if kind == TASK else -1
+        b = builder.buffer(f"b{number}", 8)
+        task = builder.task(f"t{number}", [], [b], lane=lane) if kind == TASK else -1
         made.append(Node(kind, lane, (), deps, task, b, 0 if kind == TASK else 100))
-    return MemGraph(graph, tuple(made), {}, {}, {}, (), {})
+    return MemGraph(builder.graph(), tuple(made), {}, {}, {}, (), {})
 
 
 def test_what_the_loop_takes_to_choose_a_kernel_is_the_kernels() -> None:
@@ -173,11 +175,12 @@ def test_of_copies_of_one_size_the_fixed_part_is_what_was_believed() -> None:
 
 
 def test_a_task_that_runs_once_more_takes_what_it_took_before() -> None:
-    graph = TaskGraph()
-    a, b = graph.buffer("a", 8), graph.buffer("b", 8)
-    graph.task("t0", [], [a])
-    graph.task("t0 again", [], [b], recomputes="t0")
-    graph.task("t0", [], [a], lane="host", seconds=9.0)
+    builder = GraphBuilder()
+    a, b = builder.buffer("a", 8), builder.buffer("b", 8)
+    builder.task("t0", [], [a])
+    builder.task("t0 again", [], [b], recomputes="t0")
+    builder.task("t0", [], [a], lane="host", seconds=9.0)
+    graph = builder.graph()
     memgraph = nodes((TASK, "compute", ()))
     seen = observe(memgraph, [[Span("compute", 0, 0, 4)]])
     assert [task.seconds for task in seen.on(graph).tasks] == [4, 4, 9]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import offload
-from offload import Costs, MemGraph, RaceFound, Runner, TaskGraph, simulate
+from offload import Costs, GraphBuilder, MemGraph, RaceFound, Runner, TaskGraph, simulate
 from offload.graph.memgraph import OFFLOAD, RELOAD, Node
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.reduction import reduced
@@ -43,26 +43,26 @@ def mixed(salt: int) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]
 def example(order: Sequence[str] = FIRST, *, made: bool = True) -> TaskGraph:
     """`made`: an input vertex makes its tensor, as in the paper, so that the host has no copy of
     it; else it is an input of ours, which the host has."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     buffers = {
-        name: graph.buffer(name, LOCATION, "activation" if made else "input", GPU_OF[name])
+        name: builder.buffer(name, LOCATION, "activation" if made else "input", GPU_OF[name])
         for name in "ABCDEF"
     }
     for name in "ABCDEF" if made else "":
         kernel = mixed(ord(name))
-        graph.task(name, writes=[buffers[name]], device=GPU_OF[name], kernel=kernel)
+        builder.task(name, writes=[buffers[name]], device=GPU_OF[name], kernel=kernel)
     for name in order:
         reads = [buffers[read] for read in READS[name]]
-        buffers[name] = graph.buffer(name, LOCATION, "activation", GPU_OF[name])
-        source = graph.buffers[reads[0]].device
+        buffers[name] = builder.buffer(name, LOCATION, "activation", GPU_OF[name])
+        source = builder.buffers[reads[0]].device
         moves = source != GPU_OF[name]
-        graph.task(
+        builder.task(
             name, reads, [buffers[name]], device=source, kernel=mixed(int(name)),
             lane="d2d" if moves else "compute",
         )  # fmt: skip
-    graph.output(buffers["8"])
-    graph.output(buffers["9"])
-    return graph
+    builder.output(buffers["8"])
+    builder.output(buffers["9"])
+    return builder.graph()
 
 
 def built(order: Sequence[str], locations: int, *, made: bool = True) -> MemGraph:
@@ -234,18 +234,19 @@ UNIT = Costs(h2d=WEIGHT, copy=0)
 
 def layers(count: int) -> MemGraph:
     """X(i+1) = X(i) x Y(i), half of Y(i) on each of two GPUs that have room for one half."""
-    graph = TaskGraph()
-    x = [graph.buffer(f"x{gpu}", 64, device=gpu) for gpu in (0, 1)]
+    builder = GraphBuilder()
+    x = [builder.buffer(f"x{gpu}", 64, device=gpu) for gpu in (0, 1)]
     for gpu in (0, 1):
-        graph.task(f"begin{gpu}", writes=[x[gpu]], device=gpu, seconds=0.0)
+        builder.task(f"begin{gpu}", writes=[x[gpu]], device=gpu, seconds=0.0)
     for layer in range(count):
         for gpu in (0, 1):
-            y = graph.buffer(f"y{layer}.{gpu}", WEIGHT, "parameter", gpu)
-            made = graph.buffer(f"x{layer}.{gpu}", 64, device=gpu)
-            graph.task(f"{layer}.{gpu}", [x[gpu], y], [made], device=gpu, seconds=1.0)
+            y = builder.buffer(f"y{layer}.{gpu}", WEIGHT, "parameter", gpu)
+            made = builder.buffer(f"x{layer}.{gpu}", 64, device=gpu)
+            builder.task(f"{layer}.{gpu}", [x[gpu], y], [made], device=gpu, seconds=1.0)
             x[gpu] = made
     for gpu in (0, 1):
-        graph.output(x[gpu])
+        builder.output(x[gpu])
+    graph = builder.graph()
     plan = offload.plan(graph, WEIGHT + 128, costs=UNIT, placement="copy")
     plan.verify()
     # One bus for both.

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from graph_edits import with_task
 
 import offload
-from offload import BudgetTooSmall, Costs, GraphError, Plan, Role, Runner, TaskGraph
+from offload import BudgetTooSmall, Costs, GraphBuilder, GraphError, Plan, Role, Runner, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST
 from offload.memory import cpu_shim as shim
@@ -39,34 +40,35 @@ def mixing(salt: int) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor
 
 def training(layers: int = 8, activation: int = 48 * KIB, weight: int = 160 * KIB) -> TaskGraph:
     """Layers of several sizes, forward, backward and updated, as a training step does."""
-    graph = TaskGraph()
-    made = [graph.buffer("x", 8 * KIB, "input")]
+    builder = GraphBuilder()
+    made = [builder.buffer("x", 8 * KIB, "input")]
     kinds: list[tuple[int, int]] = []
     for n in range(layers):
         nbytes = weight + (n % 3) * 7 * KIB
         kinds.append(
-            (graph.buffer(f"w{n}", nbytes, "parameter"), graph.buffer(f"m{n}", nbytes, "state"))
+            (builder.buffer(f"w{n}", nbytes, "parameter"), builder.buffer(f"m{n}", nbytes, "state"))
         )
 
     def task(name: str, reads: list[int], writes: list[int], phase: str, **more: Any) -> None:
-        traffic = sum(graph.buffers[b].nbytes for b in {*reads, *writes})
-        kernel = mixing(len(graph.tasks))
-        graph.task(name, reads, writes, phase=phase, traffic=traffic, kernel=kernel, **more)
+        traffic = sum(builder.buffers[b].nbytes for b in {*reads, *writes})
+        kernel = mixing(len(builder.tasks))
+        builder.task(name, reads, writes, phase=phase, traffic=traffic, kernel=kernel, **more)
 
     for n, (w, _) in enumerate(kinds):
-        made.append(graph.buffer(f"a{n}", activation + (n % 4) * 5 * KIB, "activation"))
+        made.append(builder.buffer(f"a{n}", activation + (n % 4) * 5 * KIB, "activation"))
         task(f"f{n}", [made[-2], w], [made[-1]], "forward", flops=1e8, repeatable=True)
-    loss = graph.buffer("loss", 4)
+    loss = builder.buffer("loss", 4)
     task("loss", [made[-1]], [loss], "forward")
-    graph.output(loss)
-    g = graph.buffer("g", graph.buffers[made[-1]].nbytes, "gradient")
+    builder.output(loss)
+    g = builder.buffer("g", builder.buffers[made[-1]].nbytes, "gradient")
     task("begin", [loss], [g], "backward")
     for n, (w, m) in reversed(list(enumerate(kinds))):
-        d = graph.buffer(f"d{n}", graph.buffers[w].nbytes, "gradient")
+        d = builder.buffer(f"d{n}", builder.buffers[w].nbytes, "gradient")
         task(f"b{n}", [g, made[n]], [d], "backward", flops=1e8, workspace=70 * KIB)
-        before, g = g, graph.buffer(f"g{n}", graph.buffers[made[n]].nbytes, "gradient")
+        before, g = g, builder.buffer(f"g{n}", builder.buffers[made[n]].nbytes, "gradient")
         task(f"c{n}", [before, w], [g], "backward", flops=1e8)
         task(f"u{n}", [d, w, m], [w, m], "update")
+    graph = builder.graph()
     graph.check()
     return graph
 
@@ -111,9 +113,7 @@ def test_the_smallest_budget_is_that_of_the_largest_task_and_it_is_enough() -> N
 def test_a_refusal_says_how_much_at_which_task_of_which_line_and_what_to_do() -> None:
     graph = training(2)
     worst = smallest_budget(graph, 0)[1]
-    graph.tasks[:] = [
-        replace(t, where="model.py:12 in forward") if t.name == worst else t for t in graph.tasks
-    ]
+    graph = with_task(graph, worst, where="model.py:12 in forward")
     with pytest.raises(BudgetTooSmall) as refused:
         offload.plan(graph, "16KiB", placement="copy")
     text = str(refused.value)
@@ -125,7 +125,7 @@ def test_a_refusal_says_how_much_at_which_task_of_which_line_and_what_to_do() ->
 def test_what_kernels_allocate_by_themselves_is_part_of_the_budget() -> None:
     graph = training(4)
     plain = least(graph, placement="copy")
-    graph.tasks[3] = replace(graph.tasks[3], unplaced=100 * KIB)
+    graph = with_task(graph, 3, unplaced=100 * KIB)
     assert least(graph, placement="copy") == plain + 100 * KIB
     plan = offload.plan(graph, plain + 100 * KIB, placement="copy")
     assert plan.reserve == 100 * KIB
@@ -150,8 +150,9 @@ def test_an_unknown_placement_is_refused() -> None:
 
 
 def test_a_graph_that_makes_no_sense_is_refused() -> None:
-    graph = TaskGraph()
-    graph.task("read", [graph.buffer("never written", 8)])
+    builder = GraphBuilder()
+    builder.task("read", [builder.buffer("never written", 8)])
+    graph = builder.graph()
     with pytest.raises(GraphError, match="never written"):
         offload.plan(graph)
 
@@ -235,19 +236,19 @@ def test_the_plan_is_the_fastest_of_those_that_were_tried() -> None:
 
 def activated(layers: int) -> TaskGraph:
     """Each layer keeps what it made, and a cheap function of that, for the backward pass."""
-    graph = TaskGraph()
-    made = [(-1, graph.buffer("x", KIB, "input"))]
+    builder = GraphBuilder()
+    made = [(-1, builder.buffer("x", KIB, "input"))]
     for n in range(layers):
-        a, r = (graph.buffer(f"{kind}{n}", 200 * KIB, "activation") for kind in "ar")
-        graph.task(f"linear{n}", [made[-1][1]], [a], flops=1e9)
-        graph.task(f"relu{n}", [a], [r], flops=1e3, repeatable=True)
+        a, r = (builder.buffer(f"{kind}{n}", 200 * KIB, "activation") for kind in "ar")
+        builder.task(f"linear{n}", [made[-1][1]], [a], flops=1e9)
+        builder.task(f"relu{n}", [a], [r], flops=1e3, repeatable=True)
         made.append((a, r))
-    g = graph.buffer("g", KIB, "gradient")
-    graph.task("loss", [made[-1][1]], [g], phase="backward", flops=1e3)
+    g = builder.buffer("g", KIB, "gradient")
+    builder.task("loss", [made[-1][1]], [g], phase="backward", flops=1e3)
     for n, (a, r) in reversed(list(enumerate(made[1:]))):
-        graph.task(f"back{n}", [g, r, a], [g], phase="backward", flops=1e9)
-    graph.output(g)
-    return graph
+        builder.task(f"back{n}", [g, r, a], [g], phase="backward", flops=1e9)
+    builder.output(g)
+    return builder.graph()
 
 
 def test_activations_are_computed_again_where_that_is_faster_and_if_it_is_allowed() -> None:
@@ -265,11 +266,12 @@ def test_activations_are_computed_again_where_that_is_faster_and_if_it_is_allowe
 
 
 def test_every_device_has_its_own_budget() -> None:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for device in (0, 1):
         for n in range(6):
-            b = graph.buffer(f"w{device}.{n}", KIB, "parameter", device)
-            graph.task(f"t{device}.{n}", [b], [b], device=device)
+            b = builder.buffer(f"w{device}.{n}", KIB, "parameter", device)
+            builder.task(f"t{device}.{n}", [b], [b], device=device)
+    graph = builder.graph()
     plan = offload.plan(graph, {0: 2 * KIB, 1: 8 * KIB}, placement="copy")
     plan.verify()
     lanes = {node.lane for node in plan.memgraph.nodes}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from offload.errors import BudgetTooSmall
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.planning.planner import Policy, build_memgraph
@@ -36,24 +37,24 @@ def copies(memgraph: MemGraph, kind: str) -> list[str]:
 
 def training(layers: int, units: int = 4) -> TaskGraph:
     """Forward, backward, and an update of each weight and its state."""
-    graph = TaskGraph()
+    builder = GraphBuilder()
     nbytes = units * UNIT
-    made = [graph.buffer("x", nbytes, "input")]
-    weights = [graph.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
-    states = [graph.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
+    made = [builder.buffer("x", nbytes, "input")]
+    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
+    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
     for n, w in enumerate(weights):
-        made.append(graph.buffer(f"a{n}", nbytes, "activation"))
-        graph.task(f"f{n}", [made[-2], w], made[-1:])
-    g = graph.buffer("g", nbytes, "gradient")
-    graph.task("loss", made[-1:], [g], phase="backward")
+        made.append(builder.buffer(f"a{n}", nbytes, "activation"))
+        builder.task(f"f{n}", [made[-2], w], made[-1:])
+    g = builder.buffer("g", nbytes, "gradient")
+    builder.task("loss", made[-1:], [g], phase="backward")
     for n in reversed(range(layers)):
-        d = graph.buffer(f"d{n}", nbytes, "gradient")
-        graph.task(f"b{n}", [g, made[n], weights[n]], [d], phase="backward")
-        graph.task(f"c{n}", [g, weights[n]], [g], phase="backward")
+        d = builder.buffer(f"d{n}", nbytes, "gradient")
+        builder.task(f"b{n}", [g, made[n], weights[n]], [d], phase="backward")
+        builder.task(f"c{n}", [g, weights[n]], [g], phase="backward")
         changed = [weights[n], states[n]]
-        graph.task(f"u{n}", [d, *changed], changed, phase="update")
-    graph.output(g)
-    return graph
+        builder.task(f"u{n}", [d, *changed], changed, phase="update")
+    builder.output(g)
+    return builder.graph()
 
 
 # ---- whom ---------------------------------------------------------------------------------------
@@ -61,13 +62,13 @@ def training(layers: int, units: int = 4) -> TaskGraph:
 
 def uses(order: str, names: str = "abcd", units: int = 1) -> TaskGraph:
     """Tensors made in a row; then each task reads one: `order`."""
-    graph = TaskGraph()
-    made = {name: graph.buffer(name, units * UNIT, "activation") for name in names}
+    builder = GraphBuilder()
+    made = {name: builder.buffer(name, units * UNIT, "activation") for name in names}
     for name in names:
-        graph.task(f"make {name}", writes=[made[name]])
+        builder.task(f"make {name}", writes=[made[name]])
     for number, name in enumerate(order):
-        graph.task(f"read {name} {number}", [made[name]])
-    return graph
+        builder.task(f"read {name} {number}", [made[name]])
+    return builder.graph()
 
 
 @pytest.mark.parametrize(
@@ -101,15 +102,16 @@ def test_as_much_is_brought_back_as_by_the_best_choice(order: str, places: int) 
 
 
 def test_a_window_of_neighbours_goes_for_one_that_is_as_large_as_all_of_them() -> None:
-    graph = TaskGraph()
-    small = [graph.buffer(f"s{n}", UNIT, "activation") for n in range(6)]
+    builder = GraphBuilder()
+    small = [builder.buffer(f"s{n}", UNIT, "activation") for n in range(6)]
     for n, b in enumerate(small):
-        graph.task(f"make {n}", writes=[b])
-    big = graph.buffer("big", 3 * UNIT, "activation")
-    graph.task("make big", writes=[big])
-    graph.task("read big", [big])
+        builder.task(f"make {n}", writes=[b])
+    big = builder.buffer("big", 3 * UNIT, "activation")
+    builder.task("make big", writes=[big])
+    builder.task("read big", [big])
     for n, b in enumerate(small):
-        graph.task(f"read {n}", [b])
+        builder.task(f"read {n}", [b])
+    graph = builder.graph()
     memgraph = planned(graph, 6, Policy(ahead=0))
     # The last three to be read again lie side by side, and nobody else has to move.
     assert sorted(copies(memgraph, OFFLOAD)) == ["s3", "s4", "s5"]
@@ -117,32 +119,34 @@ def test_a_window_of_neighbours_goes_for_one_that_is_as_large_as_all_of_them() -
 
 
 def test_free_bytes_beside_a_victim_are_used_before_another_victim_goes() -> None:
-    graph = TaskGraph()
-    buffers = {n: graph.buffer(n, UNIT, "activation") for n in "abcd"}
+    builder = GraphBuilder()
+    buffers = {n: builder.buffer(n, UNIT, "activation") for n in "abcd"}
     for n in "abcd":
-        graph.task(f"make {n}", writes=[buffers[n]])
-    graph.task("last of c", [buffers["c"]])
-    big = graph.buffer("big", 2 * UNIT, "activation")
-    graph.task("make big", writes=[big])
-    graph.task("read big", [big])
+        builder.task(f"make {n}", writes=[buffers[n]])
+    builder.task("last of c", [buffers["c"]])
+    big = builder.buffer("big", 2 * UNIT, "activation")
+    builder.task("make big", writes=[big])
+    builder.task("read big", [big])
     for n in "abd":
-        graph.task(f"read {n}", [buffers[n]])
+        builder.task(f"read {n}", [buffers[n]])
+    graph = builder.graph()
     memgraph = planned(graph, 4, Policy(ahead=0))
     assert len(copies(memgraph, OFFLOAD)) == 1
 
 
 def test_what_a_task_needs_is_laid_side_by_side_where_it_lies_in_its_own_way() -> None:
     """Three units: a and b of one each with a hole between, and c of two that needs b."""
-    graph = TaskGraph()
-    a, hole, b = (graph.buffer(n, UNIT, "activation") for n in ("a", "hole", "b"))
+    builder = GraphBuilder()
+    a, hole, b = (builder.buffer(n, UNIT, "activation") for n in ("a", "hole", "b"))
     for n, buffer in (("a", a), ("hole", hole), ("b", b)):
-        graph.task(f"make {n}", writes=[buffer])
-    graph.task("end of the hole", [hole])
-    c = graph.buffer("c", UNIT, "activation")
-    graph.task("use all", [a, b], [c])
-    big = graph.buffer("big", 2 * UNIT, "activation")
-    graph.task("make big", [c], [big])
-    graph.task("end", [big, c])
+        builder.task(f"make {n}", writes=[buffer])
+    builder.task("end of the hole", [hole])
+    c = builder.buffer("c", UNIT, "activation")
+    builder.task("use all", [a, b], [c])
+    big = builder.buffer("big", 2 * UNIT, "activation")
+    builder.task("make big", [c], [big])
+    builder.task("end", [big, c])
+    graph = builder.graph()
     memgraph = planned(graph, 3, Policy(ahead=0))
     assert smallest_budget(graph, 0)[0] == 3 * UNIT
     assert [node.task for node in memgraph.nodes if node.kind == TASK] == list(range(7))
@@ -152,14 +156,15 @@ def test_what_a_task_needs_is_laid_side_by_side_where_it_lies_in_its_own_way() -
 
 
 def test_weights_that_nobody_changes_are_dropped_and_never_copied_back() -> None:
-    graph = TaskGraph()
-    x = graph.buffer("x", UNIT, "input")
-    weights = [graph.buffer(f"w{n}", 4 * UNIT, "parameter") for n in range(8)]
+    builder = GraphBuilder()
+    x = builder.buffer("x", UNIT, "input")
+    weights = [builder.buffer(f"w{n}", 4 * UNIT, "parameter") for n in range(8)]
     for sweep in range(3):
         for n, w in enumerate(weights):
-            before, x = x, graph.buffer(f"x{sweep}.{n}", UNIT)
-            graph.task(f"t{sweep}.{n}", [before, w], [x])
-    graph.output(x)
+            before, x = x, builder.buffer(f"x{sweep}.{n}", UNIT)
+            builder.task(f"t{sweep}.{n}", [before, w], [x])
+    builder.output(x)
+    graph = builder.graph()
     for units in (6, 10, 20):
         memgraph = planned(graph, units)
         assert not any(name.startswith("w") for name in copies(memgraph, OFFLOAD))
@@ -177,18 +182,20 @@ def test_what_changed_is_copied_back_once_for_every_time_that_it_leaves(units: i
 
 
 def test_a_tensor_changed_twice_with_room_to_stay_is_copied_back_once() -> None:
-    graph = TaskGraph()
-    w = graph.buffer("w", UNIT, "parameter")
+    builder = GraphBuilder()
+    w = builder.buffer("w", UNIT, "parameter")
     for n in range(5):
-        graph.task(f"change {n}", [w], [w])
+        builder.task(f"change {n}", [w], [w])
+    graph = builder.graph()
     memgraph = planned(graph, 4)
     assert (copies(memgraph, RELOAD), copies(memgraph, OFFLOAD)) == (["w"], ["w"])
 
 
 def test_a_tensor_that_is_made_anew_is_not_loaded_before() -> None:
-    graph = TaskGraph()
-    w = graph.buffer("w", UNIT, "buffer")
-    graph.task("fill", [], [w])
+    builder = GraphBuilder()
+    w = builder.buffer("w", UNIT, "buffer")
+    builder.task("fill", [], [w])
+    graph = builder.graph()
     memgraph = planned(graph, 4)
     assert (copies(memgraph, RELOAD), copies(memgraph, OFFLOAD)) == ([], ["w"])
 
@@ -210,15 +217,15 @@ def test_what_is_dead_is_dropped_without_a_copy() -> None:
 
 def forwards_and_back(kind: str) -> TaskGraph:
     """a b c d d c b a, each of one unit: weights, or what a task of its own made before."""
-    graph = TaskGraph()
-    buffers = [graph.buffer(name, UNIT, kind) for name in "abcd"]
+    builder = GraphBuilder()
+    buffers = [builder.buffer(name, UNIT, kind) for name in "abcd"]
     if kind == "activation":
         for b in buffers:
-            graph.task(f"make {graph.buffers[b].name}", [], [b])
+            builder.task(f"make {builder.buffers[b].name}", [], [b])
     for phase, order in (("forward", buffers), ("backward", buffers[::-1])):
         for b in order:
-            graph.task(f"{phase} {graph.buffers[b].name}", [b], [], phase=phase)
-    return graph
+            builder.task(f"{phase} {builder.buffers[b].name}", [b], [], phase=phase)
+    return builder.graph()
 
 
 def waits_for(memgraph: MemGraph, name: str, times: int = 1) -> str:
@@ -278,9 +285,7 @@ def test_what_is_resident_never_moves(share: float, ahead: int) -> None:
 
 
 def test_an_output_is_where_the_plan_says_at_the_end() -> None:
-    graph = uses("abcd")
-    for b in range(4):
-        graph.output(b)
+    graph = replace(uses("abcd"), outputs=(0, 1, 2, 3))
     for units in (2, 3, 4):
         memgraph = planned(graph, units)
         assert set(memgraph.ends) == {0, 1, 2, 3}
@@ -291,10 +296,11 @@ def test_an_output_is_where_the_plan_says_at_the_end() -> None:
 
 
 def test_a_tensor_without_a_user_has_a_home_if_it_is_returned() -> None:
-    graph = TaskGraph()
-    w = graph.buffer("w", UNIT, "parameter")
-    graph.buffer("unused", UNIT, "parameter")
-    graph.output(w)
+    builder = GraphBuilder()
+    w = builder.buffer("w", UNIT, "parameter")
+    builder.buffer("unused", UNIT, "parameter")
+    builder.output(w)
+    graph = builder.graph()
     memgraph = planned(graph, 1)
     assert set(memgraph.starts) == {w} == set(memgraph.ends)
 
@@ -385,12 +391,13 @@ def test_without_pressure_a_plan_by_time_needs_no_more_than_what_lives_at_once()
 
 
 def test_pieces_of_a_tensor_lie_side_by_side_at_home() -> None:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for number in (2, 0, 1):  # in whatever order they were made
-        b = graph.buffer(f"piece {number}", 2 * UNIT, "state")
-        graph.buffers[b] = replace(graph.buffers[b], tensor="m", start=number * 2 * UNIT)
-        graph.buffer(f"between {number}", UNIT, "state")
-        graph.task(f"change {number}", [b, b + 1], [b, b + 1])
+        b = builder.buffer(f"piece {number}", 2 * UNIT, "state")
+        builder.buffers[b] = replace(builder.buffers[b], tensor="m", start=number * 2 * UNIT)
+        builder.buffer(f"between {number}", UNIT, "state")
+        builder.task(f"change {number}", [b, b + 1], [b, b + 1])
+    graph = builder.graph()
     for policy in (Policy(), Policy(frozenset(range(6)))):
         memgraph = planned(graph, 40, policy)
         homes = sorted(

@@ -1,10 +1,14 @@
 """Which activations may be made once more, and what the graph is then."""
 
+from dataclasses import replace
+
 import pytest
+from graph_edits import grown, with_buffer
 
 from offload.errors import GraphError
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
-from offload.graph.taskgraph import Role, TaskGraph
+from offload.graph.taskgraph import Role, Task, TaskGraph
 from offload.planning.recompute import candidates, recomputed, variants
 
 MIB = 1 << 20
@@ -13,17 +17,17 @@ COSTS = Costs(launch=0, copy=0, memory=1e10, h2d=1e10, d2h=1e10)
 
 def network(**second: object) -> TaskGraph:
     """x -norm-> a -cast-> c -mm-> y; the backward pass reads y, c and x, in that order."""
-    graph = TaskGraph()
-    x = graph.buffer("x", MIB, Role.INPUT)
-    w = graph.buffer("w", MIB, Role.PARAMETER)
-    a, c, y, g, h = (graph.buffer(n, MIB, Role.ACTIVATION) for n in "acygh")
-    graph.task("norm", (x, w), (a,), repeatable=True, traffic=3 * MIB)
-    graph.task("cast", (a,), (c,), **{"repeatable": True, "traffic": 2 * MIB, **second})
-    graph.task("mm", (c, w), (y,), repeatable=True, seconds=1.0)
-    graph.task("loss", (y,), (g,), phase="backward")
-    graph.task("mm backward", (g, c), (h,), phase="backward")
-    graph.task("norm backward", (h, x, w), (w,), phase="backward")
-    return graph
+    builder = GraphBuilder()
+    x = builder.buffer("x", MIB, Role.INPUT)
+    w = builder.buffer("w", MIB, Role.PARAMETER)
+    a, c, y, g, h = (builder.buffer(n, MIB, Role.ACTIVATION) for n in "acygh")
+    builder.task("norm", (x, w), (a,), repeatable=True, traffic=3 * MIB)
+    builder.task("cast", (a,), (c,), **{"repeatable": True, "traffic": 2 * MIB, **second})
+    builder.task("mm", (c, w), (y,), repeatable=True, seconds=1.0)
+    builder.task("loss", (y,), (g,), phase="backward")
+    builder.task("mm backward", (g, c), (h,), phase="backward")
+    builder.task("norm backward", (h, x, w), (w,), phase="backward")
+    return builder.graph()
 
 
 def test_what_dies_in_the_forward_pass_is_recomputed_with_what_is_made_of_it() -> None:
@@ -52,30 +56,30 @@ def test_what_may_not_run_again_is_no_candidate() -> None:
 
 
 def test_what_reads_a_parameter_that_was_updated_since_is_no_candidate() -> None:
-    graph = network()
-    late = graph.tasks.pop(4)
-    graph.task("update", (1,), (1,), phase="update")
-    graph.tasks.append(late)
+    builder = grown(network())
+    late = builder.tasks.pop(4)
+    builder.task("update", (1,), (1,), phase="update")
+    builder.tasks.append(late)
+    graph = builder.graph()
     assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
     with pytest.raises(GraphError, match="w changes"):
         recomputed(graph, {2, 3})
 
 
 def test_an_output_and_what_no_backward_task_reads_are_refused() -> None:
-    graph = network()
-    graph.output(3)
+    graph = replace(network(), outputs=(3,))
     assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
     with pytest.raises(GraphError, match="a is not needed again"):
         recomputed(network(), {2})
 
 
 def test_small_results_beside_go_to_buffers_of_their_own_and_large_ones_forbid_it() -> None:
-    graph = network()
-    graph.tasks[0] = type(graph.tasks[0])(
-        "norm", (0, 1), (2, graph.buffer("mean", 64)), repeatable=True
-    )
+    builder = grown(network())
+    mean = builder.buffer("mean", 64)
+    builder.tasks[0] = Task("norm", (0, 1), (2, mean), repeatable=True)
+    graph = builder.graph()
     assert recomputed(graph, {2, 3}).tasks[4].writes == (8, 9)
-    graph.buffers[7] = type(graph.buffers[7])("indices", MIB)
+    graph = with_buffer(graph, mean, nbytes=MIB)
     assert 3 not in {one.buffer for one in candidates(graph, COSTS)}
 
 
@@ -95,8 +99,9 @@ def test_shares_of_what_can_be_are_recomputed_the_cheapest_first_and_none_twice(
 
 
 def test_a_step_without_a_backward_pass_has_one_variant() -> None:
-    graph = TaskGraph()
-    x, y = graph.buffer("x", MIB, Role.INPUT), graph.buffer("y", MIB)
-    graph.task("f", (x,), (y,), repeatable=True)
-    graph.output(y)
+    builder = GraphBuilder()
+    x, y = builder.buffer("x", MIB, Role.INPUT), builder.buffer("y", MIB)
+    builder.task("f", (x,), (y,), repeatable=True)
+    builder.output(y)
+    graph = builder.graph()
     assert [name for name, _ in variants(graph, COSTS)] == ["none"]

@@ -4,19 +4,19 @@ from functools import partial
 
 import torch
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Program, Source, Value
 from offload.program.renaming import renamed_as
 
 
 def graph_of(**tensors: Source) -> TaskGraph:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for name in tensors:
-        graph.buffer(name, 4, "parameter")
-    graph.task("sum", range(len(tensors)), [])
+        builder.buffer(name, 4, "parameter")
+    builder.task("sum", range(len(tensors)), [])
     value = Value(0, torch.float32, (1,), (1,))
-    graph.program = Program((), (value,), dict(tensors))
-    return graph
+    return builder.graph(Program((), (value,), tensors))
 
 
 def names(graph: TaskGraph) -> list[str]:

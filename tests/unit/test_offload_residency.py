@@ -3,6 +3,9 @@
 import itertools
 from dataclasses import replace
 
+from graph_edits import grown, with_buffer
+
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.planning.residency import SMALL, exposed, most_resident
@@ -12,19 +15,19 @@ BIG = 1 << 20
 
 def step(layers: int = 6, nbytes: int = BIG) -> TaskGraph:
     """Forward, backward and update of some layers, each with a weight and a state."""
-    graph = TaskGraph()
-    made = graph.buffer("x", 64, "input")
-    weights = [graph.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
-    states = [graph.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
+    builder = GraphBuilder()
+    made = builder.buffer("x", 64, "input")
+    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
+    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
     for n, w in enumerate(weights):
-        before, made = made, graph.buffer(f"a{n}", 64, "activation")
-        graph.task(f"f{n}", [before, w], [made])
+        before, made = made, builder.buffer(f"a{n}", 64, "activation")
+        builder.task(f"f{n}", [before, w], [made])
     for n in reversed(range(layers)):
-        g = graph.buffer(f"g{n}", nbytes, "gradient")
-        graph.task(f"b{n}", [made, weights[n]], [g], phase="backward")
+        g = builder.buffer(f"g{n}", nbytes, "gradient")
+        builder.task(f"b{n}", [made, weights[n]], [g], phase="backward")
         changed = [weights[n], states[n]]
-        graph.task(f"u{n}", [g, *changed], changed, phase="update")
-    return graph
+        builder.task(f"u{n}", [g, *changed], changed, phase="update")
+    return builder.graph()
 
 
 def names(graph: TaskGraph, room: int) -> set[str]:
@@ -58,41 +61,41 @@ def test_every_second_weight_stays_where_half_of_them_fit() -> None:
 
 
 def test_what_is_not_worth_a_copy_stays_first() -> None:
-    graph = step(4)
-    small = graph.buffer("bias", SMALL - 1, "buffer")
-    graph.task("use", [small], [])
-    assert names(graph, SMALL) == {"bias"}
+    builder = grown(step(4))
+    small = builder.buffer("bias", SMALL - 1, "buffer")
+    builder.task("use", [small], [])
+    assert names(builder.graph(), SMALL) == {"bias"}
 
 
 def test_the_pieces_of_a_tensor_stay_together() -> None:
     graph = step(2)
     for number, buffer in enumerate(graph.buffers):
         if buffer.name in ("m0", "m1"):
-            graph.buffers[number] = replace(
-                buffer, tensor="m", start=BIG * int(buffer.name == "m1")
-            )
+            start = BIG * int(buffer.name == "m1")
+            graph = with_buffer(graph, number, tensor="m", start=start)
     for room in range(0, 5 * BIG, BIG // 2):
         assert len(names(graph, room) & {"m0", "m1"}) in (0, 2)
 
 
 def test_what_a_host_task_works_on_stays_on_the_host() -> None:
-    graph = step(2)
-    graph.task("there", [2], [2], lane="host")  # w1
-    assert names(graph, 100 * BIG) == {"w0", "m0", "m1"}
+    builder = grown(step(2))
+    builder.task("there", [2], [2], lane="host")  # w1
+    assert names(builder.graph(), 100 * BIG) == {"w0", "m0", "m1"}
 
 
 def test_only_what_persists_and_has_a_device_is_resident() -> None:
-    graph = step(1)
-    far = graph.buffer("far", BIG, "state", device=HOST)
-    graph.task("there", [far], [far], lane="host", device=HOST)
-    graph.buffer("unused", BIG, "constant")
-    assert names(graph, 100 * BIG) == {"w0", "m0"}
+    builder = grown(step(1))
+    far = builder.buffer("far", BIG, "state", device=HOST)
+    builder.task("there", [far], [far], lane="host", device=HOST)
+    builder.buffer("unused", BIG, "constant")
+    assert names(builder.graph(), 100 * BIG) == {"w0", "m0"}
 
 
 def test_every_device_has_a_room_of_its_own() -> None:
-    graph = step(2)
-    other = graph.buffer("other", BIG, "parameter", device=1)
-    graph.task("use", [other], [], device=1)
+    builder = grown(step(2))
+    other = builder.buffer("other", BIG, "parameter", device=1)
+    builder.task("use", [other], [], device=1)
+    graph = builder.graph()
     assert most_resident(graph, {0: 0, 1: BIG}) == {other}
     assert other not in most_resident(graph, {0: 100 * BIG, 1: 0})
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.optimizer.scalars import Scalars
 from offload.optimizer.updates import advance, update_of
@@ -39,9 +40,10 @@ def graph_of(optimizer: Optimizer, p: torch.nn.Parameter) -> tuple[TaskGraph, Ca
     update = update_of(optimizer, 0, p)
     values = [Value(n, p.dtype, (p.numel(),), (1,)) for n in range(2 + len(update.states))]
     call = Call(update, tuple(values))
-    graph = TaskGraph()
-    buffers = [graph.buffer(f"b{value.buffer}", p.nbytes) for value in values]
-    graph.task("update", buffers, buffers, kernel=call)
+    builder = GraphBuilder()
+    buffers = [builder.buffer(f"b{value.buffer}", p.nbytes) for value in values]
+    builder.task("update", buffers, buffers, kernel=call)
+    graph = builder.graph()
     return graph, call
 
 
@@ -108,7 +110,8 @@ def test_updates_on_the_host_read_the_optimizer_itself() -> None:
     p = parameter(torch.float32)
     graph, call = graph_of(SGD([p], 0.5), p)
     assert Scalars.of(graph, CPU) is not None
-    on_host = TaskGraph()
-    buffers = [on_host.buffer("p", p.nbytes), on_host.buffer("g", p.nbytes)]
-    on_host.task("update", buffers, buffers, kernel=call, lane="host")
+    builder = GraphBuilder()
+    buffers = [builder.buffer("p", p.nbytes), builder.buffer("g", p.nbytes)]
+    builder.task("update", buffers, buffers, kernel=call, lane="host")
+    on_host = builder.graph()
     assert Scalars.of(on_host, CPU) is None

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph, Node, lane_name
-from offload.graph.taskgraph import TaskGraph
 from offload.planning.simulator import Simulation, simulate
 
 # A second a byte, each way.
@@ -20,14 +20,14 @@ class Steps:
     """Nodes of whole seconds."""
 
     def __init__(self) -> None:
-        self.graph = TaskGraph()
+        self.builder = GraphBuilder()
         self.nodes: list[Node] = []
 
     def task(
         self, seconds: float, *deps: int, lane: str = "compute", device: int = 0, live: int = 0
     ) -> int:
-        made = self.graph.buffer(f"b{len(self.nodes)}", live)
-        task = self.graph.task("t", writes=[made], seconds=seconds, lane=lane, device=device)
+        made = self.builder.buffer(f"b{len(self.nodes)}", live)
+        task = self.builder.task("t", writes=[made], seconds=seconds, lane=lane, device=device)
         lane = lane_name(lane, device)
         return self._add(Node(TASK, lane, (), deps, task))
 
@@ -36,7 +36,7 @@ class Steps:
         return self._add(Node(kind, lane, (), deps, at, 0, seconds))
 
     def memgraph(self) -> MemGraph:
-        return MemGraph(self.graph, tuple(self.nodes), {}, {}, {}, (), {})
+        return MemGraph(self.builder.graph(), tuple(self.nodes), {}, {}, {}, (), {})
 
     def simulate(self, costs: Costs = SLOW, order: str = "priority", seed: int = 0) -> Simulation:
         return simulate(self.memgraph(), costs, order, seed)
@@ -201,7 +201,7 @@ def test_nodes_that_take_no_time_run_in_turn() -> None:
 
 def test_copies_and_tasks_cost_what_the_machine_says() -> None:
     steps = Steps()
-    steps.graph.task("f", flops=40.0, traffic=10)
+    steps.builder.task("f", flops=40.0, traffic=10)
     steps.nodes.append(Node(TASK, "compute", (), (), 0))
     steps.copy(RELOAD, 30, 0)
     steps.copy(OFFLOAD, 30, 1)
@@ -273,7 +273,7 @@ def random_steps(draw: st.DrawFn) -> Steps:
         kind = draw(st.sampled_from(["compute", "host", OFFLOAD, RELOAD]))
         device = 0 if kind == "host" else draw(st.integers(0, 1))
         if kind in (OFFLOAD, RELOAD):
-            at = draw(st.integers(0, max(0, len(steps.graph.tasks) - 1)))
+            at = draw(st.integers(0, max(0, len(steps.builder.tasks) - 1)))
             steps.copy(kind, seconds, *deps, device=device, at=at)
         else:
             live = draw(st.integers(0, 100))

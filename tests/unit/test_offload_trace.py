@@ -5,17 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import TASK, Access, Block, MemGraph, Node, Place
-from offload.graph.taskgraph import HOST, TaskGraph
+from offload.graph.taskgraph import HOST
 from offload.running.engines.work import LaneRecord, Record
 from offload.running.trace import Trace
 
 
 def memgraph() -> MemGraph:
     """w is reloaded, `forward` makes y of it with a workspace, y is offloaded."""
-    graph = TaskGraph()
-    w, y = graph.buffer("w", 100, "parameter"), graph.buffer("y", 200)
-    graph.task("forward", [w], [y], where="model.py:3 in forward", workspace=50)
+    builder = GraphBuilder()
+    w, y = builder.buffer("w", 100, "parameter"), builder.buffer("y", 200)
+    builder.task("forward", [w], [y], where="model.py:3 in forward", workspace=50)
+    graph = builder.graph()
     at_home, w0 = Place(HOST, 0, 100), Place(0, 0, 100)
     y0, work, y_home = Place(0, 128, 200), Place(0, 384, 50), Place(HOST, 128, 200)
     nodes = (

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from graph_edits import with_buffer, with_task
 
 from offload.errors import RaceFound
+from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Access, MemGraph, Node, Place
-from offload.graph.taskgraph import HOST, Buffer, Role, TaskGraph
+from offload.graph.taskgraph import HOST, Buffer, Role, Task, TaskGraph
 from offload.planning.verify import verify
 
 X, W, A, B, Y = range(5)
@@ -42,15 +44,16 @@ def copy(
 
 
 def example() -> MemGraph:
-    graph = TaskGraph()
+    builder = GraphBuilder()
     for name, role in (("x", "input"), ("w", "parameter"), ("a", "activation")):
-        graph.buffer(name, 64, role)
-    graph.buffer("b", 64)
-    graph.output(graph.buffer("y", 64))
-    graph.task("f", [X, W], [A])
-    graph.task("g", [X], [B])
-    graph.task("u", [W, A], [W])
-    graph.task("h", [W, B], [Y])
+        builder.buffer(name, 64, role)
+    builder.buffer("b", 64)
+    builder.output(builder.buffer("y", 64))
+    builder.task("f", [X, W], [A])
+    builder.task("g", [X], [B])
+    builder.task("u", [W, A], [W])
+    builder.task("h", [W, B], [Y])
+    graph = builder.graph()
     nodes = (
         copy(RELOAD, X, AT["x"], 64),
         copy(RELOAD, W, AT["w"], 0),
@@ -101,14 +104,16 @@ def found(memgraph: MemGraph) -> RaceFound:
 
 def two_tasks(first: tuple[Access, ...], second: tuple[Access, ...], *sizes: int) -> MemGraph:
     """`one` and `two`, which make what they touch and which nothing orders."""
-    graph = TaskGraph([Buffer(f"b{n}", nbytes) for n, nbytes in enumerate(sizes)])
+    builder = GraphBuilder()
+    for n, nbytes in enumerate(sizes):
+        builder.buffer(f"b{n}", nbytes)
     nodes = []
     for number, (name, accesses) in enumerate((("one", first), ("two", second))):
         reads = [a.buffer for a in accesses if a.reads and a.buffer is not None]
         writes = [a.buffer for a in accesses if a.writes and a.buffer is not None]
-        graph.task(name, reads, writes)
+        builder.task(name, reads, writes)
         nodes.append(run(number, (), *accesses))
-    return MemGraph(graph, tuple(nodes), {0: 1024}, {}, {}, (), {})
+    return MemGraph(builder.graph(), tuple(nodes), {0: 1024}, {}, {}, (), {})
 
 
 # Sound ones
@@ -128,9 +133,8 @@ def test_accesses_that_only_meet_at_a_border_or_have_no_bytes_need_no_order() ->
 
 
 def test_readers_of_the_same_bytes_need_no_order() -> None:
-    graph = TaskGraph([Buffer("w", 64, Role.PARAMETER), Buffer("a", 64), Buffer("b", 64)])
-    graph.task("f", [0], [1])
-    graph.task("g", [0], [2])
+    buffers = Buffer("w", 64, Role.PARAMETER), Buffer("a", 64), Buffer("b", 64)
+    graph = TaskGraph(buffers, (Task("f", (0,), (1,)), Task("g", (0,), (2,))))
     nodes = (
         run(0, (), touch(0, 0, "r"), touch(64, 1, "w")),
         run(1, (), touch(0, 0, "r"), touch(128, 2, "w")),
@@ -139,13 +143,14 @@ def test_readers_of_the_same_bytes_need_no_order() -> None:
 
 
 def test_a_task_on_the_host_and_one_between_two_devices_pass() -> None:
-    graph = TaskGraph()
-    w, g = graph.buffer("w", 64, "parameter"), graph.buffer("g", 64)
-    there = graph.buffer("there", 64, device=1)
-    graph.output(there)
-    graph.task("make", [], [g])
-    graph.task("adam", [w, g], [w], lane="host")
-    graph.task("send", [g], [there], lane="d2d")
+    builder = GraphBuilder()
+    w, g = builder.buffer("w", 64, "parameter"), builder.buffer("g", 64)
+    there = builder.buffer("there", 64, device=1)
+    builder.output(there)
+    builder.task("make", [], [g])
+    builder.task("adam", [w, g], [w], lane="host")
+    builder.task("send", [g], [there], lane="d2d")
+    graph = builder.graph()
     nodes = (
         run(0, (), touch(0, g, "w")),
         copy(OFFLOAD, g, 64, 0, (0,)),
@@ -206,7 +211,7 @@ def test_a_task_that_writes_over_what_it_reads_is_found() -> None:
 
 def test_a_workspace_that_races_is_found() -> None:
     memgraph = two_tasks((touch(0, 0, "w"),), (touch(64, 1, "w"),), 64, 64)
-    memgraph.graph.tasks[1] = replace(memgraph.graph.tasks[1], workspace=8)
+    memgraph = replace(memgraph, graph=with_task(memgraph.graph, 1, workspace=8))
     space = (*memgraph.nodes[1].accesses, touch(0, None, "w", 8))
     error = found(changed(memgraph, 1, accesses=space))
     assert (error.task_a, error.task_b, error.bytes) == ("one", "two", (0, 0, 8))
@@ -214,7 +219,7 @@ def test_a_workspace_that_races_is_found() -> None:
 
 def test_tasks_that_draw_in_turn_need_a_path() -> None:
     sound = two_tasks((touch(0, 0, "w"),), (touch(64, 1, "w"),), 64, 64)
-    sound.graph.tasks[1] = replace(sound.graph.tasks[1], after=(0,))
+    sound = replace(sound, graph=with_task(sound.graph, 1, after=(0,)))
     error = found(sound)
     assert (error.task_a, error.task_b) == ("one", "two")
     assert "run after it" in str(error)
@@ -271,7 +276,7 @@ def test_an_activation_that_is_dropped_and_reloaded_is_found() -> None:
 
 def test_a_workspace_over_what_is_still_needed_is_found() -> None:
     memgraph = example()
-    memgraph.graph.tasks[2] = replace(memgraph.graph.tasks[2], workspace=64)
+    memgraph = replace(memgraph, graph=with_task(memgraph.graph, 2, workspace=64))
     space = (*memgraph.nodes[6].accesses, touch(128, None, "w"))
     error = found(changed(memgraph, 6, accesses=space))
     assert (error.task_a, error.task_b, error.bytes) == ("u", "h", (0, 128, 192))
@@ -285,8 +290,8 @@ def test_an_output_in_another_place_or_in_none_is_found() -> None:
 
 
 def test_a_read_of_the_right_bytes_at_the_wrong_offset_is_found() -> None:
-    graph = TaskGraph([Buffer("b", 128, Role.PARAMETER), Buffer("c", 64)])
-    graph.task("f", [0], [1])
+    buffers = Buffer("b", 128, Role.PARAMETER), Buffer("c", 64)
+    graph = TaskGraph(buffers, (Task("f", (0,), (1,)),))
     nodes = (run(0, (), touch(64, 0, "r", 128), touch(192, 1, "w")),)
     error = found(MemGraph(graph, nodes, {0: 256}, {0: Place(0, 0, 128)}, {}, (), {}))
     assert (error.task_b, error.bytes) == ("f", (0, 64, 128))
@@ -301,7 +306,7 @@ def test_two_things_in_one_place_at_the_start_are_found() -> None:
 def test_a_changed_parameter_without_a_home_is_found() -> None:
     # Made anew by its first task, so that nobody misses it.
     memgraph = two_tasks((touch(0, 0, "w"),), (touch(64, 1, "w"),), 64, 64)
-    memgraph.graph.buffers[0] = replace(memgraph.graph.buffers[0], role=Role.PARAMETER)
+    memgraph = replace(memgraph, graph=with_buffer(memgraph.graph, 0, role=Role.PARAMETER))
     assert "no place in `starts`" in str(found(memgraph))
 
 
@@ -323,8 +328,13 @@ def cut_short(memgraph: MemGraph, number: int, more: tuple[Access, ...] = ()) ->
 
 
 def with_workspace(memgraph: MemGraph, scratch: int) -> MemGraph:
-    memgraph.graph.tasks[0] = replace(memgraph.graph.tasks[0], workspace=32)
-    return replace(memgraph, arenas={0: 256, HOST: 256}, scratch={0: Place(0, 192, scratch)})
+    graph = with_task(memgraph.graph, 0, workspace=32)
+    return replace(
+        memgraph,
+        graph=graph,
+        arenas={0: 256, HOST: 256},
+        scratch={0: Place(0, 192, scratch)},
+    )
 
 
 @pytest.mark.parametrize(

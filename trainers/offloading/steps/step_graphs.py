@@ -295,13 +295,10 @@ class StepGraphs:
         return plan
 
     def _note_waiting(self, plan: Plan) -> None:
-        """If updates on the host are not deferred, note the reason in the plan."""
+        """If updates on the host are not deferred, remark the reason on the plan."""
         why = self.late_updates.why_not() or self._request.target.why_not_late
         if why and any(task.lane == "host" for task in plan.graph.tasks):
-            note = f"no update waits for the next forward pass: {why}"
-            for notes in (plan.source.notes, plan.graph.notes):  # plans made later, and this one
-                if note not in notes:
-                    notes.insert(0, note)
+            plan.remarks.say(f"no update waits for the next forward pass: {why}")
 
     def _settle(self, whole: TaskGraph, step: StepGraph | None) -> tuple[Plan, Runner]:
         """Make the first plan and its runner."""

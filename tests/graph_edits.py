@@ -1,0 +1,33 @@
+"""Graphs that differ in one thing from another: a TaskGraph itself is frozen."""
+
+from dataclasses import replace
+from typing import Any
+
+from offload.graph.builder import GraphBuilder
+from offload.graph.taskgraph import TaskGraph
+
+
+def grown(graph: TaskGraph) -> GraphBuilder:
+    """A builder that goes on from this graph. Its program and notes are left out."""
+    builder = GraphBuilder()
+    builder.buffers += graph.buffers
+    builder.tasks += graph.tasks
+    builder.outputs += graph.outputs
+    return builder
+
+
+def with_task(graph: TaskGraph, which: int | str, **changes: Any) -> TaskGraph:
+    """The graph with changes of one task, given by its number or its name."""
+    names = [task.name for task in graph.tasks]
+    number = which if isinstance(which, int) else names.index(which)
+    assert isinstance(which, int) or names.count(which) == 1
+    tasks = list(graph.tasks)
+    tasks[number] = replace(tasks[number], **changes)
+    return graph.with_tasks(tasks)
+
+
+def with_buffer(graph: TaskGraph, number: int, **changes: Any) -> TaskGraph:
+    """The graph with changes of one buffer."""
+    buffers = list(graph.buffers)
+    buffers[number] = replace(buffers[number], **changes)
+    return graph.with_tasks(graph.tasks, buffers)
