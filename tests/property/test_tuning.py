@@ -139,21 +139,20 @@ def test_a_raise_that_noise_asked_for_is_not_made_and_undone() -> None:
     assert [choice.reuse for choice in made if choice] == [8]
 
 
-@law
-@given(RATIO, RATIO, SEED)
-def test_a_drift_is_followed_within_a_few_windows_and_then_left_alone(
-    before: float, after: float, seed: int
-) -> None:
-    tuner = ReuseTuner(16)
-    fed(tuner, measurements(before, 400, seed))
-    fed(tuner, measurements(after, 200, seed + 1))
-    reuse = tuner.reuse
-    assert reuse is not None
-    assert reuse == 16 or reuse > 0.9 * after  # training does not starve
-    # Nor is much more reused than needed.
-    assert reuse == 1 or (reuse - 1) < 1.1 * 1.15 * 1.1 * after
-    made = [c for c in fed(tuner, measurements(after, 800, seed + 2)) if c]
-    assert len(made) <= 1
+def test_a_drift_is_followed_within_a_few_windows_and_then_left_alone() -> None:
+    """Noise can break this by chance, 2 times in 100,000, so the cases are always the same."""
+    rng = np.random.default_rng(7)
+    for before, after in rng.uniform(0.2, 12.0, (examples(60), 2)):
+        tuner, seed = ReuseTuner(16), int(rng.integers(10**6))
+        fed(tuner, measurements(before, 400, seed))
+        fed(tuner, measurements(after, 200, seed + 1))
+        reuse = tuner.reuse
+        assert reuse is not None
+        assert reuse == 16 or reuse > 0.9 * after  # training does not starve
+        # Nor is much more reused than needed.
+        assert reuse == 1 or (reuse - 1) < 1.1 * 1.15 * 1.1 * after
+        made = [c for c in fed(tuner, measurements(after, 800, seed + 2)) if c]
+        assert len(made) <= 1
 
 
 @law
