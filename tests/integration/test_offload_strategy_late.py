@@ -133,6 +133,31 @@ def test_a_checkpoint_of_weights_alone_has_those_of_its_step(
     assert forced == ["first", "steady", "steady", "flush", "first", "steady", "flush"]
 
 
+class SavesOptimizer(L.Callback):
+    """Saves the optimizer's state of the third step, and asks for no weights."""
+
+    reads_weights_between_steps = False
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 3:
+            torch.save(trainer.strategy.optimizer_state(trainer.optimizers[0]), self.file)
+
+
+def test_who_asks_for_the_optimizers_state_alone_gets_that_of_its_step(
+    forced: list[str], tmp_path: Path
+) -> None:
+    """In a checkpoint the weights come first, and with them everything is brought up to date."""
+    saved = []
+    for strategy in (OffloadStrategy(check_first_steps=0), "auto"):
+        ol.train(strategy, callbacks=[SavesOptimizer(tmp_path / "state.pt")], max_epochs=1)
+        saved.append(torch.load(tmp_path / "state.pt", weights_only=False))
+    assert ol._unequal("", *saved) == []
+    assert forced == ["first", "steady", "steady", "flush", "first", "steady", "flush"]
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_checkpoints_in_mid_epoch_are_plain_lightnings_and_a_run_goes_on_from_them(
