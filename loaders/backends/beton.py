@@ -162,10 +162,12 @@ def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
     if isinstance(picture, torch.Tensor) and picture.ndim == 3:
         picture = picture.permute(1, 2, 0).numpy()
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:
-        kind = getattr(picture, "dtype", type(picture).__name__)
+        kind = type(picture).__name__
+        if hasattr(picture, "dtype"):
+            kind = f"{picture.dtype} of shape {tuple(picture.shape)}"
         raise SourceError(
-            f"the picture of sample {index} is not uint8 but {kind}: give a PIL picture, a tensor"
-            " [3, H, W] or an array [H, W, 3], without augmentation or normalisation"
+            f"the picture of sample {index} is {kind}: give a PIL picture, a uint8 tensor [3, H, W]"
+            " or a uint8 array [H, W, 3], without augmentation or normalisation"
         )
     if picture.shape[2] != 3:
         raise SourceError(

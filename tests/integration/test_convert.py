@@ -248,8 +248,8 @@ def test_a_picture_larger_than_a_page_says_what_to_do(
 @pytest.mark.parametrize(
     ("sample", "complaint"),
     [
-        ((torch.zeros(3, 2, 2), 1), "the picture of sample 0 is not uint8 but float32"),
-        ((torch.zeros(2, 2, dtype=torch.uint8), 1), "sample 0 has no picture"),
+        ((torch.zeros(3, 2, 2), 1), "the picture of sample 0 is float32 of shape (2, 2, 3)"),
+        ((torch.zeros(2, 2, dtype=torch.uint8), 1), "sample 0 is torch.uint8 of shape (2, 2)"),
         ((torch.zeros(1, 2, 2, dtype=torch.uint8), 1), "sample 0 has 1 channels"),
         ((Image.new("RGB", (2, 2)), "cat"), "sample 0 cannot be read as (picture, label)"),
         (Image.new("RGB", (2, 2)), "sample 0 cannot be read as (picture, label)"),
