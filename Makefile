@@ -9,6 +9,8 @@ JOBS ?= 2
 BIN := .venv/bin
 UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 .DEFAULT_GOAL := help
+## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-ci test-all backends mutants check
 

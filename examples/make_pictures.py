@@ -23,7 +23,7 @@ from rich.console import Console
 WIDTH, HEIGHT = 1920, 1440
 SKETCH = 4  # shapes are drawn this much smaller and enlarged: it is quick, and edges are soft
 MAX_TURN = 0.4  # radians
-TRAIN_A_CLASS, VAL_A_CLASS = 100, 50
+TRAIN_A_CLASS, VAL_A_CLASS = 80, 40
 NOISE = np.tile(
     np.random.default_rng(1).normal(0, 9, (HEIGHT, WIDTH, 3)).astype(np.int16), (1, 2, 1)
 )  # twice as wide as a picture, which takes it from a random column on
