@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "loaders": {"loaders"},
     "offload": {"offload"},
 }
-MOST_LINES = 500
+MOST_LINES = 400
 SAME_NAME = {
     "__init__.py": "every folder has one",
     "color.py": "loaders/color.py is the public name of loaders/pixels/color.py",
@@ -131,7 +131,7 @@ def test_a_public_name_is_never_a_submodule_too(package: str) -> None:
             assert not bound & inside, name(path)
 
 
-def test_no_file_is_longer_than_500_lines() -> None:
+def test_no_file_is_longer_than_400_lines() -> None:
     lengths = {name(p): len(p.read_text(encoding="utf-8").splitlines()) for p in sources(*OURS)}
     assert {file: n for file, n in lengths.items() if n > MOST_LINES} == {}
 
