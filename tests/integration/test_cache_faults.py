@@ -1,4 +1,4 @@
-"""The decoded cache on disk: damage, kills, full disks, two at once. Never wrong pixels."""
+"""The decoded cache on disk: kills, full disks, two at once, threads. Never wrong pixels."""
 
 import errno
 import logging
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,212 +15,14 @@ import pytest
 import torch
 
 from loaders.cache.cache import DecodedCache
-from loaders.cache.cache_index import encoded_line
 from loaders.cache.cache_setup import open_cache
 from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
 
+sys.path.insert(0, str(Path(__file__).parent))
+from cache_contents import MIB, NAME, SAMPLES, fill, holds, offer, picture
+
 pytestmark = pytest.mark.timeout(60)
-MIB = 2**20
-NAME = "data-of-today"
-SAMPLES = 8
-
-
-def picture(sample_id: int, size: int = 40) -> torch.Tensor:
-    pixels = np.random.default_rng(sample_id).integers(0, 256, (size, size, 3), np.uint8)
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def holds(cache: DecodedCache, sample_id: int, size: int = 40) -> bool:
-    """True: found and right; False: not found; wrong pixels are no answer."""
-    found = cache.read(sample_id)
-    if found is None:
-        return False
-    assert torch.equal(found[0], picture(sample_id, size))
-    assert found[1:] == [sample_id, "label"]
-    return True
-
-
-def offer(cache: DecodedCache, sample_id: int, size: int = 40) -> bool:
-    return cache.offer(sample_id, [picture(sample_id, size), sample_id, "label"])
-
-
-def fill(folder: Path, writer: int = 0, ids: range = range(SAMPLES)) -> None:
-    with DiskCache(folder, 64 * MIB, NAME, writer) as cache:
-        assert all(offer(cache, i) for i in ids)
-
-
-def data_of(folder: Path, writer: int = 0) -> Path:
-    return folder / NAME / f"writer-{writer}.data"
-
-
-def index_of(folder: Path, writer: int = 0) -> Path:
-    return folder / NAME / f"writer-{writer}.index"
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
-def record_start(sample_id: int) -> int:
-    return sample_id * 4800  # 40 * 40 * 3 bytes, a multiple of 64
-
-
-# ---- damaged files ------------------------------------------------------------------------------
-
-
-def cut_data_in_the_middle_of_sample_5(folder: Path) -> None:
-    os.truncate(data_of(folder), record_start(5) + 100)
-
-
-def remove_data(folder: Path) -> None:
-    data_of(folder).unlink()
-
-
-def flip_a_pixel_of_sample_3(folder: Path) -> None:
-    flip(data_of(folder), record_start(3) + 1234)
-
-
-def blank_sample_3(folder: Path) -> None:
-    """As after a power cut: the line was kept, the bytes were lost."""
-    with data_of(folder).open("r+b") as file:
-        file.seek(record_start(3))
-        file.write(bytes(4800))
-
-
-def flip_the_offset_in_the_index_line_of_sample_3(folder: Path) -> None:
-    text = index_of(folder).read_bytes()
-    flip(index_of(folder), text.index(b"record\t3\t") + len("record\t3\t"))
-
-
-def flip_the_end_of_the_index_line_of_sample_3(folder: Path) -> None:
-    text = index_of(folder).read_bytes()
-    flip(index_of(folder), text.index(b"\n", text.index(b"record\t3\t")))
-
-
-def tear_the_last_index_line(folder: Path) -> None:
-    os.truncate(index_of(folder), index_of(folder).stat().st_size - 1)
-
-
-def tear_the_header(folder: Path) -> None:
-    os.truncate(index_of(folder), 10)
-
-
-def add_rubbish_to_the_data(folder: Path) -> None:
-    with data_of(folder).open("ab") as file:
-        file.write(b"half a record" * 100)
-
-
-DAMAGES: list[tuple[Callable[[Path], None], set[int]]] = [
-    (cut_data_in_the_middle_of_sample_5, {5, 6, 7}),
-    (remove_data, {*range(SAMPLES)}),
-    (flip_a_pixel_of_sample_3, {3}),
-    (blank_sample_3, {3}),
-    (flip_the_offset_in_the_index_line_of_sample_3, {3}),
-    (flip_the_end_of_the_index_line_of_sample_3, {3, 4}),
-    (tear_the_last_index_line, {7}),
-    (tear_the_header, {*range(SAMPLES)}),
-    (add_rubbish_to_the_data, set()),
-]
-
-
-@pytest.mark.parametrize("reader", [0, 1], ids=["own files", "files of another rank"])
-@pytest.mark.parametrize(("damage", "lost"), DAMAGES, ids=lambda x: getattr(x, "__name__", ""))
-def test_damage_costs_the_samples_it_hit_and_they_are_kept_anew(
-    damage: Callable[[Path], None], lost: set[int], reader: int, tmp_path: Path
-) -> None:
-    fill(tmp_path)
-    damage(tmp_path)
-    for run in range(3):
-        with DiskCache(tmp_path, 64 * MIB, NAME, reader) as cache:
-            missing = {i for i in range(SAMPLES) if not holds(cache, i)}
-            assert missing == (lost if run == 0 else set())
-            assert cache.entries == SAMPLES - len(missing)
-            assert all(offer(cache, i) for i in missing)
-            assert all(holds(cache, i) for i in range(SAMPLES))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (flip_a_pixel_of_sample_3, ["writer-0.data", "sample 3", "checksum", "decoded again"]),
-        (cut_data_in_the_middle_of_sample_5, ["writer-0.index", "3 records", "decoded again"]),
-        (flip_the_end_of_the_index_line_of_sample_3, ["writer-0.index", "1 damaged line"]),
-    ],
-)
-def test_damage_is_said_once_in_the_log(
-    damage: Callable[[Path], None],
-    words: list[str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fill(tmp_path)
-    damage(tmp_path)
-    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
-        for _ in range(2):
-            for i in range(SAMPLES):
-                cache.read(i)
-    [warning] = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert all(word in warning.message for word in words), warning.message
-
-
-def test_a_bad_record_is_found_once_for_all_later_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fill(tmp_path)
-    flip_a_pixel_of_sample_3(tmp_path)
-    with DiskCache(tmp_path, 64 * MIB, NAME, 1) as cache:
-        assert not holds(cache, 3)
-    caplog.clear()
-    with DiskCache(tmp_path, 64 * MIB, NAME, 2) as cache:
-        assert not holds(cache, 3)
-        assert cache.entries == SAMPLES - 1
-    assert not [r for r in caplog.records if r.levelno == logging.WARNING]
-
-
-def another_version(folder: Path) -> None:
-    _, _, rest = index_of(folder).read_bytes().partition(b"\n")
-    index_of(folder).write_bytes(encoded_line(f"header\t99\t{NAME}") + rest)
-
-
-def another_fingerprint(folder: Path) -> None:
-    _, _, rest = index_of(folder).read_bytes().partition(b"\n")
-    index_of(folder).write_bytes(encoded_line("header\t1\tdata-of-yesterday") + rest)
-
-
-def a_flipped_header(folder: Path) -> None:
-    flip(index_of(folder), 12)
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (another_version, ["format 99", "delete the folder"]),
-        (another_fingerprint, ["data-of-yesterday", NAME, "delete the folder"]),
-        (a_flipped_header, ["damaged at its beginning", "delete the folder"]),
-    ],
-)
-def test_an_index_of_something_else_is_refused_and_left_as_it_is(
-    damage: Callable[[Path], None],
-    words: list[str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    fill(tmp_path)
-    damage(tmp_path)
-    before = index_of(tmp_path).read_bytes(), data_of(tmp_path).read_bytes()
-    with pytest.raises(CacheError) as error:
-        DiskCache(tmp_path, 64 * MIB, NAME, 0)
-    assert all(word in str(error.value) for word in [*words, str(index_of(tmp_path))])
-    # Another rank goes on without it, and says so.
-    with DiskCache(tmp_path, 64 * MIB, NAME, 1) as cache:
-        assert cache.entries == 0
-        assert offer(cache, 0)
-        cache.refresh()
-    assert [r for r in caplog.records if words[0] in r.message]
-    assert (index_of(tmp_path).read_bytes(), data_of(tmp_path).read_bytes()) == before
 
 
 # ---- killed -------------------------------------------------------------------------------------

@@ -1,16 +1,13 @@
 """A step that cannot be captured says where and what to do, and leaves no mark."""
 
-import random
 import re
-from collections import deque
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -19,10 +16,12 @@ from offload.errors import CaptureError
 from offload.tracing.capture import traced as capture
 from offload.tracing.capture import traced_training_step as capture_training_step
 
+sys.path.insert(0, str(Path(__file__).parent))
+from offload_counting import BATCH, Counting, train
+
 HERE = Path(__file__)
 WEIGHT = nn.Parameter(torch.ones(3, 3))
 DICE = torch.Generator()
-BATCH = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
 
 
 def marked(function: Callable[..., Any]) -> int:
@@ -169,160 +168,6 @@ def test_a_buffer_that_would_keep_autograd_alive_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"total in place.*detach"):
         capture(step, torch.ones(4, 3))
     assert not total.requires_grad
-
-
-# baked in
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.calls = 0
-        self.seen: list[Any] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.linear(x)
-
-
-class Remembering(Counting):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        self.seen.append(y.detach())
-        return y
-
-
-class Filing(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: dict[str, deque[Any]] = {"last": deque()}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        self.files["last"].append(y)
-        return y
-
-
-class Caching(Counting):
-    cached: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.cached is None:
-            self.cached = torch.arange(3.0)
-        return self.linear(x * self.cached)
-
-
-class Measuring(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.loss = torchmetrics.MeanMetric(nan_strategy="disable")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        self.loss(y.mean().detach())
-        return y
-
-
-class Replacing(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return self.linear(x - self.mean)
-
-
-def train(module: nn.Module, loss: Any = functional.cross_entropy) -> Any:
-    return capture_training_step(module, loss, torch.optim.SGD(module.parameters(), 0.1), *BATCH)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (Counting, "calls changes from 0 to 1"),
-        (Remembering, r"seen\[0\] keeps a tensor"),
-        (Filing, r"files\['last'\]\[0\] keeps a tensor"),
-        (Caching, "cached keeps a tensor"),
-        (Measuring, "loss"),
-        (Replacing, "mean"),
-    ],
-)
-def test_what_a_module_keeps_in_python_is_named_and_put_back(make: Any, said: str) -> None:
-    module = make()
-    before = {**module.__dict__}
-    with pytest.raises(CaptureError, match=said):
-        train(module)
-    assert module.__dict__ == before
-    assert module.calls == 0
-    assert module.seen == []
-    assert all(type(t) in (torch.Tensor, nn.Parameter) for t in module.state_dict().values())
-
-
-def test_a_cache_that_is_filled_is_a_constant() -> None:
-    module = Caching()
-    module(BATCH[0])
-    graph = train(module)
-    assert any(t is module.cached for t in graph.program.tensors.values())
-
-
-def test_an_object_that_the_loss_closes_over_is_watched_too() -> None:
-    class Log:
-        last: Any = None
-
-    log = Log()
-
-    def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        log.last = functional.cross_entropy(out, y)
-        return log.last
-
-    with pytest.raises(CaptureError, match=r"log\.last keeps a tensor"):
-        train(nn.Linear(3, 2), loss)
-    assert log.last is None
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
-def test_dice_of_python_are_named_and_put_back(draw: Any) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return x * float(draw())
-
-    states = random.getstate(), repr(np.random.get_state())
-    with pytest.raises(CaptureError, match="random, and every step would use the number drawn now"):
-        capture(step, torch.ones(3))
-    assert states == (random.getstate(), repr(np.random.get_state()))
-
-
-def test_a_number_that_differs_by_call_is_found_by_comparing_two_traces() -> None:
-    numbers = iter(range(100))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return x * next(numbers)
-
-    with pytest.raises(CaptureError, match="two calls of the step do different things") as caught:
-        capture(step, torch.ones(3))
-    assert f"{HERE.name}:" in str(caught.value)
-
-
-def test_an_op_that_comes_only_now_and_then_is_found() -> None:
-    turns = iter((True, False))
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        return y + 1 if next(turns) else y
-
-    with pytest.raises(CaptureError, match="two calls of the step"):
-        capture(step, torch.ones(3))
-
-
-def test_a_result_that_differs_by_call_is_found() -> None:
-    numbers = iter(range(100))
-
-    def step(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return x * 2, next(numbers)
-
-    with pytest.raises(CaptureError, match="what it returns"):
-        capture(step, torch.ones(3))
 
 
 # random numbers

@@ -1,149 +1,27 @@
 """Ops at planned addresses: the bits of the plain op, nothing copied, nothing allocated."""
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT, SMALL_WORKSPACE, Access, Node, Place
-from offload.graph.taskgraph import TaskGraph
 from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
-from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, chosen, fast
+from offload.memory.placement import COPY, SHIM, bind_task, chosen, fast
 from offload.program.kernels import Call, Calls, Value
 
+sys.path.insert(0, str(Path(__file__).parent))
+import placed_ops
+from placed_ops import MODES, PLACED, bound, flat, rigged, t
+
+without_gradients = placed_ops.without_gradients
 aten = torch.ops.aten
-PLACED = pytest.mark.skipif(shim.available() is None, reason=shim.why_not() or "there is one")
-MODES = [COPY, pytest.param(SHIM, marks=PLACED)]
-
-
-@pytest.fixture(autouse=True)
-def without_gradients() -> Any:
-    with torch.no_grad():
-        yield
-
-
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def flat(result: Any) -> list[Any]:
-    return [result] if isinstance(result, torch.Tensor) else list(result or ())
-
-
-class Rig:
-    """A graph of calls on copies of given tensors; every buffer has a place of its own."""
-
-    def __init__(self) -> None:
-        self.builder = GraphBuilder()
-        self.storages: dict[int, int] = {}
-        self.begin: dict[int, torch.Tensor] = {}
-
-    def value(self, tensor: torch.Tensor) -> Value:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.storages:
-            b = self.builder.buffer(f"b{len(self.storages)}", storage.nbytes(), "input")
-            self.storages[storage._cdata] = b
-            self.begin[b] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
-        return Value(
-            self.storages[storage._cdata],
-            tensor.dtype,
-            tuple(tensor.size()),
-            tensor.stride(),
-            int(tensor.storage_offset()),
-        )
-
-    def call(self, op: Any, args: Any, kwargs: Any) -> Call:
-        """`op` runs right now: what it returns and changes is what the bound one must."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self.value, (args, kwargs))
-        mine = {v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)}
-        views = {v: self.fresh(v) for v in mine}
-        call = Call(op, args, kwargs)
-        given, named = call.arguments(views.__getitem__)
-        results = flat(op(*given, **named))
-        old = {v.untyped_storage().data_ptr() for v in views.values()}
-        outputs: list[Value | None] = []
-        for found in results:
-            new = isinstance(found, torch.Tensor) and (
-                found.untyped_storage().data_ptr() not in old and found.numel() > 0
-            )
-            outputs.append(self.output(found) if new else None)
-        self.changed = views
-        self.results = results
-        self.outputs = outputs
-        return replace(call, outputs=tuple(outputs))
-
-    def fresh(self, value: Value) -> torch.Tensor:
-        storage = self.shared.setdefault(value.buffer, self.begin[value.buffer].clone())
-        empty = torch.empty(0, dtype=value.dtype)
-        return empty.set_(storage.untyped_storage(), value.offset, value.size, value.stride)
-
-    @property
-    def shared(self) -> dict[int, torch.Tensor]:
-        return self.__dict__.setdefault("_shared", {})
-
-    def output(self, found: torch.Tensor) -> Value:
-        storage = found.untyped_storage()
-        b = self.builder.buffer(f"out{len(self.builder.buffers)}", storage.nbytes())
-        return Value(
-            b, found.dtype, tuple(found.size()), found.stride(), int(found.storage_offset())
-        )
-
-
-@dataclass
-class Bound:
-    """The graph's only task, on an arena of its own."""
-
-    run: Run
-    arena: torch.Tensor
-    places: list[Place]
-    bindings: Bindings
-
-    def view(self, value: Value) -> torch.Tensor:
-        first = self.places[value.buffer].offset // value.dtype.itemsize + value.offset
-        empty = torch.empty(0, dtype=value.dtype)
-        return empty.set_(self.arena.untyped_storage(), first, value.size, value.stride)
-
-    def fill(self, begin: dict[int, torch.Tensor]) -> None:
-        for b, content in begin.items():
-            place = self.places[b]
-            self.arena[place.offset : place.offset + place.nbytes] = content
-
-
-def bound(graph: TaskGraph, mode: str, *, workspace: bool = True) -> Bound:
-    places, end = [], ALIGNMENT
-    for buffer in graph.buffers:
-        places.append(Place(0, end, buffer.nbytes))
-        end += aligned(buffer.nbytes) + ALIGNMENT
-    [task] = graph.tasks
-    room = Place(0, end, task.workspace)
-    arena = torch.full((end + aligned(task.workspace),), 255, dtype=torch.uint8)
-    accesses = [Access(places[b], b, b in task.reads, b in task.writes) for b in task.touches]
-    large = task.workspace > SMALL_WORKSPACE
-    if large and workspace:
-        accesses.append(Access(room, None, True, True))
-    node = Node("task", "compute", tuple(accesses), (), task=0)
-    scratch = room if task.workspace and not large else None
-    bindings = Bindings()
-    run = bind_task(graph, node, {0: arena}, mode, scratch, bindings)
-    return Bound(run, arena, places, bindings)
-
-
-def rigged(op: Any, *args: Any, **kwargs: Any) -> tuple[Rig, TaskGraph]:
-    rig = Rig()
-    call = rig.call(op, args, kwargs)
-    everything = range(len(rig.builder.buffers))
-    rig.builder.task("it", everything, everything, kernel=call)
-    return rig, measured(rig.builder.graph())
-
-
-def t(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(size).to(dtype)
 
 
 def channels_last(tensor: torch.Tensor) -> torch.Tensor:
@@ -325,98 +203,6 @@ def test_a_large_workspace_without_a_place_stays_outside() -> None:
     [value] = [v for v in rig.outputs if v]
     assert torch.equal(there.view(value), rig.results[0])
     assert (there.bindings.placed, there.bindings.missed) == (1, 0)
-
-
-@PLACED
-def test_an_op_that_allocates_unlike_its_record_is_copied_to_its_place() -> None:
-    rig, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    [task] = graph.tasks
-    for wrong in ((Allocation(65, output=0),), (), (Allocation(64, output=0), Allocation(64))):
-        broken = replace(task, kernel=replace(task.kernel, allocations=wrong))
-        there = bound(graph.with_tasks([broken]), SHIM)
-        for _ in range(2):
-            there.fill(rig.begin)
-            there.run()
-            assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
-        placed = len(wrong) == 2
-        assert (there.bindings.placed, there.bindings.copied) == (placed, not placed)
-        assert there.bindings.missed == placed
-
-
-@PLACED
-def test_outputs_that_were_born_at_each_others_places_are_put_right() -> None:
-    rig, graph = rigged(aten.var_mean.correction, t(6, 7), [1], correction=1)
-    [task] = graph.tasks
-    first, second = (v for v in rig.outputs if v)
-    swapped = replace(task.kernel, allocations=None)
-    places = {0: 1, 1: 0}
-    crossed = tuple(
-        replace(a, output=places[a.output]) if a.output is not None else a
-        for a in task.kernel.allocations
-    )
-    swapped = replace(task.kernel, allocations=crossed)
-    there = bound(graph.with_tasks([replace(task, kernel=swapped)]), SHIM)
-    for _ in range(2):
-        there.fill(rig.begin)
-        there.run()
-        assert torch.equal(there.view(first), rig.results[0])
-        assert torch.equal(there.view(second), rig.results[1])
-    assert there.bindings.copied == 2
-
-
-@PLACED
-def test_an_op_whose_allocations_nobody_recorded_is_copied() -> None:
-    rig, _ = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    there = bound(rig.builder.graph(), SHIM)
-    there.fill(rig.begin)
-    there.run()
-    assert torch.equal(there.view(rig.outputs[0]), rig.results[0])  # type: ignore[arg-type]
-    assert (there.bindings.placed, there.bindings.copied) == (0, 1)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_output_that_the_kernel_does_not_make_is_in_no_plan(mode: str) -> None:
-    def halves(x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return x / 2, None
-
-    builder = GraphBuilder()
-    x, y, never = (
-        builder.buffer("x", 64, "input"),
-        builder.buffer("y", 64),
-        builder.buffer("never", 64),
-    )
-    of, made, fake = (Value(b, torch.float32, (16,), (1,)) for b in (x, y, never))
-    builder.task("halves", [x], [y, never], kernel=Call(halves, (of,), {}, (made, fake)))
-    builder.output(y)
-    graph = builder.graph()
-    graph = measured(graph)
-    [task] = graph.tasks
-    assert task.writes == (y,) and task.kernel.outputs == (made, None)
-    there = bound(graph, mode)
-    there.view(of).fill_(3)
-    there.run()
-    assert torch.equal(there.view(made), torch.full((16,), 1.5))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_output_of_another_shape_or_type_is_an_error(mode: str) -> None:
-    _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    [task] = graph.tasks
-    value = task.kernel.outputs[0]
-    for wrong in (replace(value, size=(4, 2)), replace(value, dtype=torch.int32)):
-        other = replace(task, kernel=replace(task.kernel, outputs=(wrong,)))
-        there = bound(graph.with_tasks([other]), mode)
-        with pytest.raises(GraphError, match=r"aten\.mm\.default: output 0 is torch\.float32"):
-            there.run()
-
-
-def test_a_tensor_that_does_not_fit_its_buffer_is_refused() -> None:
-    _, graph = rigged(aten.mm.default, t(4, 8), t(8, 4))
-    [task] = graph.tasks
-    wrong = replace(task.kernel.outputs[0], offset=1)
-    other = replace(task, kernel=replace(task.kernel, outputs=(wrong,)))
-    with pytest.raises(GraphError, match="does not fit"):
-        bound(graph.with_tasks([other]), COPY)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,4 +1,4 @@
-"""A runner over hand-made graphs: orders, engines, devices, batches, outputs."""
+"""A runner over hand-made graphs: orders, engines, lanes, devices, what it refuses."""
 
 import importlib
 import threading
@@ -252,20 +252,6 @@ def test_a_lane_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
         runner()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
-    graph = hand.bind(hand.layers(2), [0])
-    with Runner(hand.planned(graph), engine) as runner:
-        first = runner(some(640))
-        kept = first[0].clone()
-        second = runner(some(640))
-        assert isinstance(first, tuple)
-        assert torch.equal(first[0], kept) and not torch.equal(first[0], second[0])
-        assert first[0].untyped_storage().nbytes() == 64
-        first[0].zero_()
-        assert second[0].any()
-
-
 def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
     x = torch.ones(4)
     with Runner(plan(capture(lambda x: (x * 1,), x))) as runner:
@@ -274,103 +260,6 @@ def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
             assert torch.equal(runner.run("step", x)[0], times * x)
         with pytest.raises(StepError, match="no step 'other': add"):
             runner.run("other", x)
-
-
-def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: Any) -> None:
-    graph = hand.bind(hand.layers(1), [0])
-    value = graph.program.outputs[0]
-    outputs = (value, {"loss": value, "epoch": 3}, None)
-    graph = replace(graph, program=replace(graph.program, outputs=outputs))
-    with Runner(hand.planned(graph), "serial") as runner:
-        loss, again, epoch, nothing = runner(some(640))
-    assert torch.equal(loss, again) and epoch == 3 and nothing is None
-
-
-def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
-    builder = GraphBuilder()
-    x = builder.buffer("x", 8, "input")
-    total = builder.buffer("total", 8, "state")
-    builder.task(
-        "add",
-        [x, total],
-        [total],
-        kernel=lambda reads, writes: writes[0].add_(reads[0]),
-    )
-    builder.output(total)
-    graph = builder.graph()
-    with Runner(hand.planned(graph), "serial") as runner:
-        runner(torch.full((8,), 3, dtype=torch.uint8))
-        assert runner(torch.full((8,), 4, dtype=torch.uint8))[0].tolist() == [7] * 8
-
-
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        ((), "0 tensors were given; the step takes 1"),
-        ((torch.zeros(640), torch.zeros(1)), "2 tensors were given; the step takes 1"),
-        ((torch.zeros(640),), "input 0 is torch.float32 on cpu; torch.uint8 on cpu is expected"),
-        ((torch.zeros(640, device="meta"),), "on meta"),
-        (([1] * 640,), "input 0 is a list; a tensor is expected"),
-        ((torch.zeros(641, dtype=torch.uint8),), r"inputs of shape \(\(640,\),\)"),
-    ],
-)
-def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
-    batch: tuple[Any, ...], said: str, hand: Any
-) -> None:
-    graph = hand.bind(hand.layers(1), [0])
-    tensors = graph.program.tensors
-    before = tensors["w0"].clone()
-    with Runner(hand.planned(graph), "serial") as runner:
-        with pytest.raises(StepError, match=said):
-            runner(*batch)
-        assert torch.equal(tensors["w0"], before)
-        runner(some(640))
-        assert not torch.equal(tensors["w0"], before)
-
-
-def test_a_batch_may_lie_in_memory_as_it_likes(hand: Any) -> None:
-    builder = GraphBuilder()
-    x, y = builder.buffer("x", 64, "input"), builder.buffer("y", 64)
-    builder.task("copy", [x], [y], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
-    builder.output(y)
-    graph = hand.bind(builder.graph(), [0])
-    with Runner(hand.planned(graph), "serial") as runner:
-        every_third = some(192)[::3]
-        assert torch.equal(runner(every_third)[0], every_third)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("other", [40, 400])
-def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors(
-    engine: str, other: int, hand: Any
-) -> None:
-    """A smaller one shares the arenas; a larger one makes them anew."""
-    captured: list[int] = []
-    tensors = {"w": hand.pattern("w", 128)}
-    held = {"w": tensors["w"].clone()}
-
-    def graph_for(nbytes: int) -> TaskGraph:
-        builder = GraphBuilder()
-        x, w = builder.buffer("x", nbytes, "input"), builder.buffer("w", 128, "parameter")
-        y = builder.buffer("y", nbytes)
-        builder.task("forward", [x, w], [y], kernel=hand.mix(1))
-        builder.task("update", [y, w], [w], kernel=hand.mix(2))
-        builder.output(y)
-        graph = hand.bind(builder.graph(), [0], recapture=recapture)
-        return replace(graph, program=replace(graph.program, tensors=tensors))
-
-    def recapture(*batch: torch.Tensor) -> TaskGraph:
-        assert torch.is_grad_enabled()
-        captured.append(batch[0].numel())
-        return graph_for(batch[0].numel())
-
-    with Runner(hand.planned(graph_for(160)), engine, poison=True) as runner:
-        for step, nbytes in enumerate((160, other, 160, other, other, 160)):
-            x = some(nbytes, step)
-            [expected] = hand.plainly(graph_for(nbytes), [x], held)
-            assert torch.equal(runner(x)[0], expected)
-            assert torch.equal(tensors["w"], held["w"])
-    assert captured == [other]
 
 
 def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: Any) -> None:

@@ -1,0 +1,82 @@
+"""Plans and drivers of engine `cuda`, a stream that comes late, a kernel that fails."""
+
+import importlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graph_edits import with_task
+
+import offload
+from benchmarks.twins.twin_streams import Twin
+from offload.running.drivers.cuda import Cuda
+from offload.running.runner import Runner
+
+HERE = Path(__file__).parent
+HELD = ("", "compute", "h2d", "d2h")
+CYCLES = 200_000
+"""0.1 ms of a device."""
+Bytes = Sequence[torch.Tensor]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stream_graphs")
+
+
+def driver(device: str, held: str = "") -> Any:
+    """One of whose streams comes late."""
+    if device == "cpu":
+        return Twin((held,) if held else ())
+    return Cuda(torch.device(device), {held: CYCLES} if held else None)
+
+
+def planned(graph: Any, budget: Any = None, **more: Any) -> Any:
+    made = offload.plan(graph, budget, placement="copy", recompute=False, **more)
+    made.verify()
+    return made
+
+
+def smallest(graph: Any) -> int:
+    """What is needed at least, with what a device's libraries keep."""
+    with pytest.raises(offload.BudgetTooSmall) as refused:
+        planned(graph, 1)
+    return refused.value.needed
+
+
+def same(runner: Runner, plainly: Any, tensors: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
+    [expected] = plainly.step(x)
+    [found] = runner(x.to(next(iter(tensors.values())).device))
+    right = torch.equal(found.cpu(), expected)
+    return right and all(torch.equal(tensors[k].cpu(), plainly.held[k]) for k in tensors)
+
+
+def ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("perfect-offload")]
+
+
+class Fault:
+    """A kernel that can fail, by another kernel."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.error: BaseException | None = None
+        self.before: Any = lambda: None
+
+    def __call__(self, reads: Bytes, writes: Bytes) -> None:
+        self.before()
+        if self.error is not None:
+            raise self.error
+        self.kernel(reads, writes)
+
+
+def faulty(graphs: Any, task: str, **shape: Any) -> Any:
+    graph = graphs.chain(**shape)
+    [found] = [t for t in graph.tasks if t.name == task]
+    fault = Fault(found.kernel)
+    graph = with_task(graph, task, kernel=fault)
+    return graph, fault

@@ -1,0 +1,186 @@
+"""Engine `cudagraph` where a capture fails, is struck by a Ctrl-C, or is refused."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import offload
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload import Runner
+
+sys.path.insert(0, str(Path(__file__).parent))
+import captured_training
+from captured_training import Counting, Trained, counting, planned, sums
+
+one_thread, exact = captured_training.one_thread, captured_training.exact
+NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Struck(Counting):
+    """In captures, before they end or as they begin, something happens."""
+
+    def __init__(self) -> None:
+        super().__init__(GraphTwin())
+        self.at_begin: Callable[[], object] = lambda: None
+        self.at_end: Callable[[], object] = lambda: None
+
+    def begin_capture(self, origin: Any) -> None:
+        self.at_begin()
+        self.driver.begin_capture(origin)
+
+    def end_capture(self) -> Callable[[], object]:
+        self.at_end()
+        return super().end_capture()
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def test_no_graph_is_replayed_after_a_capture_that_a_ctrl_c_ended() -> None:
+    driver = Struck()
+    runner, layer = sums(driver)
+    first, other = torch.randn(5, 8), torch.randn(2, 8)
+    with runner:
+        for x in (first, first, other):
+            runner(x)
+        assert (driver.captures, driver.replays) == (1, 1)
+        driver.at_end = ctrl_c
+        with pytest.raises(KeyboardInterrupt):
+            runner(other)
+        driver.at_end = lambda: None
+        for x in (first, other, first, other):
+            assert torch.equal(runner(x)[0], layer(x).sum())
+    assert (driver.captures, driver.replays) == (3, 5)
+
+
+def test_a_device_that_is_lost_before_a_capture_is_no_step_that_cannot_be_captured() -> None:
+    driver = Struck()
+    runner, _ = sums(driver)
+    runner(torch.ones(5, 8))
+    driver.at_begin = lambda: driver.lose("an illegal memory access was encountered")
+    for _ in range(2):
+        with pytest.raises(offload.DeviceLost, match="last checkpoint"):
+            runner(torch.ones(5, 8))
+    runner.abandon()
+    driver.driver.close()
+
+
+def hand_made(kernel: Callable[..., None], where: str = "model.py:31 in forward") -> offload.Plan:
+    """x -> kernel -> y -> +1 -> z"""
+    builder = offload.GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    y, z = builder.buffer("y", 64), builder.buffer("z", 64)
+    builder.task("asks", reads=[x], writes=[y], kernel=kernel, where=where)
+    builder.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    builder.output(z)
+    return offload.plan(builder.graph())
+
+
+def test_a_kernel_that_asks_for_a_value_is_named_once_and_the_step_runs_as_engine_cuda() -> None:
+    def asks(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        writes[0].fill_(int(reads[0].sum()) % 7)
+
+    made = hand_made(asks)
+    with Runner(made, "cudagraph", driver=GraphTwin()) as runner:
+        outputs = [runner(torch.full((64,), value, dtype=torch.uint8)) for value in (1,)]
+        with pytest.warns(RuntimeWarning, match="cannot be captured in task asks") as told:
+            outputs += [runner(torch.full((64,), value, dtype=torch.uint8)) for value in (2, 3)]
+    [warning] = told
+    assert "model.py:31 in forward" in str(warning.message)
+    assert "_local_scalar_dense" in str(warning.message)
+    assert [int(z[0]) for [z] in outputs] == [64 % 7 + 1, 128 % 7 + 1, 192 % 7 + 1]
+    assert "cannot be captured" in made.explain()
+
+
+@pytest.mark.gpu
+@NO_DEVICE
+def test_a_capture_that_fails_in_mid_step_leaves_a_device_that_works(exact: None) -> None:
+    """With draws before and after it. (The twin does not see into an op of somebody else's.)"""
+    device = "cuda"
+    theirs, ours = Trained("asking", "sgd", device), Trained("asking", "sgd", device)
+    expected = theirs.eager()
+    graph = ours.graph()
+    with Runner(planned(graph, None), "cudagraph", driver=counting(device), poison=True) as runner:
+        torch.manual_seed(3)
+        losses = []
+        with pytest.warns(RuntimeWarning, match=r"cannot be captured in .*asks") as told:
+            for step, batch in enumerate(ours.batches):
+                ours.numbers(step)
+                losses += [loss.clone() for loss in runner(*batch)]
+        found, wanted = ours.state(), theirs.state()
+    assert len(told) == 1
+    assert [n for n, loss in enumerate(losses) if not torch.equal(loss, expected[n])] == []
+    assert [name for name in found if not torch.equal(found[name], wanted[name])] == []
+    # And torch's own captures work on.
+    again, once_more = Trained("mlp", "sgd", device), Trained("mlp", "sgd", device)
+    expected = again.eager()
+    driver = counting(device)
+    with Runner(planned(once_more.graph(), None), "cudagraph", driver=driver) as runner:
+        torch.manual_seed(3)
+        for step, batch in enumerate(once_more.batches):
+            once_more.numbers(step)
+            assert torch.equal(runner(*batch)[0], expected[step]), step
+    assert driver.replays
+
+
+def test_an_exception_in_a_captured_kernel_leaves_streams_that_work() -> None:
+    calls: list[int] = []
+
+    def fails(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise ArithmeticError("only now")
+        writes[0].copy_(reads[0] * 2)
+
+    with Runner(hand_made(fails), "cudagraph", driver=GraphTwin()) as runner:
+        ones = torch.ones(64, dtype=torch.uint8)
+        assert int(runner(ones)[0][0]) == 3
+        with pytest.warns(RuntimeWarning, match="ArithmeticError: only now"):
+            assert int(runner(ones * 2)[0][0]) == 5
+        assert int(runner(ones * 3)[0][0]) == 7
+
+
+def test_a_step_whose_host_task_fails_can_be_followed_by_another() -> None:
+    failing: list[bool] = []
+    builder = offload.GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    y, z = builder.buffer("y", 64), builder.buffer("z", 64)
+
+    def host(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:
+        if failing:
+            raise ArithmeticError("the host's")
+        writes[0].copy_(reads[0] * 2)
+
+    builder.task("host", reads=[x], writes=[y], lane="host", kernel=host)
+    builder.task("adds", [y], [z], kernel=lambda reads, writes: writes[0].copy_(reads[0] + 1))
+    builder.output(z)
+    graph = builder.graph()
+    ones = torch.ones(64, dtype=torch.uint8)
+    driver = counting()
+    with Runner(offload.plan(graph), "cudagraph", driver=driver) as runner:
+        assert [int(runner(ones * n)[0][0]) for n in (1, 2, 3)] == [3, 5, 7]
+        failing.append(True)
+        with pytest.raises(ArithmeticError, match="the host's") as caught:
+            runner(ones)
+        assert any("task host" in note for note in caught.value.__notes__)
+        failing.clear()
+        assert int(runner(ones * 4)[0][0]) == 9
+    assert driver.captures == 1
+
+
+def test_a_driver_that_cannot_capture_is_refused() -> None:
+    made = hand_made(lambda reads, writes: writes[0].copy_(reads[0]))
+    with pytest.raises(ValueError, match="captures"):
+        Runner(made, "cudagraph", driver=Twin())
+
+
+def test_without_a_device_engine_cudagraph_says_what_is_missing() -> None:
+    made = hand_made(lambda reads, writes: writes[0].copy_(reads[0]))
+    with pytest.raises(offload.OffloadError, match="captured on a cuda device"):
+        Runner(made, "cudagraph")
