@@ -20,7 +20,7 @@ def parse_size(given: object) -> int:
         known = next((u for u in UNITS if u.lower() == unit.lower()), None)
         if known is not None and (nbytes := int(float(number) * _bytes_of(known))) >= 1:
             return nbytes
-    raise ValueError(f"{given!r} is no size: give bytes, or a number with a unit, such as 8GiB")
+    raise ValueError(f"{given!r} is not a size: give bytes, or a number with a unit, such as 8GiB")
 
 
 def is_share(given: object) -> bool:

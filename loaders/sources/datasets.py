@@ -102,7 +102,9 @@ def picture_folder(root: Path, size: int | None = None, square: bool = True) -> 
     """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order, as in torchvision's
     ImageFolder. `size` and `square` say what is stored of a picture (see `decoding`)."""
     if not root.is_dir():
-        raise SourceError(f"no folder {root}: give the folder that holds one folder for each class")
+        raise SourceError(
+            f"there is no folder {root}: give the folder that holds one folder for each class"
+        )
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
     paths: list[Path] = []
     labels: list[int] = []

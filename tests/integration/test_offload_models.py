@@ -388,7 +388,7 @@ def test_what_is_no_size_is_no_budget(budget: Any) -> None:
     if budget is None:
         assert offload.plan(graph, budget).device_bytes  # as much as it takes
         return
-    with pytest.raises(GraphError, match=r"^budget: .* is no size"):
+    with pytest.raises(GraphError, match=r"^budget: .* is not a size"):
         offload.plan(graph, budget)
-    with pytest.raises(GraphError, match=r"^host_budget: .* is no size"):
+    with pytest.raises(GraphError, match=r"^host_budget: .* is not a size"):
         offload.plan(graph, None, host_budget=budget)

@@ -176,7 +176,7 @@ def test_a_size_is_bytes_or_a_number_with_a_unit(written: str, meant: int, tmp_p
 def test_what_is_no_size_is_an_error_with_its_line(wrong: str, tmp_path: Path) -> None:
     [problem] = problems(f"{PLAIN}loader:\n  buffer_bytes: {wrong}\n", tmp_path)
     assert problem.startswith("run.yaml:6: loader.buffer_bytes: ")
-    assert "is no size: give bytes, or a number with a unit" in problem
+    assert "is not a size: give bytes, or a number with a unit" in problem
 
 
 def test_a_configuration_with_a_cache_is_the_same_again_when_it_is_written_out(
