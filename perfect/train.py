@@ -110,7 +110,7 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         )
         ckpt = str(folder.checkpoint) if resumed_step is not None else None
         with watched(trainer):
-            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=False)
+            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, log, trainer)
             with switch.averaged(module):
                 trainer.save_checkpoint(folder.final, weights_only=True)

@@ -70,13 +70,24 @@ class RunFolder:
             os.replace(part, self.config)  # a kill must not leave half a file: it would be refused
 
     def checkpoint_step(self) -> int | None:
-        """Return the optimizer steps of the newest checkpoint, or None if there is none."""
+        """Return the optimizer steps of the newest checkpoint, or None if there is none.
+
+        A pickled object may run any code when it is loaded, so only tensors, containers and plain
+        values are loaded, and what a user allowed with `torch.serialization.add_safe_globals`."""
         if not self.checkpoint.exists():
             return None
         try:
-            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=False, mmap=True)
+            saved = torch.load(self.checkpoint, map_location="cpu", weights_only=True, mmap=True)
             return int(saved["global_step"])
         except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            if names := _classes_not_loaded(self.checkpoint):
+                short = ", ".join(name.rpartition(".")[2] for name in names)
+                raise FolderError(
+                    f"{self.checkpoint} was not loaded: it holds objects of {', '.join(names)}, and"
+                    " loading them may run code out of the file. If you trust who wrote it, add"
+                    f" torch.serialization.add_safe_globals([{short}])"
+                    " to the file of your module"
+                ) from error
             raise FolderError(
                 f"{self.checkpoint} is damaged ({error}): delete it to start this run anew"
             ) from error
@@ -99,6 +110,14 @@ class RunFolder:
     @rank_zero_only
     def write(self, run: dict[str, Any]) -> None:
         write_run(self.run, run)
+
+
+def _classes_not_loaded(checkpoint: Path) -> list[str]:
+    """Return the names in a checkpoint that `weights_only=True` does not load."""
+    try:
+        return torch.serialization.get_unsafe_globals_in_checkpoint(str(checkpoint))
+    except Exception:  # a damaged file: whatever its reader raises
+        return []
 
 
 def _without_offload(config: Any) -> Any:

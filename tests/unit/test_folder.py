@@ -1,6 +1,7 @@
 """Whose folder it is, how far it is, and that nothing of another run is ever written over."""
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,45 @@ def test_the_step_of_the_checkpoint_is_read_from_it(tmp_path: Path) -> None:
     assert folder.checkpoint_step() is None
     torch.save({"global_step": 123, "weights": torch.zeros(3)}, folder.checkpoint)
     assert folder.checkpoint_step() == 123
+
+
+class Ruse:
+    """What a stranger may have put into a checkpoint."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+def test_a_checkpoint_runs_no_code_of_whoever_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path)
+    torch.save({"global_step": 5, "extra": Ruse()}, folder.checkpoint)
+    with pytest.raises(FolderError, match=r"holds objects of posix\.mkdir, .* run code"):
+        folder.checkpoint_step()
+    assert not Path("ran").exists()
+
+
+class Settings:
+    """What a user's own module may keep in its checkpoints."""
+
+
+def test_a_users_own_class_in_a_checkpoint_is_named_and_may_be_allowed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    torch.save({"global_step": 5, "extra": Settings()}, folder.checkpoint)
+    with pytest.raises(FolderError, match=r"Settings, .*add_safe_globals\(\[Settings\]\)"):
+        folder.checkpoint_step()
+    with torch.serialization.safe_globals([Settings]):
+        assert folder.checkpoint_step() == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no checkpoint"])
+def test_a_damaged_checkpoint_is_said_with_what_to_do(content: bytes, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoint.write_bytes(content)
+    with pytest.raises(FolderError, match=r"last\.ckpt is damaged .* delete it to start this run"):
+        folder.checkpoint_step()
 
 
 def test_every_resume_is_noted_behind_the_earlier_ones(tmp_path: Path) -> None:
