@@ -60,7 +60,7 @@ test-all: .venv/dev
 	fi
 
 backends: .venv/backends
-	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py beton.py convert.py)
+	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py backends_dali.py beton.py convert.py)
 
 mutants: .venv/dev
 	$(BIN)/python tests/mutants/run.py --only "$(ONLY)" $(if $(OUT),--out $(OUT)) $(if $(GO_ON),--go-on)

@@ -55,7 +55,7 @@ def test_a_backend_that_is_not_installed_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"data": {"root": "/nowhere/at/all"}}, "data.root: no folder"),
+        ({"data": {"root": "/nowhere/at/all"}}, "data.root: there is no folder"),
         ({"loader": {"batch_size": 4000}}, "loader.batch_size: 4000 is larger than the training"),
         ({"data": {"holdout": 500}}, "data.holdout: is 500, but there are 72 training samples"),
         ({"data": {"train_samples": 100}}, "data.train_samples: is 100, but there are 60 samples"),
