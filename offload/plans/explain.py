@@ -306,7 +306,7 @@ def _afterwards(plan: PlanFacts) -> list[tuple[str, str]]:
     notes = [*plan.remarks, *made]
     shown = [("notes" if not n else "", note) for n, note in enumerate(notes[:MOST_NOTES])]
     if len(notes) > MOST_NOTES:
-        shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: graph.notes")
+        shown[-1] = ("", f"... and {len(notes) - MOST_NOTES + 1} more: plan.remarks, graph.notes")
     return [*shown, ("chosen", _chosen(plan))]
 
 
