@@ -4,34 +4,10 @@ import sys
 from types import FrameType
 
 import pytest
+from hand_made_plans import UNIT, training
 
-from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.planner import Policy, build_memgraph
-
-UNIT = 64
-
-
-def training(layers: int, units: int = 4) -> TaskGraph:
-    """Forward, backward, and an update of each weight and its state."""
-    builder = GraphBuilder()
-    nbytes = units * UNIT
-    made = [builder.buffer("x", nbytes, "input")]
-    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(layers)]
-    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(layers)]
-    for n, w in enumerate(weights):
-        made.append(builder.buffer(f"a{n}", nbytes, "activation"))
-        builder.task(f"f{n}", [made[-2], w], made[-1:])
-    g = builder.buffer("g", nbytes, "gradient")
-    builder.task("loss", made[-1:], [g], phase="backward")
-    for n in reversed(range(layers)):
-        d = builder.buffer(f"d{n}", nbytes, "gradient")
-        builder.task(f"b{n}", [g, made[n], weights[n]], [d], phase="backward")
-        builder.task(f"c{n}", [g, weights[n]], [g], phase="backward")
-        changed = [weights[n], states[n]]
-        builder.task(f"u{n}", [d, *changed], changed, phase="update")
-    builder.output(g)
-    return builder.graph()
 
 
 def calls_of(graph: TaskGraph, units: int) -> int:

@@ -1,11 +1,10 @@
 """The planner on graphs that are made by hand: who goes, who stays, what is refused."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_made_plans import UNIT, copies, planned, training, uses
 
 from offload.errors import BudgetTooSmall
 from offload.graph.builder import GraphBuilder
@@ -15,9 +14,6 @@ from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
 from offload.planning.residency import most_resident
 from offload.planning.verify import verify
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hand_made_plans import UNIT, copies, planned, training, uses
 
 # ---- whom ---------------------------------------------------------------------------------------
 

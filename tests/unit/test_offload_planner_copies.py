@@ -1,18 +1,14 @@
 """What the planner copies, and how often; what it drops without a copy, and when."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from hand_made_plans import UNIT, copies, planned, training, uses
 
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, MemGraph
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.planner import Policy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hand_made_plans import UNIT, copies, planned, training, uses
 
 
 def test_weights_that_nobody_changes_are_dropped_and_never_copied_back() -> None:
