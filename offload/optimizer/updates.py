@@ -19,6 +19,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from offload.errors import CaptureError
+from offload.optimizer.fixed_settings import is_patched
 from offload.optimizer.settings_snapshot import SettingsSnapshot
 from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import has_step_hooks, mark_stepped
@@ -175,6 +176,11 @@ def check_optimizer(optimizer: Optimizer) -> None:
                         f"{settings['dampening']} and no momentum yet, so its first step differs"
                         " from the others. Take one step with it first, or set dampening=0"
                     )
+    if is_patched(optimizer):
+        raise CaptureError(
+            f"optimizer {name}: its step method was replaced, and a captured step never calls it."
+            " Do in a hook what the new method does besides"
+        )
     if has_step_hooks(optimizer):
         raise CaptureError(
             f"optimizer {name} has step hooks, and a captured step never calls them. Remove them,"

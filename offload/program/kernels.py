@@ -110,6 +110,9 @@ class Program:
     """Functions to call after each step, such as the optimizer's counters on the host."""
     device: torch.device = CPU
     """The device of its kernels. The host's arena is always in the machine's memory."""
+    changed: Callable[[], str] | None = None
+    """Says what the step depends on and has changed since the capture; empty if nothing has. None:
+    whoever captured the step watches that."""
     fixed: int = 0
     """Bytes that libraries keep on the device for all kernels together, as measured."""
 

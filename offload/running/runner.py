@@ -162,6 +162,12 @@ class Runner:
             raise StepError("this runner is closed: make another one from its plan")
 
     def _step(self, key: Hashable, batch: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        changed = program_of(self._plans[key].graph).changed
+        if changed is not None and (what := changed()):
+            raise StepError(
+                f"{what}, but a captured step does what it did when it was captured. Capture it"
+                " again, and make a new runner"
+            )
         run = partial(self._run_nodes, key, batch)
         bound, outputs = in_step_modes({self._program.device.type}, run)
         for call in bound.program.after_step:

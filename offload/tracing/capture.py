@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from offload.errors import CaptureError
 from offload.graph.taskgraph import TaskGraph
@@ -21,6 +22,7 @@ from offload.measuring.profiling import measured
 from offload.optimizer.updates import check_optimizer
 from offload.torch_seams import has_gradient_end_hooks, pytree, storage_key
 from offload.tracing.building import Build
+from offload.tracing.fixed_at_capture import FixedAtCapture
 from offload.tracing.gradient_edits import changed_gradients, empty_gradients
 from offload.tracing.guards import check_batch, guarded_trace
 from offload.tracing.ranks import check_ranks
@@ -28,6 +30,7 @@ from offload.tracing.recorder import current_recorder
 from offload.tracing.stand_ins import device_of
 from offload.tracing.surroundings import Surroundings, surroundings
 from offload.tracing.training import Gradients, TrainingStep, parameters_of
+from offload.watching.state_reads import StateReads
 
 Device = torch.device | str | None
 
@@ -38,14 +41,16 @@ def capture(
     also: Sequence[str] = (),
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
+    reads: StateReads | None = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
     `also`: names of lowering passes that may change the last bits. `reaches`: the objects, by name,
     whose tensors and attributes the step may use; without it they are looked for in the step's
     closure. `device`: where the step will run; by default where all its tensors are. The tensors
-    themselves are not moved."""
-    return _ready(traced(step, *example_inputs, reaches=reaches, device=device), also)
+    themselves are not moved. `reads`: notes which Python values the step reads, for a caller who
+    watches them; without it a runner refuses to run the graph once one of them has changed."""
+    return _ready(traced(step, *example_inputs, reaches=reaches, device=device, reads=reads), also)
 
 
 def capture_training_step(
@@ -65,9 +70,10 @@ def capture_step(
     *batch: torch.Tensor,
     also: Sequence[str] = (),
     device: Device = None,
+    reads: StateReads | None = None,
 ) -> TaskGraph:
-    """The graph of a training step in all its parts (training.py)."""
-    return _ready(traced_step(step, *batch, device=device), also)
+    """The graph of a training step in all its parts (training.py). `reads`: see `capture`."""
+    return _ready(traced_step(step, *batch, device=device, reads=reads), also)
 
 
 def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
@@ -91,16 +97,29 @@ def traced(
     *example_inputs: torch.Tensor,
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
+    reads: StateReads | None = None,
 ) -> TaskGraph:
     """The graph of a step before lowering: one task a kernel."""
     check_batch(example_inputs)
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
-    recorder, result = guarded_trace(step, example_inputs, around, place)
+    noted = reads or StateReads()
+    recorder, result = guarded_trace(step, example_inputs, around, place, noted)
     outputs = result if isinstance(result, tuple) else (result,)
-    return Build(recorder, around, outputs).finish(
+    graph = Build(recorder, around, outputs).finish(
         lambda *batch: traced(step, *batch, reaches=reaches, device=place)
     )
+    return graph if reads is not None else _fixed(graph, noted, around, None)
+
+
+def _fixed(
+    graph: TaskGraph, noted: StateReads, around: Surroundings, optimizer: Optimizer | None
+) -> TaskGraph:
+    """The graph of a direct capture, which says what has changed since."""
+    program = graph.program
+    tensors = [t for _, t, in_module in around.tensors.values() if in_module]
+    fixed = FixedAtCapture.of(noted.state(), tensors, optimizer, program.device.type)
+    return replace(graph, program=replace(program, changed=fixed.changed))
 
 
 def traced_training_step(
@@ -119,7 +138,12 @@ def traced_training_step(
     return traced_step(step, *batch, device=device)
 
 
-def traced_step(step: TrainingStep, *batch: torch.Tensor, device: Device = None) -> TaskGraph:
+def traced_step(
+    step: TrainingStep,
+    *batch: torch.Tensor,
+    device: Device = None,
+    reads: StateReads | None = None,
+) -> TaskGraph:
     """The graph of a training step before lowering.
 
     It returns the loss and whatever else `forward` returns after it."""
@@ -146,15 +170,19 @@ def traced_step(step: TrainingStep, *batch: torch.Tensor, device: Device = None)
             more = (more, too)
         return loss.detach(), more, gradients
 
+    noted = reads or StateReads()
     with empty_gradients(changing):
-        recorder, (loss, more, gradients) = guarded_trace(with_gradients, batch, around, place)
+        recorder, (loss, more, gradients) = guarded_trace(
+            with_gradients, batch, around, place, noted
+        )
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
     for p in step.held:
         recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
     build = Build(recorder, around, (loss, *([more] if more != () else [])))
     Gradients(build, step, parameters, gradients)
-    return build.finish(lambda *other: traced_step(step, *other, device=place))
+    graph = build.finish(lambda *other: traced_step(step, *other, device=place))
+    return graph if reads is not None else _fixed(graph, noted, around, step.optimizer)
 
 
 def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:

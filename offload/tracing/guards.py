@@ -1,7 +1,7 @@
 """Refuses steps that a graph cannot repeat: each is traced twice and watched from outside.
 
     python's and numpy's random state    has the trace changed it?      would be one fixed number
-    attributes of modules, objects       fakes left? counters moved?    metrics, caches, counters
+    what the step reads and writes       fakes left? counters moved?    metrics, caches, counters
     the two tapes                        equal, op by op?               anything else that differs
 
 A step that fails while it is traced raises `CaptureError` with the user's line and what to do.
@@ -11,7 +11,6 @@ Afterwards everything is as it was: attributes, gradients, random states, the au
 import logging
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,8 +33,9 @@ from offload.tracing.cpu_values import FOLDED
 from offload.tracing.draws import Clock
 from offload.tracing.recorder import Recorder
 from offload.tracing.stand_ins import standing_in
-from offload.tracing.surroundings import DEPTH, Surroundings
+from offload.tracing.surroundings import Surroundings
 from offload.tracing.tape import Tape
+from offload.watching.state_reads import StateReads
 
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
 """Calls that would bring real values or addresses of a user's tensor into the trace."""
@@ -59,17 +59,27 @@ def guarded_trace(
     batch: Sequence[torch.Tensor],
     around: Surroundings,
     device: torch.device,
+    reads: StateReads,
 ) -> tuple[Recorder, Any]:
-    """Trace a step twice, compare the traces, and leave the user's objects as they were."""
+    """Trace a step twice, and compare the traces.
+
+    What the first trace sets in Python and the second one leaves alone is kept: a step may prepare
+    something when it is called for the first time. A step that is refused leaves nothing."""
     _check_compiled(around)
     clock = Clock(device)
     try:
-        first, result = _watched_trace(step, batch, around, clock, device)
-        second, again = _watched_trace(step, batch, around, clock, device)
+        first, result = _watched_trace(step, batch, around, clock, device, reads)
+        between = reads.present()
+        second, again = _watched_trace(step, batch, around, clock, device, reads)
+        if changed := reads.changed_since(between):
+            raise CaptureError(changed)
+        compare(first.tape, second.tape)
+        _compare_results(first, result, second, again)
+    except BaseException:
+        reads.put_back()
+        raise
     finally:
         clock.restore()
-    compare(first.tape, second.tape)
-    _compare_results(first, result, second, again)
     return first, result
 
 
@@ -79,13 +89,14 @@ def _watched_trace(
     around: Surroundings,
     clock: Clock,
     device: torch.device,
+    reads: StateReads,
 ) -> tuple[Recorder, Any]:
-    snapshots = [_Snapshot(name, thing) for name, thing in around.objects.values()]
     with ExitStack() as stack:
         stack.enter_context(_silenced_log())
         stack.enter_context(_autocast_cache())
         stack.enter_context(_no_optimizer())
         used = stack.enter_context(_random_states_restored())
+        stack.enter_context(reads.noting(around.roots))
         recorder = Recorder(around.modules, clock, device)
         try:
             with standing_in(around.reachable(), device), _ForbiddenCalls():
@@ -95,8 +106,7 @@ def _watched_trace(
         except Exception as error:
             raise explained(error) from error
         finally:
-            changes = [change for snapshot in snapshots for change in snapshot.restore()]
-            changes += _restore_tensors(recorder, around)
+            changes = _restore_tensors(recorder, around)
     if used:
         raise CaptureError(
             f"the step draws from {used[0]}, and every step would use the number drawn now."
@@ -104,6 +114,8 @@ def _watched_trace(
         )
     if changes:
         raise CaptureError(changes[0])
+    if left := reads.left_behind():
+        raise CaptureError(left)
     return recorder, result
 
 
@@ -173,91 +185,6 @@ def _difference(one: str, other: str) -> str:
     start = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(start - 12, 0)
     return f"...{one[start : start + 40]} against ...{other[start : start + 40]}"
-
-
-class _Snapshot:
-    """Copies of an object's attributes, and of the lists and dicts in them."""
-
-    def __init__(self, name: str, thing: Any) -> None:
-        self._name = name or type(thing).__name__
-        self._thing = thing
-        self._before = dict(thing.__dict__)
-        self._inner = [
-            (path, container, container.copy())
-            for key, value in self._before.items()
-            for path, container in _containers(f"{self._name}.{key}", value, DEPTH)
-        ]
-
-    def restore(self) -> list[str]:
-        """Undo what the trace left in the object. Returns messages that tell the user about it."""
-        found: list[str] = []
-        now = self._thing.__dict__
-        for key, value in list(now.items()):
-            if value is not self._before.get(key, _Snapshot):
-                self._tell(found, f"{self._name}.{key}", value, self._before.get(key))
-        for path, container, before in self._inner:
-            if not _same(container, before):
-                for inner, value in _items(container):
-                    old = dict(_items(before)).get(inner)
-                    if value is not old:
-                        self._tell(found, f"{path}[{inner!r}]", value, old)
-                _refill(container, before)
-        if not _same(now, self._before):
-            now.clear()
-            now.update(self._before)
-        return found
-
-    def _tell(self, found: list[str], path: str, value: Any, before: Any) -> None:
-        if _holds_fake(value):
-            found.append(
-                f"{path} keeps a tensor of the step (a metric or a cache?), and it has no value"
-                " while the step is captured. Return it from the step and keep it outside, or"
-                " fill a cache by one eager call first"
-            )
-        elif isinstance(value, int | float | str) and value != before:
-            found.append(
-                f"{path} changes from {before!r} to {value!r} in a call, and a captured step"
-                " runs no python. Keep it in a tensor (a buffer), or count outside of the step."
-                " If only the first call changes it, make one eager call before the capture"
-            )
-
-
-def _containers(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """The lists, dicts and sets in a value and in each other, with their paths."""
-    if isinstance(value, dict | list | set | deque):
-        yield path, value
-        for key, item in _items(value) if depth and len(value) < 10_000 else ():
-            yield from _containers(f"{path}[{key!r}]", item, depth - 1)
-
-
-def _items(container: Any) -> list[tuple[Any, Any]]:
-    if isinstance(container, dict):
-        return list(container.items())
-    return list(enumerate(container))
-
-
-def _same(one: Any, other: Any) -> bool:
-    left, right = _items(one), _items(other)
-    return len(left) == len(right) and all(
-        a == b and x is y for (a, x), (b, y) in zip(left, right, strict=True)
-    )
-
-
-def _refill(container: Any, before: Any) -> None:
-    container.clear()
-    if isinstance(container, dict | set):
-        container.update(before)
-    else:
-        container.extend(before)
-
-
-def _holds_fake(value: Any, depth: int = 3) -> bool:
-    if isinstance(value, FakeTensor):
-        return True
-    if depth == 0 or not isinstance(value, dict | list | tuple | set | deque):
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    return any(_holds_fake(item, depth - 1) for item in inside)
 
 
 def _restore_tensors(recorder: Recorder, around: Surroundings) -> list[str]:

@@ -39,6 +39,7 @@ from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, r
 from offload.tracing.draws import Clock, arguments, draws
 from offload.tracing.op_effects import read_arguments, written_arguments
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
+from offload.watching.executed_code import calls_unnoted
 
 LIFT = torch.ops.aten.lift_fresh.default
 ALLOCATIONS = frozenset(
@@ -122,7 +123,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with calls_unnoted():  # no code of the user runs in here, and noting costs time
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is LIFT and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         name = schema_of(func).name.split("::")[1]

@@ -35,8 +35,10 @@ class Surroundings:
     """By storage: a name, a tensor, and whether a module holds it."""
     sharing: Mapping[int, Sequence[torch.Tensor]]
     """By storage: all tensors that lie in it."""
+    roots: Mapping[str, Any]
+    """What the step begins with: a function, a module and its hooks."""
     objects: Watched
-    """Objects whose attributes are watched."""
+    """Objects with attributes."""
 
     def with_others(self, tensors: Sequence[torch.Tensor]) -> "Surroundings":
         """The same with these tensors, in case nothing leads to them."""
@@ -89,7 +91,7 @@ def surroundings(things: Mapping[str, Any]) -> Surroundings:
         for key, (name, thing) in found.items()
         if hasattr(thing, "__dict__") and not isinstance(thing, torch.Tensor | FunctionType)
     }
-    return Surroundings(modules, tensors, sharing, objects)
+    return Surroundings(modules, tensors, sharing, things, objects)
 
 
 def _roots(found: Watched) -> list[tuple[str, torch.nn.Module]]:
