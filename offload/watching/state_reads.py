@@ -24,6 +24,7 @@ from types import (
     CodeType,
     FunctionType,
     GeneratorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -110,6 +111,15 @@ class StateReads:
                 self._remove_spies(kind)
         self._meet_closures()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note nothing in this block: no code of the user runs in it."""
+        before, self._noting = self._noting, False
+        try:
+            yield
+        finally:
+            self._noting = before
+
     def ignore(self, own: Any, key: Any) -> None:
         """Do not watch this place: whoever calls knows that it may change."""
         self._ignored.add((id(own), key))
@@ -139,6 +149,8 @@ class StateReads:
         """Say which place has changed since `present()` returned `before`; empty if none has."""
         for number, holder in self._holders.items():
             then, now = before.get(number, holder.first), holder.now()
+            if not isinstance(holder, Items):  # names that only the second trace has read
+                then = {**holder.first, **then}
             for key in {**then, **now}:
                 old, new = then.get(key, MISSING), now.get(key, MISSING)
                 if old is new or alike(old, new) or _is_of_ours(old) or _is_of_ours(new):
@@ -207,7 +219,7 @@ class StateReads:
         get, put, drop = (self._unspied(kind, name) for name in SPIES)
 
         def spy_get(thing: Any, name: str) -> Any:
-            if get_ident() != self._thread:
+            if not self._noting or get_ident() != self._thread:
                 return get(thing, name)
             try:
                 value = get(thing, name)
@@ -218,12 +230,12 @@ class StateReads:
             return value
 
         def spy_put(thing: Any, name: str, value: Any) -> None:
-            if get_ident() == self._thread:
+            if self._noting and get_ident() == self._thread and not _is_of_ours(value):
                 self._write(thing, name)
             put(thing, name, value)
 
         def spy_drop(thing: Any, name: str) -> None:
-            if get_ident() == self._thread:
+            if self._noting and get_ident() == self._thread:
                 self._write(thing, name)
             drop(thing, name)
 
@@ -427,7 +439,7 @@ class StateReads:
             if isinstance(value, ModuleType):
                 file = getattr(value, "__file__", None) or ""
                 if name == "os":
-                    self._meet(value.environ, "os.environ")  # type: ignore[attr-defined]
+                    self._meet(vars(value.environ)["_data"], "os.environ")
                 elif depth and file and is_read(file):
                     self._meet_names(vars(value), names, value.__name__, depth - 1)
                 continue
@@ -461,7 +473,11 @@ class StateReads:
                 del self._holders[key]
         held = True
         while held:
-            held = [k for k, holder in self._holders.items() if sys.getrefcount(holder.own) <= 2]
+            held = [
+                key
+                for key, holder in self._holders.items()
+                if type(holder.own) is not MappingProxyType and sys.getrefcount(holder.own) <= 2
+            ]
             for key in held:
                 del self._holders[key]
 

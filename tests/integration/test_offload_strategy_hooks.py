@@ -290,7 +290,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[Callable[[], Any]], dict[str, A
     ),
     "state": (Looks, [], {}, rf"{HERE} on_before_optimizer_step: a hook reads the optimizer's"),
     "last gradients": (Late, [], {}, rf"{HERE} on_before_zero_grad: on_before_zero_grad reads"),
-    "counter": (ol.Module, [Counts], {}, "count changes from 0 to 1 in a call"),
+    "counter": (ol.Module, [Counts], {}, "count changes from 1 to 2 in a call"),
     "logger": (ol.Module, [Draws], {}, rf"{HERE} on_after_backward: .*uses the logger itself"),
     "now and then": (Sometimes, [], {}, "different things|global_step"),
     "outside": (

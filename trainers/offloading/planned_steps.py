@@ -41,8 +41,8 @@ from trainers.offloading.steps.groups import Groups
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.steps.step_graphs import MicroBatch, StepGraph, StepGraphs
 from trainers.offloading.tracing.closure import BatchParts
-from trainers.offloading.tracing.hooks import SilencedHook
-from trainers.offloading.tracing.refusals import reason, user_error
+from trainers.offloading.tracing.hooks import STEP_HOOKS, SilencedHook
+from trainers.offloading.tracing.refusals import MODULE_HOOKS, reason, user_error
 
 
 class PlannedSteps(Strategy):
@@ -88,7 +88,8 @@ class PlannedSteps(Strategy):
     def _reset(self) -> None:
         """Forget the last fit."""
         self._eager = False
-        self._decided = False
+        self._decided: tuple[Any, ...] | None = None
+        """What the decision to plan this run was made on."""
         self._first_steps = FirstSteps(self._check_first_steps)
         self._plan: Plan | None = None
         self._micro_batches = ""
@@ -154,11 +155,23 @@ class PlannedSteps(Strategy):
         trainer = self._module.trainer
         if trainer.state.fn != TrainerFn.FITTING or skips_backward(trainer):
             return False
-        if not self._decided:
+        if self._decided != (grounds := self._grounds()):
             if why := self._why_not():
                 self._go_eager(why)
-            self._decided = True
+            self._decided = grounds
         return not self._eager
+
+    def _grounds(self) -> tuple[Any, ...]:
+        """Return what `_why_not` depends on and a user may change in the middle of a fit."""
+        trainer, module = self._module.trainer, self._module
+        own, kind = vars(module), type(module)
+        return (
+            module.automatic_optimization,
+            *map(id, self.optimizers),
+            *map(id, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
+            torch.is_anomaly_enabled(),
+            *[own.get(name) or getattr(kind, name) for name in (*MODULE_HOOKS, *STEP_HOOKS)],
+        )
 
     def _why_not(self) -> str:
         """Say why this run cannot be planned; empty if nothing is known against it."""
@@ -210,6 +223,9 @@ class PlannedSteps(Strategy):
         return parts, self._steps.step_for(micro, parts)
 
     def _step_graphs(self) -> StepGraphs:
+        if self._steps is not None and self._steps.optimizer is not self.optimizers[0]:
+            self._flush()
+            self._close()  # all graphs update with the optimizer that was replaced
         if self._steps is None:
             if self._evaluation is not None:
                 self._evaluation.close()  # the training step's plan chooses the homes anew

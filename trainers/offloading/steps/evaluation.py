@@ -67,7 +67,8 @@ class EvaluationStep(TracedStep):
     def _around(self, notes: TraceNotes, second: bool) -> Iterator[None]:
         with super()._around(notes, second), gathered(self._module, notes) as names:
             yield
-        self._reads.forget(self._module, names)
+        for name in names:
+            self.reads.add(vars(self._module), name, type(self._module).__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,6 +221,7 @@ class Evaluation:
             *given.batch.tensors,
             reaches={"": self._module},
             device=self._request.target.device,
+            reads=step.reads,
         )
         return graph, EvaluationGraph(step.recipe())
 

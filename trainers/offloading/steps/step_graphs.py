@@ -17,9 +17,11 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from offload import MemoryTooSmall, Plan, Runner, TaskGraph
+from offload.optimizer.fixed_settings import fixed_settings
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step
+from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.ranks import Ranks
 from offload.tracing.training import Clip, Parameter, TrainingStep
 from trainers.offloading.hardware.meter import Meter
@@ -82,7 +84,7 @@ class StepGraphs:
         """The sums of the gradients of the micro-batches so far."""
         self.plan: Plan | None = None
         self._module = module
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._request = request
         self._meter = meter
         self._ranks = ranks
@@ -261,15 +263,14 @@ class StepGraphs:
 
     def _situation(self) -> tuple[Any, ...]:
         trainer = self._module.trainer
-        groups = self._optimizer.param_groups
         return (
             trainer.accumulate_grad_batches,
             trainer.gradient_clip_val,
             trainer.gradient_clip_algorithm,
-            torch.is_autocast_enabled(self._request.target.device.type),
+            torch_settings(self._request.target.device.type),
             tuple([p.requires_grad for p in self._module.parameters()]),
             hook_keys(self._module.parameters()),
-            tuple([len(group["params"]) for group in groups]),
+            fixed_settings(self.optimizer),
         )
 
     def _capture(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
@@ -314,13 +315,13 @@ class StepGraphs:
     def _traced(
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
-        hooks = Hooks(self._module, self._optimizer)
+        hooks = Hooks(self._module, self.optimizer)
         forward = TrainingForward(
             self._module, StepArguments("training_step", parts, micro.batch_idx), hooks
         )
         step = TrainingStep(
             forward,
-            self._optimizer,
+            self.optimizer,
             hooks.reaches(),
             last,
             self.sums,
@@ -330,7 +331,8 @@ class StepGraphs:
             self._ranks,
         )
         with torch.enable_grad():
-            graph = capture_step(step, *parts.tensors, device=self._request.target.device)
+            device = self._request.target.device
+            graph = capture_step(step, *parts.tensors, device=device, reads=forward.reads)
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
         return StepGraph(

@@ -9,9 +9,10 @@ If a step reads the text, it is traced with the real text and needs one graph pe
 from typing import Any, NoReturn, Self
 
 from offload import CaptureError
+from offload.watching.state_reads import StandIn
 
 
-class BatchText(str):
+class BatchText(str, StandIn):
     """Stands for a text of the batch. A step may return it, but every other use is refused."""
 
     number: int

@@ -9,7 +9,7 @@ rates. If the two traces differ, the step is refused: a graph would freeze what 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -20,15 +20,11 @@ import torch
 
 from offload import CaptureError
 from offload.torch_seams import pytree
-from trainers.offloading.tracing.attribute_reads import (
-    AttributeReads,
-    OpaqueNumber,
-    OpaqueProgress,
-    WatchedValues,
-    no_loggers,
-)
+from offload.watching.state_reads import StateReads
+from offload.watching.watched_state import WatchedState
 from trainers.offloading.tracing.batch_texts import BatchText
 from trainers.offloading.tracing.hooks import Hooks
+from trainers.offloading.tracing.opaque_numbers import OpaqueNumber, OpaqueProgress, no_loggers
 from trainers.offloading.tracing.side_effects import (
     LiveNumber,
     LogCall,
@@ -166,7 +162,7 @@ class StepRecipe:
     output: Any
     """What the step returned, with slots in place of tensors."""
     calls: tuple[LogCall, ...]
-    watched: WatchedValues
+    watched: WatchedState
     """The graph may only be used while these values are unchanged."""
 
     def loss(self, outputs: Sequence[Any], given: Sequence[Any]) -> torch.Tensor:
@@ -207,7 +203,12 @@ class TracedStep:
         self._seen: list[tuple[Any, TraceNotes]] = []
         self._numbers: list[list[Any]] = []
         """The trainer's numbers in every trace, in the order of `_live_numbers`."""
-        self._reads = AttributeReads()
+        self.reads = StateReads()
+        """The Python values that the step reads and writes."""
+        for group in _groups(self._trainer):
+            self.reads.ignore(group, "lr")
+        for scheduler in _schedulers(self._trainer):
+            self.reads.ignore(vars(scheduler), "_last_lr")
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, TraceNotes]:
         """Call the step; return its output and what was noted."""
@@ -217,7 +218,8 @@ class TracedStep:
         batch = given.batch.rebuilt(tensors, BatchText.several(len(given.batch.texts), second))
         context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
         with self._around(notes, second), context():
-            numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]
+            with self.reads.paused():
+                numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]
             self._numbers.append(numbers)
             method = getattr(self._module, given.kind)
             output = method(batch, *self._index(second), *given.more)
@@ -227,17 +229,16 @@ class TracedStep:
     @contextmanager
     def _around(self, notes: TraceNotes, second: bool) -> Iterator[None]:
         """Surround every call of the user's Python code in a trace."""
-        with (
-            _moved(self._trainer, self._given.kind, second),
-            put_off(self._module, notes),
-            no_loggers(self._trainer, self._given.kind),
-            self._reads.of(self._module, self._others()),
-        ):
-            yield
-
-    def _others(self) -> Sequence[Any]:
-        """The objects besides the module whose Python code is called."""
-        return ()
+        with ExitStack() as around:
+            with self.reads.paused():
+                around.enter_context(_moved(self._trainer, self._given.kind, second))
+                around.enter_context(put_off(self._module, notes))
+                around.enter_context(no_loggers(self._trainer, self._given.kind))
+            try:
+                yield
+            finally:
+                with self.reads.paused():
+                    around.close()
 
     def _index(self, second: bool) -> tuple[int, ...]:
         batch_idx = self._given.batch_idx
@@ -254,7 +255,7 @@ class TracedStep:
         if len(calls) != len(other.calls):
             raise _frozen(f"{len(calls)} calls of self.log and metrics against {len(other.calls)}")
         _compare(output, again)
-        return StepRecipe(output, calls, self._reads.watched())
+        return StepRecipe(output, calls, self.reads.state())
 
     def _with_live(self, one: LogCall, other: LogCall) -> LogCall:
         """Find logged numbers that are numbers of the trainer. A logged number whose two values
@@ -314,9 +315,6 @@ class TrainingForward(TracedStep):
             self._hooks.call_after(notes)
         return notes.checked()[known:]
 
-    def _others(self) -> Sequence[Any]:
-        return self._hooks.owners
-
 
 def _live_numbers(trainer: L.Trainer) -> list[LiveNumber]:
     """Return the numbers of the trainer that change from step to step and are often logged."""
@@ -330,9 +328,28 @@ def _live_numbers(trainer: L.Trainer) -> list[LiveNumber]:
             for number, optimizer in enumerate(trainer.optimizers)
             for n in range(len(optimizer.param_groups))
         ),
+        *(
+            LiveNumber(f"last lr {n} of schedule {number}", partial(_last_rate, scheduler, n))
+            for number, scheduler in enumerate(_schedulers(trainer))
+            for n in range(len(scheduler._last_lr))
+        ),
         LiveNumber("epoch", lambda: trainer.current_epoch),
         LiveNumber("global_step", lambda: trainer.global_step),
     ]
+
+
+def _groups(trainer: L.Trainer) -> list[dict[str, Any]]:
+    return [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+
+
+def _schedulers(trainer: L.Trainer) -> list[Any]:
+    """The learning rate schedules that remember the rates that they have set."""
+    found = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return [scheduler for scheduler in found if isinstance(vars(scheduler).get("_last_lr"), list)]
+
+
+def _last_rate(scheduler: Any, number: int) -> Any:
+    return scheduler.get_last_lr()[number]
 
 
 def _compare(one: Any, other: Any) -> None:
@@ -355,7 +372,8 @@ def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
     epoch: Any = trainer.fit_loop.epoch_progress.current
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     before = epoch.processed, epoch.completed, steps.completed
-    rates = [(group, group["lr"]) for o in trainer.optimizers for group in o.param_groups]
+    rates = [(group, group["lr"]) for group in _groups(trainer)]
+    last = [(scheduler, scheduler._last_lr) for scheduler in _schedulers(trainer)]
     try:
         # Each moves by another amount, so that they can be told apart.
         epoch.processed = OpaqueProgress.of(kind, epoch.processed + 3 * really)
@@ -363,8 +381,12 @@ def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
         steps.completed = OpaqueProgress.of(kind, steps.completed + 7 * really)
         for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # the sum also changes a rate of 0
+        for number, (scheduler, rate) in enumerate(last, 1) if really else ():
+            scheduler._last_lr = [each * 0.7 + number * 1e-5 for each in rate]
         yield
     finally:
         epoch.processed, epoch.completed, steps.completed = before
         for group, rate in rates:
             group["lr"] = rate
+        for scheduler, known in last:
+            scheduler._last_lr = known

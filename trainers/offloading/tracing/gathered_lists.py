@@ -15,11 +15,12 @@ import torch
 
 from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
-from trainers.offloading.tracing.attribute_reads import PLAIN
+from offload.watching.state_reads import StandIn
+from offload.watching.watched_state import PLAIN
 from trainers.offloading.tracing.side_effects import TraceNotes
 
 
-class GatheredList(list[Any]):
+class GatheredList(list[Any], StandIn):
     """Stands for a list of the module while a step is traced."""
 
     def __init__(self, name: str, real: Callable[[], list[Any]], notes: TraceNotes) -> None:
@@ -87,7 +88,7 @@ class GatheredList(list[Any]):
 @contextmanager
 def gathered(module: torch.nn.Module, notes: TraceNotes) -> Iterator[list[str]]:
     """Note appends to the module's lists instead of making them. The list that is yielded holds, at
-    the end, the names of the lists that were appended to."""
+    the end, the names of the lists that were read."""
     own = vars(module)
     before = {name: value for name, value in own.items() if type(value) is list and _may(value)}
     made: list[tuple[str, GatheredList]] = []
@@ -109,7 +110,7 @@ def gathered(module: torch.nn.Module, notes: TraceNotes) -> Iterator[list[str]]:
         yield names
     finally:
         own.update(before)
-        names += [name for name, gathering in made if gathering.appended]
+        names += [name for name, gathering in made if gathering.read]
 
 
 def _may(value: Sequence[Any]) -> bool:

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
 from offload.torch_seams import gradient_hooks
+from offload.watching.state_reads import StandIn
 from trainers.lightning_seams import swap_hook_name
 from trainers.offloading.tracing.side_effects import LogCall, TraceNotes
 
@@ -35,6 +36,8 @@ ZERO = "on_before_zero_grad"
 BEFORE = "on_before_backward"
 AFTER = ("on_after_backward", "on_before_optimizer_step")
 CLIPPING = ("configure_gradient_clipping", "clip_gradients")
+STEP_HOOKS = (ZERO, BEFORE, *AFTER, *CLIPPING)
+"""The hooks that Lightning calls in the middle of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,7 +223,7 @@ class _ForbiddenGradients(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _ForbiddenState(dict[Any, Any]):
+class _ForbiddenState(dict[Any, Any], StandIn):
     def _used(self, *_: Any) -> NoReturn:
         line = say_frame(user_frame(sys._getframe(1)))
         raise CaptureError(

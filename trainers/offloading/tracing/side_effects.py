@@ -20,6 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from offload import CaptureError
 from offload.torch_seams import FakeTensor, pytree, version_of
+from offload.watching.state_reads import StandIn
 from trainers.offloading.tracing.batch_texts import BatchText
 
 PLAIN = int | float | complex | str | bytes | None
@@ -44,7 +45,7 @@ class LiveNumber:
     read: Callable[[], Any]
 
 
-class DeferredResult:
+class DeferredResult(StandIn):
     """Stands for the result of a metric call that is made after the step."""
 
     def __init__(self, call: int, what: str) -> None:

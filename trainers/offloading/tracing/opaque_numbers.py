@@ -1,0 +1,85 @@
+"""Stand-ins for what differs in every step: the batch's index, the epoch, the loggers.
+
+    batch_idx, current_epoch, global_step    may be passed on and logged; any other use is refused
+    self.logger                              every use is refused
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Self
+
+import lightning as L
+
+from offload import CaptureError
+from offload.program.frames import say_frame, user_frame
+from offload.watching.state_reads import StandIn
+from trainers.lightning_seams import swap_loggers
+
+
+class OpaqueNumber(int, StandIn):
+    """A number of the trainer that a step may pass on, log and print, but not compute with."""
+
+    kind: str
+
+    @classmethod
+    def of(cls, kind: str, number: int) -> Self:
+        """Wrap `number` for a step of this kind (training_step, ...)."""
+        index = cls(number)
+        index.kind = kind
+        return index
+
+    @property
+    def why(self) -> str:
+        return f"batch_idx, which differs in every step. Do it in a hook ({_hook(self.kind)})"
+
+    def _used(self, *_: Any) -> NoReturn:
+        line = say_frame(user_frame(sys._getframe(1)))
+        raise CaptureError(f"{line}: {self.kind} uses {self.why}, or leave it out")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
+    __floordiv__ = __truediv__ = __rtruediv__ = __float__ = __pow__ = __and__ = _used  # type: ignore[assignment]
+    __hash__ = int.__hash__
+
+
+class OpaqueProgress(OpaqueNumber):
+    """The epoch, or the number of steps so far. Tracing with two values of it cannot show what a
+    third value would do (`if self.current_epoch > 20`), so every use is refused."""
+
+    @property
+    def why(self) -> str:
+        return (
+            "current_epoch or global_step, and a captured step would do the same in every epoch."
+            " Set an attribute of the module in on_train_epoch_start and read that, log the number"
+            " unchanged"
+        )
+
+
+def _hook(kind: str) -> str:
+    stage = kind.removesuffix("_step")
+    return f"on_{'train' if stage == 'training' else stage}_batch_end"
+
+
+class _ForbiddenLoggers(list[Any], StandIn):
+    kind = ""
+
+    def _used(self, *_: Any) -> NoReturn:
+        raise CaptureError(
+            f"{say_frame(user_frame(sys._getframe(1)))}: {self.kind} uses the logger itself, but"
+            f" no Python runs in a captured step. Use self.log, or a hook ({_hook(self.kind)})"
+        )
+
+    __len__ = __getitem__ = __iter__ = __bool__ = _used  # type: ignore[assignment]
+
+
+@contextmanager
+def no_loggers(trainer: L.Trainer, kind: str) -> Iterator[None]:
+    """Refuse every use of the trainer's loggers while a step of this kind is traced."""
+    none = _ForbiddenLoggers()
+    none.kind = kind
+    before = swap_loggers(trainer, none)
+    try:
+        yield
+    finally:
+        swap_loggers(trainer, before)
