@@ -113,6 +113,8 @@ class Program:
     changed: Callable[[], str] | None = None
     """Says what the step depends on and has changed since the capture; empty if nothing has. None:
     whoever captured the step watches that."""
+    sketch: Any = None
+    """What the trace of the step recorded, to be compared with another trace of it."""
     fixed: int = 0
     """Bytes that libraries keep on the device for all kernels together, as measured."""
 

@@ -24,9 +24,10 @@ from offload.torch_seams import has_gradient_end_hooks, pytree, storage_key
 from offload.tracing.building import Build
 from offload.tracing.fixed_at_capture import FixedAtCapture
 from offload.tracing.gradient_edits import changed_gradients, empty_gradients
-from offload.tracing.guards import check_batch, guarded_trace
+from offload.tracing.guards import check_batch, guarded_trace, single_trace
 from offload.tracing.ranks import check_ranks
 from offload.tracing.recorder import current_recorder
+from offload.tracing.sketch import TraceSketch
 from offload.tracing.stand_ins import device_of
 from offload.tracing.surroundings import Surroundings, surroundings
 from offload.tracing.training import Gradients, TrainingStep, parameters_of
@@ -104,12 +105,31 @@ def traced(
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
     noted = reads or StateReads()
-    recorder, result = guarded_trace(step, example_inputs, around, place, noted)
+    recorder, result, sketch = guarded_trace(step, example_inputs, around, place, noted)
     outputs = result if isinstance(result, tuple) else (result,)
     graph = Build(recorder, around, outputs).finish(
         lambda *batch: traced(step, *batch, reaches=reaches, device=place)
     )
-    return graph if reads is not None else _fixed(graph, noted, around, None)
+    if reads is not None:
+        return _sketched(graph, sketch)
+    return _fixed(graph, noted, around, None)
+
+
+def retraced(
+    step: Callable[..., Any],
+    *example_inputs: torch.Tensor,
+    reads: StateReads,
+    reaches: Mapping[str, Any] | None = None,
+    device: Device = None,
+) -> TraceSketch:
+    """Trace a step that was captured before once more, to compare it with `Program.sketch`."""
+    around = surroundings({"": step} if reaches is None else reaches)
+    place = device_of(device, example_inputs, around.reachable())
+    return single_trace(step, example_inputs, around, place, reads)
+
+
+def _sketched(graph: TaskGraph, sketch: TraceSketch) -> TaskGraph:
+    return replace(graph, program=replace(graph.program, sketch=sketch))
 
 
 def _fixed(
@@ -148,6 +168,40 @@ def traced_step(
 
     It returns the loss and whatever else `forward` returns after it."""
     check_batch(batch)
+    parameters, around, place = _prepared(step, batch, device)
+    changing = [p for _, p in parameters]
+    noted = reads or StateReads()
+    with empty_gradients(changing):
+        recorder, (loss, more, gradients), sketch = guarded_trace(
+            _with_gradients(step, changing), batch, around, place, noted
+        )
+    if all(g is None for g in gradients) and not step.held:
+        raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
+    for p in step.held:
+        recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
+    build = Build(recorder, around, (loss, *([more] if more != () else [])))
+    Gradients(build, step, parameters, gradients)
+    graph = build.finish(lambda *other: traced_step(step, *other, device=place))
+    if reads is not None:
+        return _sketched(graph, sketch)
+    return _fixed(graph, noted, around, step.optimizer)
+
+
+def retraced_step(
+    step: TrainingStep, *batch: torch.Tensor, reads: StateReads, device: Device = None
+) -> TraceSketch:
+    """Trace a training step that was captured before once more, to compare it with
+    `Program.sketch`."""
+    parameters, around, place = _prepared(step, batch, device)
+    changing = [p for _, p in parameters]
+    with empty_gradients(changing):
+        return single_trace(_with_gradients(step, changing), batch, around, place, reads)
+
+
+def _prepared(
+    step: TrainingStep, batch: Sequence[torch.Tensor], device: Device
+) -> tuple[Any, Surroundings, torch.device]:
+    """The parameters that the step updates, what it can reach, and its device."""
     check_optimizer(step.optimizer)
     parameters = parameters_of(step.optimizer)
     changing = [p for _, p in parameters]
@@ -156,6 +210,13 @@ def traced_step(
     place = device_of(device, batch, around.reachable())
     if step.ranks is not None:
         check_ranks(place)
+    return parameters, around, place
+
+
+def _with_gradients(
+    step: TrainingStep, changing: Sequence[torch.nn.Parameter]
+) -> Callable[..., tuple[torch.Tensor, Any, Any]]:
+    """The step's forward and backward pass, and what happens to the gradients."""
 
     def with_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
         loss, more = step.forward(*inputs)
@@ -170,19 +231,7 @@ def traced_step(
             more = (more, too)
         return loss.detach(), more, gradients
 
-    noted = reads or StateReads()
-    with empty_gradients(changing):
-        recorder, (loss, more, gradients) = guarded_trace(
-            with_gradients, batch, around, place, noted
-        )
-    if all(g is None for g in gradients) and not step.held:
-        raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
-    for p in step.held:
-        recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
-    build = Build(recorder, around, (loss, *([more] if more != () else [])))
-    Gradients(build, step, parameters, gradients)
-    graph = build.finish(lambda *other: traced_step(step, *other, device=place))
-    return graph if reads is not None else _fixed(graph, noted, around, step.optimizer)
+    return with_gradients
 
 
 def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:

@@ -29,12 +29,11 @@ from offload.torch_seams import (
     is_compiled,
     storage_key,
 )
-from offload.tracing.cpu_values import FOLDED
 from offload.tracing.draws import Clock
 from offload.tracing.recorder import Recorder
+from offload.tracing.sketch import TraceSketch
 from offload.tracing.stand_ins import standing_in
 from offload.tracing.surroundings import Surroundings
-from offload.tracing.tape import Tape
 from offload.watching.state_reads import StateReads
 
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
@@ -60,7 +59,7 @@ def guarded_trace(
     around: Surroundings,
     device: torch.device,
     reads: StateReads,
-) -> tuple[Recorder, Any]:
+) -> tuple[Recorder, Any, TraceSketch]:
     """Trace a step twice, and compare the traces.
 
     What the first trace sets in Python and the second one leaves alone is kept: a step may prepare
@@ -73,14 +72,33 @@ def guarded_trace(
         second, again = _watched_trace(step, batch, around, clock, device, reads)
         if changed := reads.changed_since(between):
             raise CaptureError(changed)
-        compare(first.tape, second.tape)
-        _compare_results(first, result, second, again)
+        sketch = TraceSketch.of(first, result)
+        where, what = sketch.first_difference(TraceSketch.of(second, again))
+        if what:
+            raise _differs(where, what)
     except BaseException:
         reads.put_back()
         raise
     finally:
         clock.restore()
-    return first, result
+    return first, result, sketch
+
+
+def single_trace(
+    step: Callable[..., Any],
+    batch: Sequence[torch.Tensor],
+    around: Surroundings,
+    device: torch.device,
+    reads: StateReads,
+) -> TraceSketch:
+    """Trace a step once, leave nothing of it behind, and return what it did."""
+    clock = Clock(device)
+    try:
+        recorder, result = _watched_trace(step, batch, around, clock, device, reads)
+        return TraceSketch.of(recorder, result)
+    finally:
+        clock.restore()
+        reads.put_back()
 
 
 def _watched_trace(
@@ -149,42 +167,12 @@ def explained(error: Exception) -> CaptureError:
     )
 
 
-def compare(first: Tape, second: Tape) -> None:
-    """Raise `CaptureError` at the first op in which two traces of a step differ."""
-    for one, other in zip(first.ops, second.ops, strict=False):
-        if one.code != other.code:
-            raise _differs(one.where, f"{one.name}: {_difference(one.code, other.code)}")
-    if len(first.ops) != len(second.ops):
-        longer = max(first.ops, second.ops, key=len)
-        extra = longer[min(len(first.ops), len(second.ops))]
-        raise _differs(extra.where, f"{extra.name} is called only once in two calls")
-    for one, other in zip(first.storages, second.storages, strict=False):
-        literal = (
-            one.kind in ("literal", FOLDED) and one.tensor is not None and other.tensor is not None
-        )
-        if literal and not torch.equal(one.tensor, other.tensor):  # type: ignore[arg-type]
-            raise _differs("", f"{one.name}: a tensor made from python numbers")
-
-
-def _compare_results(first: Recorder, result: Any, second: Recorder, again: Any) -> None:
-    one, other = first.described(result), second.described(again)
-    if one != other:
-        raise _differs("", f"what it returns: {_difference(one, other)}")
-
-
 def _differs(where: str, what: str) -> CaptureError:
     at = f"{where}: " if where else ""
     return CaptureError(
         f"{at}two calls of the step do different things ({what}), so a graph of one cannot replace"
         " the other. Keep python counters and random numbers in tensors"
     )
-
-
-def _difference(one: str, other: str) -> str:
-    """A little of both texts from where they begin to differ."""
-    start = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(start - 12, 0)
-    return f"...{one[start : start + 40]} against ...{other[start : start + 40]}"
 
 
 def _restore_tensors(recorder: Recorder, around: Surroundings) -> list[str]:

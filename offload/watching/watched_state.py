@@ -115,6 +115,20 @@ class WatchedState:
             found += each.changes(read())
         return found
 
+    def reader(self, place: Place) -> Callable[[], Any]:
+        """Return a function that reads the present value of a place."""
+        number, key = place
+        for each in self.dicts:
+            if id(each.holder) == number:
+                return lambda: each.holder.get(key, MISSING)
+        for each in self.lists:
+            if id(each.holder) == number:
+                return lambda: contents(each.holder)[key]
+        for read, each in self.others:
+            if id(each.holder) == number:
+                return lambda: read()[key]
+        raise KeyError(place)
+
     def without(self, places: Collection[Place]) -> "WatchedState":
         """Leave out these places."""
         if not places:

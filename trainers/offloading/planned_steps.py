@@ -57,13 +57,15 @@ class PlannedSteps(Strategy):
         engine: str = "auto",
         verify: bool = True,
         check_first_steps: int = 2,
+        audit: float = 0.01,
         **more: Any,
     ) -> None:
         """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
         offloading (80%); None sets no limit. A run that cannot be planned is refused if it has a
         budget, and trained eagerly otherwise. `check_first_steps`: plain Lightning makes so many
         optimizer steps too, and a difference stops the run; these steps need the memory of both.
-        `more` is given to Lightning's strategy."""
+        `audit`: the part of the time that goes into tracing the step again, to find changes that no
+        watch sees; 0 switches that off. `more` is given to Lightning's strategy."""
         super().__init__(**more)
         self._has_device = "device" in more
         """Whether the user chose the device, so that the trainer may not."""
@@ -72,6 +74,9 @@ class PlannedSteps(Strategy):
             raise ValueError(
                 f"check_first_steps={check_first_steps!r}: give a number of steps, 0 or more"
             )
+        if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit < 1:
+            raise ValueError(f"audit={audit!r}: give a part of the time, from 0 to less than 1")
+        self._audit = audit
         if self._driver is None:
             check_engine(engine)
         self._check_first_steps = check_first_steps
@@ -230,7 +235,12 @@ class PlannedSteps(Strategy):
             if self._evaluation is not None:
                 self._evaluation.close()  # the training step's plan chooses the homes anew
             self._steps = StepGraphs(
-                self._module, self.optimizers[0], self._request, self._meter, self._ranks()
+                self._module,
+                self.optimizers[0],
+                self._request,
+                self._meter,
+                self._ranks(),
+                self._audit,
             )
         return self._steps
 

@@ -28,8 +28,10 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
 from offload.sizes import is_share
 from offload.torch_seams import pytree
+from offload.tracing.capture import retraced
 from trainers.offloading.hardware.devices import all_on, move, tensors_of
 from trainers.offloading.steps.graph_cache import MANY, GraphCache
+from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
     CONTEXTS,
@@ -75,7 +77,11 @@ class EvaluationStep(TracedStep):
 class EvaluationGraph:
     """The graph of an evaluation step. This object is also its key in the runner."""
 
-    recipe: StepRecipe
+    validity: GraphValidity
+
+    @property
+    def recipe(self) -> StepRecipe:
+        return self.validity.recipe
 
 
 class Evaluation:
@@ -176,6 +182,8 @@ class Evaluation:
         for batch in (given.batch.loose, given.batch):
             if (known := self._cache.find((*situation, batch.key))) is not None:
                 return known
+            if (known := self._renewed((*situation, batch.key), given, batch)) is not None:
+                return known
         self._cache.warn_if_many((*situation, given.batch.key), given.batch.loose, loader)
         graph, step, batch = self._capture(given)
         if self._runner is None:
@@ -223,7 +231,23 @@ class Evaluation:
             device=self._request.target.device,
             reads=step.reads,
         )
-        return graph, EvaluationGraph(step.recipe())
+        return graph, EvaluationGraph(GraphValidity(step.recipe(), graph.program.sketch))
+
+    def _renewed(self, key: Any, given: StepArguments, batch: BatchParts) -> EvaluationGraph | None:
+        """Return a graph that does what the step does now, although a value has changed."""
+
+        def retrace() -> Retraced:
+            step = EvaluationStep(self._module, replace(given, batch=batch))
+            sketch = retraced(
+                step,
+                *batch.tensors,
+                reads=step.reads,
+                reaches={"": self._module},
+                device=self._request.target.device,
+            )
+            return Retraced(sketch, step.recipe())
+
+        return self._cache.renewed(key, retrace)
 
     def _run_on_host(
         self,

@@ -3,28 +3,34 @@
     (shapes, micro-batch, ...)  -->  [graph while alpha = 0.5, graph while alpha = 0.25]
 
 One situation may have several graphs: a graph can be used if the Python values that its step read
-are unchanged.
+are unchanged, or if they have no effect (graph_validity.py). A value that changes in every step, and
+has an effect, is refused by name: it would cost a capture in every step.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from trainers.offloading.tracing.closure import BatchParts, StepRecipe
+from offload import CaptureError
+from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
+from trainers.offloading.tracing.closure import BatchParts
 
 MOST = 16
 """A cache holds so many graphs."""
 MANY = 3
 """After so many captures for a similar reason a warning says why."""
+STORM = 0.1
+"""Captures that changes of values cause may take this part of the time."""
 
 
 class ServedGraph(Protocol):
     """A graph in a runner. The object is also its key there."""
 
     @property
-    def recipe(self) -> StepRecipe: ...
+    def validity(self) -> GraphValidity: ...
 
 
 S = TypeVar("S", bound=ServedGraph)
@@ -40,14 +46,50 @@ class GraphCache(Generic[S]):
         self._steps: OrderedDict[Any, list[S]] = OrderedDict()
         self._shapes: dict[Any, dict[Any, None]] = {}
         self._warned = False
+        self._other = 0
+        """How many steps running needed another graph because of a value."""
+        self._others = 0
+        self._begun = monotonic()
+        self._spent = 0.0
 
     def find(self, key: Any) -> S | None:
         """Return the graph for this situation and the present Python values."""
         for step in self._steps.get(key, ()):
-            if step.recipe.watched.same():
+            if step.validity.holds():
                 self._steps.move_to_end(key)
+                self._other = 0
                 return step
         return None
+
+    def renewed(self, key: Any, retrace: Callable[[], Retraced]) -> S | None:
+        """Return a graph for this situation that does what the step does now, although a value that
+        the step reads has changed. `retrace` traces the step once more."""
+        known = self._steps.get(key)
+        if not known:
+            return None
+        begun = monotonic()
+        again = retrace()
+        self._spent += monotonic() - begun
+        for step in reversed(known):
+            change = next(iter(step.validity.changes()), None)
+            if step.validity.renewed(again):
+                self._check_storm(change, step.validity.constants_changed)
+                return step
+        self._check_storm(next(iter(known[-1].validity.changes()), None), True)
+        return None
+
+    def _check_storm(self, change: Any, has_effect: bool) -> None:
+        """Refuse a value that changes in every step, or so often that captures take over."""
+        self._other = self._other + 1 if has_effect else 0
+        self._others += has_effect
+        often = self._others >= MOST and self._spent > STORM * (monotonic() - self._begun)
+        if self._other >= MANY or often:
+            how = "in every step" if self._other >= MANY else f"{self._others} times so far"
+            raise CaptureError(
+                f"{change}: it changes {how}, and what {self._what} computes or logs depends on it."
+                " Keep it in a tensor (self.register_buffer) and change that in place, or change it"
+                " once an epoch"
+            )
 
     def put(self, key: Any, step: S) -> None:
         self._steps.setdefault(key, []).append(step)
@@ -71,7 +113,8 @@ class GraphCache(Generic[S]):
             came = ", ".join(map(shapes_of, shapes))
             why = f"batches differ in shape ({came}): return batches of one shape"
         elif known is not None and len(known) == MANY - 1:
-            why = f"the step reads a value that changes: {known[-1].recipe.watched.changed()}"
+            change = next(iter(known[-1].validity.changes()), "")
+            why = f"the step reads a value that changes: {change}"
         if why and not self._warned:
             self._warned = True
             rank_zero_warn(

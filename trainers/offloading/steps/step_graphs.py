@@ -9,6 +9,7 @@ added later use them where they are.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import lightning as L
@@ -16,16 +17,19 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import MemoryTooSmall, Plan, Runner, TaskGraph
+from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.optimizer.fixed_settings import fixed_settings
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
-from offload.tracing.capture import capture_step
+from offload.tracing.capture import capture_step, retraced_step
 from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.ranks import Ranks
 from offload.tracing.training import Clip, Parameter, TrainingStep
+from offload.watching.state_reads import StateReads
 from trainers.offloading.hardware.meter import Meter
+from trainers.offloading.steps.audit import AuditSchedule
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
+from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
@@ -56,7 +60,7 @@ class MicroBatch:
 class StepGraph:
     """The graph of a micro-batch. This object is also its key in the runner."""
 
-    recipe: StepRecipe
+    validity: GraphValidity
     holds: frozenset[Parameter]
     """The parameters that have a sum of gradients after this graph."""
     last: bool
@@ -67,6 +71,10 @@ class StepGraph:
     graph: TaskGraph
     about: tuple[str, str]
     """The shapes of its batch, and the part of an optimizer step that it is."""
+
+    @property
+    def recipe(self) -> StepRecipe:
+        return self.validity.recipe
 
 
 class StepGraphs:
@@ -79,7 +87,9 @@ class StepGraphs:
         request: PlanRequest,
         meter: Meter,
         ranks: Ranks | None = None,
+        audit: float = 0.0,
     ) -> None:
+        """`audit`: the part of the time that audits of the graphs may take."""
         self.sums: dict[Parameter, torch.Tensor] = {}
         """The sums of the gradients of the micro-batches so far."""
         self.plan: Plan | None = None
@@ -88,6 +98,7 @@ class StepGraphs:
         self._request = request
         self._meter = meter
         self._ranks = ranks
+        self._audits = AuditSchedule(audit)
         self.runner: Runner | None = None
         """The runner of all graphs, which is made after the first capture."""
         self.late_updates = LateUpdates(module)
@@ -96,6 +107,7 @@ class StepGraphs:
         self._cache: GraphCache[StepGraph] = GraphCache("the step", self._forget)
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
+        self._too_large: list[str] = []
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
         """The parameters whose sum must equal an eager run's `.grad` after this micro-batch."""
@@ -104,7 +116,12 @@ class StepGraphs:
         """Return the graph that was captured for such a micro-batch, if there is one."""
         if micro.first:
             self._held = frozenset()
-        return self._cache.find(self._key(micro, parts))
+        found = self._cache.find(key := self._key(micro, parts))
+        if found is None:
+            found = self._cache.renewed(key, lambda: self._retraced(micro, parts))
+        elif self._audits.due():
+            self._audit(found, micro, parts)
+        return found
 
     def step_for(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
         """Return the graph for this micro-batch, and capture it if there is none."""
@@ -117,6 +134,20 @@ class StepGraphs:
             step = self._capture(micro, parts)
         self._cache.put(key, step)
         return step
+
+    def _audit(self, step: StepGraph, micro: MicroBatch, parts: BatchParts) -> None:
+        """Trace the step once more, although nothing that is watched has changed."""
+        begun, before = monotonic(), self._audits.last
+        with self._meter.planning():
+            why = step.validity.difference(self._retraced(micro, parts))
+        self._audits.done(monotonic() - begun)
+        if why:
+            raise CaptureError(
+                f"the step does something else than when it was captured ({why}), but no value"
+                f" that OffloadStrategy watches has changed. The steps after micro-batch {before}"
+                f" up to this one ({self._audits.count}) may be wrong. State that cannot be watched"
+                " (in a C extension, behind object.__getattribute__) must be kept in a tensor"
+            )
 
     def plan_for(self, micro: MicroBatch, parts: BatchParts) -> Plan:
         """Return the plan of the whole step that `step_for` would make, without running it."""
@@ -315,6 +346,35 @@ class StepGraphs:
     def _traced(
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
+        forward, hooks, step = self._training_step(micro, parts, last, held)
+        with torch.enable_grad():
+            device = self._request.target.device
+            graph = capture_step(step, *parts.tensors, device=device, reads=forward.reads)
+        there = {id(source) for source in graph.program.tensors.values()}
+        added = {p for p, total in self.sums.items() if id(total) in there}
+        recipe = forward.recipe()
+        self._say_too_large(forward.reads)
+        return StepGraph(
+            GraphValidity(recipe, graph.program.sketch),
+            held | added,
+            last,
+            hooks.zero,
+            self._outside(graph),
+            graph,
+            (shapes_of(parts.key), _part_of(micro)),
+        )
+
+    def _retraced(self, micro: MicroBatch, parts: BatchParts) -> Retraced:
+        """Trace the step of this micro-batch once, without capturing it."""
+        forward, _, step = self._training_step(micro, parts, micro.last, self._held)
+        with torch.enable_grad():
+            device = self._request.target.device
+            sketch = retraced_step(step, *parts.tensors, device=device, reads=forward.reads)
+        return Retraced(sketch, forward.recipe())
+
+    def _training_step(
+        self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
+    ) -> tuple[TrainingForward, Hooks, TrainingStep]:
         hooks = Hooks(self._module, self.optimizer)
         forward = TrainingForward(
             self._module, StepArguments("training_step", parts, micro.batch_idx), hooks
@@ -330,20 +390,17 @@ class StepGraphs:
             forward.after if hooks.after else None,
             self._ranks,
         )
-        with torch.enable_grad():
-            device = self._request.target.device
-            graph = capture_step(step, *parts.tensors, device=device, reads=forward.reads)
-        there = {id(source) for source in graph.program.tensors.values()}
-        added = {p for p, total in self.sums.items() if id(total) in there}
-        return StepGraph(
-            forward.recipe(),
-            held | added,
-            last,
-            hooks.zero,
-            self._outside(graph),
-            graph,
-            (shapes_of(parts.key), _part_of(micro)),
-        )
+        return forward, hooks, step
+
+    def _say_too_large(self, reads: StateReads) -> None:
+        """Warn once of what the step reads and nobody can watch in every step."""
+        new = [label for label in reads.too_large if label not in self._too_large]
+        self._too_large += new
+        if new:
+            rank_zero_warn(
+                f"OffloadStrategy does not watch {', '.join(new)}, which the step reads: a change"
+                " of it is only found by audits. Keep it in a tensor"
+            )
 
     def _outside(self, graph: TaskGraph) -> Mapping[str, torch.Tensor]:
         changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}

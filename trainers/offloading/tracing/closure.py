@@ -249,8 +249,9 @@ class TracedStep:
         return (OpaqueNumber.of(self._given.kind, other if second else batch_idx),)
 
     def recipe(self) -> StepRecipe:
-        """Compare the two traces, and return what both have in common."""
-        (output, notes), (again, other) = self._seen
+        """Compare the two traces, and return what both have in common. A step that is only traced
+        again has one trace."""
+        (output, notes), (again, other) = self._seen[0], self._seen[-1]
         calls = tuple(map(self._with_live, notes.calls, other.calls))
         if len(calls) != len(other.calls):
             raise _frozen(f"{len(calls)} calls of self.log and metrics against {len(other.calls)}")
@@ -276,7 +277,8 @@ class TracedStep:
         the value of trace `at`."""
         given = (_plain(first), _plain(second))
         if all(type(number) in (int, float) for number in given) and given[0] != given[1]:
-            for live, *numbers in zip(_live_numbers(self._trainer), *self._numbers, strict=True):
+            numbers_of_both = self._numbers[0], self._numbers[-1]
+            for live, *numbers in zip(_live_numbers(self._trainer), *numbers_of_both, strict=True):
                 if tuple(numbers) == given:
                     return live
         return given[at]

@@ -1,0 +1,76 @@
+"""What one trace of a step recorded, in a form that is cheap to keep and to compare.
+
+    ops in their order    which tensors they use    what the step returns
+
+Two traces with equal sketches are built into the same graph over the same tensors.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offload.tracing.cpu_values import FOLDED
+from offload.tracing.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceSketch:
+    """The ops of a trace, as text, and the identities of what they use."""
+
+    ops: tuple[tuple[str, str, str], ...]
+    """The code, the name and the user's line of every op."""
+    storages: tuple[Any, ...]
+    """For the user's tensors their identity, for numbers made into tensors their bytes."""
+    result: str
+
+    @classmethod
+    def of(cls, recorder: Recorder, result: Any) -> "TraceSketch":
+        described = recorder.described(result)
+        return cls(
+            tuple((op.code, op.name, op.where) for op in recorder.tape.ops),
+            tuple(map(_identity, recorder.tape.storages)),
+            described,
+        )
+
+    def difference(self, other: "TraceSketch") -> str:
+        """Say in what another trace differs first; empty if in nothing."""
+        where, what = self.first_difference(other)
+        return f"{where}: {what}" if where else what
+
+    def first_difference(self, other: "TraceSketch") -> tuple[str, str]:
+        """Return the user's line and what differs there; both may be empty."""
+        for (mine, name, where), (code, *_) in zip(self.ops, other.ops, strict=False):
+            if mine != code:
+                return where, f"{name}: {_difference(mine, code)}"
+        if len(self.ops) != len(other.ops):
+            longer = max(self.ops, other.ops, key=len)
+            _, name, where = longer[min(len(self.ops), len(other.ops))]
+            return where, f"{name} is called only once in two calls"
+        if self.storages != other.storages:
+            return "", "other tensors, or tensors made from other python numbers"
+        if self.result != other.result:
+            return "", f"what it returns: {_difference(self.result, other.result)}"
+        return "", ""
+
+
+def _difference(one: str, other: str) -> str:
+    """A little of both texts from where they begin to differ."""
+    start = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(start - 12, 0)
+    return f"...{one[start : start + 40]} against ...{other[start : start + 40]}"
+
+
+def _identity(storage: Any) -> Any:
+    tensor = storage.tensor
+    if tensor is None:
+        return storage.kind
+    if storage.kind in ("literal", FOLDED):
+        return _bytes_of(tensor)
+    return id(tensor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
