@@ -34,6 +34,7 @@ from offload.tracing.recorder import Recorder
 from offload.tracing.sketch import TraceSketch
 from offload.tracing.stand_ins import standing_in
 from offload.tracing.surroundings import Surroundings
+from offload.watching.effects import StepEffects
 from offload.watching.state_reads import StateReads
 
 READS = frozenset({"numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "__reduce_ex__"})
@@ -66,11 +67,12 @@ def guarded_trace(
     something when it is called for the first time. A step that is refused leaves nothing."""
     _check_compiled(around)
     clock = Clock(device)
+    effects = StepEffects()
     try:
-        first, result = _watched_trace(step, batch, around, clock, device, reads)
+        first, result = _watched_trace(step, batch, around, clock, device, reads, effects)
         between = reads.present()
-        second, again = _watched_trace(step, batch, around, clock, device, reads)
-        if changed := reads.changed_since(between):
+        second, again = _watched_trace(step, batch, around, clock, device, reads, effects)
+        if changed := reads.changed_since(between) or effects.repeated():
             raise CaptureError(changed)
         sketch = TraceSketch.of(first, result)
         where, what = sketch.first_difference(TraceSketch.of(second, again))
@@ -81,6 +83,7 @@ def guarded_trace(
         raise
     finally:
         clock.restore()
+    effects.say()
     return first, result, sketch
 
 
@@ -94,7 +97,9 @@ def single_trace(
     """Trace a step once, leave nothing of it behind, and return what it did."""
     clock = Clock(device)
     try:
-        recorder, result = _watched_trace(step, batch, around, clock, device, reads)
+        recorder, result = _watched_trace(
+            step, batch, around, clock, device, reads, StepEffects()
+        )
         return TraceSketch.of(recorder, result)
     finally:
         clock.restore()
@@ -108,12 +113,14 @@ def _watched_trace(
     clock: Clock,
     device: torch.device,
     reads: StateReads,
+    effects: StepEffects,
 ) -> tuple[Recorder, Any]:
     with ExitStack() as stack:
         stack.enter_context(_silenced_log())
         stack.enter_context(_autocast_cache())
         stack.enter_context(_no_optimizer())
         used = stack.enter_context(_random_states_restored())
+        stack.enter_context(effects.noted())
         stack.enter_context(reads.noting(around.roots))
         recorder = Recorder(around.modules, clock, device)
         try:
