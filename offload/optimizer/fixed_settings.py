@@ -1,12 +1,12 @@
 """What a graph fixes of an optimizer when it is captured; its other numbers are read at each step.
 
-    fixed: which tensors it updates, which kernels it calls, which state it has, its `step` method
-    read at each step: learning rates, weight decay, betas, a momentum that is not 0
+fixed: which tensors it updates, which kernels it calls, which state it has, its `step` method
+read at each step: learning rates, weight decay, betas, a momentum that is not 0
 """
 
 from typing import Any
 
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 FLAGS = ("foreach", "fused", "amsgrad", "capturable", "differentiable")
 

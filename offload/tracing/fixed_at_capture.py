@@ -1,6 +1,6 @@
 """What a graph fixes when it is captured, and what of it has changed since.
 
-    Python values that the step read   requires_grad   the optimizer's structure   torch's settings
+Python values that the step read   requires_grad   the optimizer's structure   torch's settings
 """
 
 from collections.abc import Sequence

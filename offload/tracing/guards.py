@@ -97,9 +97,7 @@ def single_trace(
     """Trace a step once, leave nothing of it behind, and return what it did."""
     clock = Clock(device)
     try:
-        recorder, result = _watched_trace(
-            step, batch, around, clock, device, reads, StepEffects()
-        )
+        recorder, result = _watched_trace(step, batch, around, clock, device, reads, StepEffects())
         return TraceSketch.of(recorder, result)
     finally:
         clock.restore()

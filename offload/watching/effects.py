@@ -79,9 +79,7 @@ class StepEffects:
             if get_ident() != self._thread or logger.name.split(".", 1)[0] == "torch":
                 handle(logger, record)
             else:
-                self.hold(
-                    f"the step logs {record.getMessage()!r}", lambda: handle(logger, record)
-                )
+                self.hold(f"the step logs {record.getMessage()!r}", lambda: handle(logger, record))
 
         return hold
 

@@ -1,14 +1,14 @@
 """Notes which functions of the user, and of the libraries that the user installed, a step calls.
 
-    call of a function  -->  its code object and its globals, the first time it is called
-    libraries that every program has (torch, lightning, numpy, Python's own) are left out
+call of a function  -->  its code object and its globals, the first time it is called
+libraries that every program has (torch, lightning, numpy, Python's own) are left out
 """
 
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from os.path import dirname, sep
 from types import CodeType, FrameType
 from typing import Any
@@ -22,7 +22,7 @@ LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 STANDARD = sysconfig.get_paths()["stdlib"] + sep
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_read(file: str) -> bool:
     """Whether the globals of this file's functions may change what a step does."""
     if file.startswith((TORCH, OURS, OUR_TRAINERS, "<frozen")):

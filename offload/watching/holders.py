@@ -3,8 +3,10 @@
 Every holder knows what it held when it was first met, what it holds now, and how to put that back.
 """
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from types import CellType
 from typing import Any
 
@@ -149,6 +151,34 @@ class One:
     def watched(self) -> WatchedValues:
         now = self.now()
         return WatchedValues(self.own, tuple(now), tuple(now.values()), self.say)
+
+
+class Dice:
+    """A random generator of Python or numpy: its state is what it holds."""
+
+    def __init__(self, own: Any, label: str) -> None:
+        self.label = label
+        self._own = own
+        self._first = self._state()
+
+    def _state(self) -> Any:
+        if isinstance(self._own, random.Random):
+            return self._own.getstate()
+        if isinstance(self._own, np.random.Generator):
+            return deepcopy(self._own.bit_generator.state)
+        return self._own.get_state()
+
+    @property
+    def drawn(self) -> bool:
+        return repr(self._state()) != repr(self._first)
+
+    def put_back(self) -> None:
+        if isinstance(self._own, random.Random):
+            self._own.setstate(self._first)
+        elif isinstance(self._own, np.random.Generator):
+            self._own.bit_generator.state = self._first
+        else:
+            self._own.set_state(self._first)
 
 
 Holder = Names | Items | One

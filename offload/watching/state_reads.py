@@ -9,22 +9,15 @@ trace. Not seen: state inside C extensions, calls of `object.__getattribute__`, 
 """
 
 import gc
-import random
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from enum import Enum
 from functools import partial
 from io import IOBase
-from threading import get_ident
 from types import (
     CellType,
     CodeType,
     FunctionType,
-    GeneratorType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -37,35 +30,36 @@ import numpy as np
 import torch
 
 from offload.errors import CaptureError
-from offload.program.frames import INSTALLED, OURS
-from offload.torch_seams import HELD, FakeTensor
-from offload.watching.executed_code import OUR_TRAINERS, calls_noted, is_read, names_of
-from offload.watching.holders import Holder, Items, Names, One, inside
+from offload.program.frames import INSTALLED
+from offload.torch_seams import HELD
+from offload.watching.executed_code import calls_noted, is_read, names_of
+from offload.watching.frozen_state import frozen
+from offload.watching.holders import Dice, Holder, Items, Names, One, inside
+from offload.watching.spies import Spies
+from offload.watching.value_kinds import (
+    CONTAINERS,
+    DICE,
+    FIXED,
+    OPAQUE,
+    file_of,
+    has_stand_in,
+    is_iterator,
+    is_looked_into,
+    is_of_ours,
+    is_users,
+    why_kept,
+)
 from offload.watching.watched_state import (
     MISSING,
     PLAIN,
     Place,
     WatchedState,
-    WatchedValues,
     alike,
     brief,
 )
 
 MOST = 65_536
 """A container with more items is not watched, but named."""
-CONTAINERS = (dict, list, set, deque, np.ndarray)
-FIXED = (tuple, frozenset)
-SPIES = ("__getattribute__", "__setattr__", "__delattr__")
-STANDARD = frozenset(sys.stdlib_module_names) - {"argparse", "collections", "types", "__main__"}
-"""Python's own modules, whose objects are not looked into."""
-TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.utils.data", "torchvision")
-"""The modules of torch whose objects are looked into."""
-OPAQUE = (torch.Tensor, torch.dtype, torch.device, torch.Generator, Enum)
-DICE = (random.Random, np.random.Generator, np.random.RandomState)
-
-
-class StandIn:
-    """The base of what stands for a value while a step is traced: no user's object may keep it."""
 
 
 class StateReads:
@@ -79,13 +73,12 @@ class StateReads:
         self._alive: dict[int, Any] = {}
         """Objects that were met, kept so that no new object gets the id of one."""
         self._known: set[tuple[int, str]] = set()
-        self._spied: dict[type, dict[str, Any]] = {}
+        self._spies = Spies(self._read, self._write)
         self._functions: dict[CodeType, list[FunctionType]] = {}
         self._called: dict[CodeType, dict[str, Any]] = {}
         self._ignored: set[Place] = set()
-        self._dice: list[tuple[str, Any, Any]] = []
-        self._thread = get_ident()
-        self._noting = self._traced = False
+        self._dice: list[Dice] = []
+        self._traced = False
 
     # ---- what a capture does ---------------------------------------------------------------------
 
@@ -96,9 +89,7 @@ class StateReads:
             self._meet(thing, name or type(thing).__name__)
             for path, part in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
                 self._meet(part, f"{name}.{path}".strip(".") or type(thing).__name__)
-        for kind in self._spied:
-            self._put_spies(kind)
-        self._noting = True
+        self._spies.put()
         try:
             if self._traced:
                 yield
@@ -106,19 +97,18 @@ class StateReads:
                 with calls_noted(self._meet_code):
                     yield
         finally:
-            self._noting, self._traced = False, True
-            for kind in self._spied:
-                self._remove_spies(kind)
+            self._traced = True
+            self._spies.remove()
         self._meet_closures()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Note nothing in this block: no code of the user runs in it."""
-        before, self._noting = self._noting, False
+        before, self._spies.noting = self._spies.noting, False
         try:
             yield
         finally:
-            self._noting = before
+            self._spies.noting = before
 
     def ignore(self, own: Any, key: Any) -> None:
         """Do not watch this place: whoever calls knows that it may change."""
@@ -140,9 +130,9 @@ class StateReads:
         for holder in self._holders.values():
             for key, value in holder.now().items():
                 for kept in (key, value):
-                    if value is not holder.first.get(key, MISSING) and _has_stand_in(kept):
+                    if value is not holder.first.get(key, MISSING) and has_stand_in(kept):
                         where = holder.say(None if kept is key else key)
-                        return f"{where} keeps {_why(kept)}"
+                        return f"{where} keeps {why_kept(kept)}"
         return ""
 
     def changed_since(self, before: Mapping[Any, Mapping[Any, Any]]) -> str:
@@ -153,18 +143,18 @@ class StateReads:
                 then = {**holder.first, **then}
             for key in {**then, **now}:
                 old, new = then.get(key, MISSING), now.get(key, MISSING)
-                if old is new or alike(old, new) or _is_of_ours(old) or _is_of_ours(new):
+                if old is new or alike(old, new) or is_of_ours(old) or is_of_ours(new):
                     continue
                 return (
                     f"{holder.say(key)} changes from {brief(old)} to {brief(new)} in a call, and a"
                     " captured step runs no python. Keep it in a tensor (a buffer), or change it"
                     " outside of the step"
                 )
-        for label, dice, state in self._dice:
-            if repr(_state_of(dice)) != repr(state):
+        for dice in self._dice:
+            if dice.drawn:
                 return (
-                    f"the step draws from {label}, and every step would use the number drawn now."
-                    " Draw with torch, or pass the number in as a tensor of the batch"
+                    f"the step draws from {dice.label}, and every step would use the number drawn"
+                    " now. Draw with torch, or pass the number in as a tensor of the batch"
                 )
         return ""
 
@@ -172,94 +162,18 @@ class StateReads:
         """Undo all that the traces changed in Python."""
         for holder in self._holders.values():
             holder.put_back()
-        for _, dice, state in self._dice:
-            _set_state(dice, state)
+        for dice in self._dice:
+            dice.put_back()
 
     def state(self) -> WatchedState:
         """Return all that was noted, with the values of now."""
-        self._drop_dead()
-        dicts: list[WatchedValues] = []
-        lists: list[WatchedValues] = []
-        others: list[tuple[Callable[[], Mapping[Any, Any]], WatchedValues]] = []
-        empty: list[tuple[Any, str]] = []
-        for holder in self._holders.values():
-            watched = holder.watched()
-            if isinstance(holder, Items) and isinstance(holder.own, np.ndarray):
-                others.append((holder.now, watched))
-            elif isinstance(holder, Items) and not len(holder.own):
-                empty.append((holder.own, holder.say(None)))
-            elif isinstance(holder, One):
-                others.append((holder.now, watched))
-            elif isinstance(holder, Items) and not isinstance(holder.own, dict):
-                lists.append(watched)
-            elif watched.keys:
-                dicts.append(watched)
-            holder.first = dict.fromkeys(holder.first)  # what was before the trace may go
-        return WatchedState(
-            tuple(dicts),
-            tuple(lists),
-            tuple(others),
-            tuple(own for own, _ in empty),
-            tuple(label for _, label in empty),
-        ).without(self._ignored)
-
-    # ---- spies -----------------------------------------------------------------------------------
-
-    def _spy_on(self, kind: type) -> None:
-        if kind in self._spied:
-            return
-        if not _can_be_changed(kind):
-            return
-        own = vars(kind)
-        self._spied[kind] = {name: own[name] for name in SPIES if name in own}
-        if self._noting:
-            self._put_spies(kind)
-
-    def _put_spies(self, kind: type) -> None:
-        get, put, drop = (self._unspied(kind, name) for name in SPIES)
-
-        def spy_get(thing: Any, name: str) -> Any:
-            if not self._noting or get_ident() != self._thread:
-                return get(thing, name)
-            try:
-                value = get(thing, name)
-            except AttributeError:
-                self._read(thing, name)
-                raise
-            self._read(thing, name, value)
-            return value
-
-        def spy_put(thing: Any, name: str, value: Any) -> None:
-            if self._noting and get_ident() == self._thread and not _is_of_ours(value):
-                self._write(thing, name)
-            put(thing, name, value)
-
-        def spy_drop(thing: Any, name: str) -> None:
-            if self._noting and get_ident() == self._thread:
-                self._write(thing, name)
-            drop(thing, name)
-
-        for name, spy in zip(SPIES, (spy_get, spy_put, spy_drop), strict=True):
-            setattr(kind, name, spy)
-
-    def _remove_spies(self, kind: type) -> None:
-        for name in SPIES:
-            if name in self._spied[kind]:
-                setattr(kind, name, self._spied[kind][name])
-            else:
-                delattr(kind, name)
-
-    def _unspied(self, kind: type, name: str) -> Any:
-        """The method of a class before any spy was put on it or on a class above it."""
-        for each in kind.__mro__:
-            own = self._spied[each] if each in self._spied else vars(each)
-            if name in own:
-                return own[name]
-        raise AttributeError(name)
+        for kept in (self._alive, self._known, self._functions, self._called):
+            kept.clear()  # else nothing that the trace made would be dead
+        return frozen(self._holders, self._ignored)
 
     # ---- reads and writes ------------------------------------------------------------------------
 
-    def _read(self, thing: Any, name: str, value: Any = MISSING) -> None:
+    def _read(self, thing: Any, name: str, value: Any) -> None:
         known = (id(thing), name)
         if known in self._known:
             return
@@ -267,7 +181,7 @@ class StateReads:
             if name == "__dict__" and is_read(sys._getframe(2).f_code.co_filename):
                 self._meet(value, self._label(thing))
             return
-        if _is_of_ours(value):
+        if is_of_ours(value):
             return
         self._known.add(known)
         self._alive[known[0]] = thing
@@ -298,7 +212,7 @@ class StateReads:
     def _read_class(self, thing: Any, name: str, label: str) -> None:
         passed: list[type] = []
         for kind in type(thing).__mro__:
-            if _is_users(kind):
+            if is_users(kind):
                 passed.append(kind)
             found = vars(kind).get(name, MISSING)
             if found is not MISSING:
@@ -334,7 +248,7 @@ class StateReads:
 
     def _meet(self, value: Any, label: str) -> None:
         """Look into a value that the step can now use."""
-        if isinstance(value, PLAIN) or id(value) in self._labels or _is_of_ours(value):
+        if isinstance(value, PLAIN) or id(value) in self._labels or is_of_ours(value):
             return
         kind = type(value)
         if isinstance(value, OPAQUE) or value is MISSING or isinstance(value, ModuleType):
@@ -345,8 +259,8 @@ class StateReads:
             self._meet_function(value)
         elif isinstance(value, CONTAINERS):
             self._meet_container(value, label)
-            if _is_spied(kind):
-                self._spy_on(kind)
+            if is_looked_into(kind):
+                self._spies.spy_on(kind)
         elif isinstance(value, FIXED):
             for key, item in inside(value):
                 self._meet(item, f"{label}[{key!r}]")
@@ -374,14 +288,14 @@ class StateReads:
                 " it in a hook (on_train_batch_end)"
             )
         elif isinstance(value, DICE):
-            self._dice.append((label, value, _state_of(value)))
-        elif _is_iterator(value):
+            self._dice.append(Dice(value, label))
+        elif is_iterator(value):
             raise CaptureError(
                 f"the step uses {label}, a {kind.__name__}: what it gives next differs in every"
                 " step. Call next() in a hook (on_train_batch_start), and read what it gave"
             )
-        elif _is_spied(kind):
-            self._spy_on(kind)
+        elif is_looked_into(kind):
+            self._spies.spy_on(kind)
 
     def _meet_container(self, value: Any, label: str) -> None:
         size = value.size if isinstance(value, np.ndarray) else len(value)
@@ -399,7 +313,7 @@ class StateReads:
     def _meet_class(self, kind: type) -> None:
         """Note the names of a class that the user wrote and uses as a namespace."""
         for each in kind.__mro__:
-            if _is_users(each) and is_read(_file_of(each)) and INSTALLED not in _file_of(each):
+            if is_users(each) and is_read(file_of(each)) and INSTALLED not in file_of(each):
                 for name, value in list(vars(each).items()):
                     if not name.startswith("__"):
                         self._class_names(each).note(name)
@@ -460,27 +374,6 @@ class StateReads:
             if type(thing) is FunctionType and thing.__code__ in wanted:
                 self._meet(thing, thing.__qualname__)
 
-    # ---- the end of a trace ----------------------------------------------------------------------
-
-    def _drop_dead(self) -> None:
-        """Forget what was born in the trace and is dead now, or holds what the trace made."""
-        self._alive.clear()
-        self._known.clear()
-        self._functions.clear()
-        self._called.clear()
-        for key, holder in list(self._holders.items()):
-            if any(map(_has_stand_in, holder.first.values())):
-                del self._holders[key]
-        held = True
-        while held:
-            held = [
-                key
-                for key, holder in self._holders.items()
-                if type(holder.own) is not MappingProxyType and sys.getrefcount(holder.own) <= 2
-            ]
-            for key in held:
-                del self._holders[key]
-
 
 def _dict_of(thing: Any) -> dict[str, Any] | None:
     try:
@@ -504,95 +397,3 @@ def _class_value(kind: type, name: str) -> Any:
         if name in vars(each):
             return vars(each)[name]
     return None
-
-
-def _is_users(kind: type) -> bool:
-    """Whether a class is the user's own, or of a library that few programs have."""
-    module = kind.__module__
-    root = module.split(".", 1)[0]
-    if root in STANDARD or root in ("builtins", "torch", "numpy", "collections", "types"):
-        return False
-    return root not in ("lightning", "pytorch_lightning", "offload", "trainers")
-
-
-def _file_of(kind: type) -> str:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"
-
-
-def _is_spied(kind: type) -> bool:
-    """Whether reads of this type's attributes are noted."""
-    if not kind.__flags__ & (1 << 9):  # a type of C has no attributes that Python code could change
-        return False
-    module = kind.__module__ or ""
-    root = module.split(".", 1)[0]
-    if root == "torch":
-        return module.startswith(TORCH) or issubclass(kind, torch.nn.Module)
-    return root not in STANDARD and root not in ("builtins", "numpy", "offload", "trainers")
-
-
-def _can_be_changed(kind: type) -> bool:
-    """Whether attributes of this class can be set: a metaclass may forbid it."""
-    immutable = kind.__flags__ & (1 << 8)
-    return not immutable and type(kind).__setattr__ is type.__setattr__
-
-
-def _is_iterator(value: Any) -> bool:
-    """Whether this is an iterator of C, or a generator: both remember where they are."""
-    kind = type(value)
-    if isinstance(value, GeneratorType):
-        return True
-    return hasattr(kind, "__next__") and not kind.__flags__ & (1 << 9)
-
-
-def _is_of_ours(value: Any) -> bool:
-    """Whether we put this into a user's object for the time of a trace."""
-    if isinstance(value, StandIn):
-        return True
-    if type(value) is FunctionType:
-        return value.__code__.co_filename.startswith((OURS, OUR_TRAINERS))
-    return False
-
-
-def _stand_ins(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The fake tensors and other stand-ins in this value."""
-    if isinstance(value, FakeTensor | StandIn):
-        yield value
-    elif depth and isinstance(value, dict | list | tuple | set | frozenset | deque):
-        for key, item in inside(value):
-            yield from _stand_ins(key, 1)
-            yield from _stand_ins(item, depth - 1)
-
-
-def _has_stand_in(value: Any) -> bool:
-    return any(True for _ in _stand_ins(value))
-
-
-def _why(value: Any) -> str:
-    kept = next(_stand_ins(value))
-    if isinstance(kept, FakeTensor):
-        return (
-            "a tensor of the step (a metric or a cache?), and it has no value while the step is"
-            " captured. Return it from the step and keep it outside, or fill a cache by one eager"
-            " call first"
-        )
-    return (
-        f"a {type(kept).__name__}, which stands for a number of the trainer while the"
-        " step is traced. Keep such numbers in a hook (on_train_batch_end)"
-    )
-
-
-def _state_of(dice: Any) -> Any:
-    if isinstance(dice, random.Random):
-        return dice.getstate()
-    return deepcopy(
-        dice.bit_generator.state if isinstance(dice, np.random.Generator) else dice.get_state()
-    )
-
-
-def _set_state(dice: Any, state: Any) -> None:
-    if isinstance(dice, random.Random):
-        dice.setstate(state)
-    elif isinstance(dice, np.random.Generator):
-        dice.bit_generator.state = state
-    else:
-        dice.set_state(state)

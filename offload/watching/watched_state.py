@@ -1,7 +1,7 @@
 """Python values that a step read while it was traced, and whether they are still the same.
 
     cfg.beta -> 0.5   _forward_hooks -> {}   phases -> [warm, cold]     read, expected
-    later: 0.25                                                         Change("cfg.beta", 0.5, 0.25)
+    later: 0.25                                                         cfg.beta is 0.25 after 0.5
 
 Values are compared by identity. Plain values, and containers of them, may also be equal.
 """

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offload.torch_seams import FakeTensor
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from offload.errors import CaptureError, OffloadError
+from offload.errors import CaptureError
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,7 +122,9 @@ def test_a_value_that_changes_in_every_step_without_effect_keeps_its_graph() -> 
     way, changes = every_step(shrink, lambda m: 1.0 if m.b < 9 else 2.0)
     planned, _, trainer = fitted(way, [changes], budget="100%", check_first_steps=0)
     plain, *_ = fitted(way, [changes])
-    assert all(torch.equal(a, b) for a, b in zip(planned.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(planned.parameters(), plain.parameters(), strict=True)
+    )
     assert len(trainer.strategy.plans) == 1
 
 
@@ -166,7 +168,9 @@ def test_an_audit_finds_a_change_that_no_watch_sees() -> None:
             unseen.set(0.25)
 
     way, changes = every_step(change, lambda m: unseen.get())
-    with pytest.raises(CaptureError, match=r"after micro-batch 4 up to this one \(8\) may be wrong"):
+    with pytest.raises(
+        CaptureError, match=r"after micro-batch 4 up to this one \(8\) may be wrong"
+    ):
         fitted(way, [changes], budget="100%", check_first_steps=0)
     unseen.set(0.5)
     fitted(way, [changes], budget="100%", check_first_steps=0, audit=0)  # nobody looks

@@ -133,7 +133,7 @@ def set_global(value: float) -> None:
     BETA = value
 
 
-def default_dict(module: Any, table: dict[str, float] = TABLE) -> float:  # noqa: B006
+def default_dict(module: Any, table: dict[str, float] = TABLE) -> float:
     return table["beta"]
 
 
@@ -238,7 +238,9 @@ WAYS: dict[str, Way] = {
     ),
     "vars()": Way(keeps(cfg=Config), lambda m: vars(m.cfg)["beta"], set_attribute("cfg.beta", 2)),
     "a dict": Way(
-        keeps(cfg=lambda: {"beta": 0.5}), lambda m: m.cfg["beta"], set_item(lambda m: m.cfg, "beta", 2)
+        keeps(cfg=lambda: {"beta": 0.5}),
+        lambda m: m.cfg["beta"],
+        set_item(lambda m: m.cfg, "beta", 2),
     ),
     "a nested dict": Way(
         keeps(cfg=lambda: {"a": {"b": {"beta": 0.5}}}),
@@ -251,7 +253,9 @@ WAYS: dict[str, Way] = {
         set_item(lambda m: m.hparams["cfg"]["loss"], "beta", 0.25),
     ),
     "a tuple of tuples": Way(
-        keeps(cfg=lambda: ((0.5, 1), 2)), lambda m: m.cfg[0][0], set_attribute("cfg", ((0.25, 1), 2))
+        keeps(cfg=lambda: ((0.5, 1), 2)),
+        lambda m: m.cfg[0][0],
+        set_attribute("cfg", ((0.25, 1), 2)),
     ),
     "a long list": Way(
         keeps(cfg=lambda: [0.5] * 10_000),
@@ -259,13 +263,17 @@ WAYS: dict[str, Way] = {
         set_item(lambda m: m.cfg, 9_999, 0.25),
     ),
     "a deque": Way(
-        keeps(cfg=lambda: collections.deque([0.5])), lambda m: m.cfg[0], set_item(lambda m: m.cfg, 0, 2)
+        keeps(cfg=lambda: collections.deque([0.5])),
+        lambda m: m.cfg[0],
+        set_item(lambda m: m.cfg, 0, 2),
     ),
     "a set": Way(
         keeps(cfg=lambda: {1}), lambda m: 2.0 if 2 in m.cfg else 0.5, lambda m: m.cfg.add(2)
     ),
     "an object in a list": Way(
-        keeps(cfg=lambda: [Config()]), lambda m: m.cfg[0].beta, lambda m: setattr(m.cfg[0], "beta", 2)
+        keeps(cfg=lambda: [Config()]),
+        lambda m: m.cfg[0].beta,
+        lambda m: setattr(m.cfg[0], "beta", 2),
     ),
     "an enum": Way(
         keeps(phase=lambda: Phase.WARM), lambda m: m.phase.value, set_attribute("phase", Phase.COLD)
@@ -355,13 +363,9 @@ WAYS: dict[str, Way] = {
     "trainer.optimizers replaced": Way(nothing, lambda m: 1.0, replaced_optimizers),
     "a forward hook": Way(nothing, lambda m: 1.0, hooked),
     "a patched forward": Way(nothing, lambda m: 1.0, patched_forward),
-    "a submodule replaced": Way(
-        nothing, lambda m: 1.0, lambda m: setattr(m, "drop", nn.ReLU())
-    ),
+    "a submodule replaced": Way(nothing, lambda m: 1.0, lambda m: setattr(m, "drop", nn.ReLU())),
     "eval()": Way(lambda m: setattr(m.drop, "p", 0.5), lambda m: 1.0, lambda m: m.drop.eval()),
-    "a frozen parameter": Way(
-        nothing, lambda m: 1.0, lambda m: m.layer.bias.requires_grad_(False)
-    ),
+    "a frozen parameter": Way(nothing, lambda m: 1.0, lambda m: m.layer.bias.requires_grad_(False)),
     "the default dtype": Way(
         nothing,
         lambda m: float(torch.tensor(0.1).double() * 10),

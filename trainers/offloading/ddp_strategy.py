@@ -37,7 +37,7 @@ from offload.tracing.training import parameters_of
 from trainers.lightning_seams import ddp_arguments, has_communication_hook
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.planned_fit import PlannedFit
-from trainers.offloading.steps.step_graphs import MicroBatch, StepGraph
+from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.tracing.closure import BatchParts
 
 BROADCAST_BYTES = 250 << 20

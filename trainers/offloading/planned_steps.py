@@ -38,8 +38,9 @@ from trainers.offloading.steps.comparison import ExpectedStep
 from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.steps.first_steps import FirstSteps
 from trainers.offloading.steps.groups import Groups
+from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.steps.step_graphs import MicroBatch, StepGraph, StepGraphs
+from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.closure import BatchParts
 from trainers.offloading.tracing.hooks import STEP_HOOKS, SilencedHook
 from trainers.offloading.tracing.refusals import MODULE_HOOKS, reason, user_error

@@ -1,6 +1,6 @@
 """When the steps of a fit are traced once more, to find what no watch has seen.
 
-    micro-batches 4, 8, 16, then whenever the audits so far took less than a share of the time
+micro-batches 4, 8, 16, then whenever the audits so far took less than a share of the time
 """
 
 from time import monotonic

@@ -29,7 +29,8 @@ from trainers.offloading.steps.comparison import (
     no_room,
     state_of,
 )
-from trainers.offloading.steps.step_graphs import StepGraph, StepGraphs
+from trainers.offloading.steps.micro_batch import StepGraph
+from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.closure import BatchParts
 
 NAMED = 3

@@ -3,8 +3,8 @@
     (shapes, micro-batch, ...)  -->  [graph while alpha = 0.5, graph while alpha = 0.25]
 
 One situation may have several graphs: a graph can be used if the Python values that its step read
-are unchanged, or if they have no effect (graph_validity.py). A value that changes in every step, and
-has an effect, is refused by name: it would cost a capture in every step.
+are unchanged, or if they have no effect (graph_validity.py). A value that changes in every step and
+has an effect is refused by name, because it would cost a capture in every step.
 """
 
 from collections import OrderedDict

@@ -15,10 +15,9 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from offload import CaptureError
 from offload.torch_seams import pytree
 from offload.tracing.sketch import TraceSketch
-from offload.watching.watched_state import Change, Place, WatchedState, alike
+from offload.watching.watched_state import Change, Place, alike
 from trainers.offloading.tracing.closure import StepRecipe
 from trainers.offloading.tracing.side_effects import LiveNumber, LogCall, described
 
@@ -90,7 +89,10 @@ def _other_calls(old: StepRecipe, new: StepRecipe) -> str:
     """Say in what the log calls differ besides their numbers."""
     if len(old.calls) != len(new.calls):
         return f"{len(new.calls)} calls of self.log and metrics against {len(old.calls)}"
-    pairs = [((a.name, *_leaves(a)), (b.name, *_leaves(b))) for a, b in zip(old.calls, new.calls, strict=True)]
+    pairs = [
+        ((a.name, *_leaves(a)), (b.name, *_leaves(b)))
+        for a, b in zip(old.calls, new.calls, strict=True)
+    ]
     pairs.append((tuple(_leaves(old.output)), tuple(_leaves(new.output))))
     for mine, theirs in pairs:
         if len(mine) != len(theirs) or not all(map(_replaceable, mine, theirs)):
@@ -132,9 +134,7 @@ def _with_new_numbers(
 
     def filled(mine: Any, theirs: Any) -> Any:
         leaves, spec = pytree.tree_flatten(mine)
-        return pytree.tree_unflatten(
-            list(map(number, leaves, pytree.tree_leaves(theirs))), spec
-        )
+        return pytree.tree_unflatten(list(map(number, leaves, pytree.tree_leaves(theirs))), spec)
 
     calls = []
     for mine, theirs in zip(old.calls, new.calls, strict=True):

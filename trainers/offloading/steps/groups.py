@@ -38,7 +38,8 @@ from trainers.lightning_seams import (
 )
 from trainers.offloading.hardware.generators import drawn_by_steps
 from trainers.offloading.observers.onlookers import onlooker
-from trainers.offloading.steps.step_graphs import MicroBatch, StepGraph, StepGraphs
+from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
+from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.closure import BatchParts
 
 FASTER = 0.98

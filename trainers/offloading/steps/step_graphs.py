@@ -8,7 +8,6 @@ added later use them where they are.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -31,50 +30,17 @@ from trainers.offloading.steps.audit import AuditSchedule
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
+from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
     BatchParts,
     StepArguments,
-    StepRecipe,
     TrainingForward,
 )
 from trainers.offloading.tracing.hooks import Hooks
 
 TRIAL_RUNS = 4
 """After so many runs the first plan is compared with a plan made from their measured times."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatch:
-    """The arguments of one call of `training_step`, and its place in the optimizer step."""
-
-    batch: Any
-    batch_idx: int | None
-    first: bool
-    """Whether the optimizer step begins with this micro-batch."""
-    last: bool
-    """Whether the optimizer steps after this micro-batch."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepGraph:
-    """The graph of a micro-batch. This object is also its key in the runner."""
-
-    validity: GraphValidity
-    holds: frozenset[Parameter]
-    """The parameters that have a sum of gradients after this graph."""
-    last: bool
-    zeroed: tuple[Any, ...]
-    """The owners whose `on_before_zero_grad` is traced in this graph."""
-    outside: Mapping[str, torch.Tensor]
-    """The tensors of others that it changes: a callback's averages of the weights, for example."""
-    graph: TaskGraph
-    about: tuple[str, str]
-    """The shapes of its batch, and the part of an optimizer step that it is."""
-
-    @property
-    def recipe(self) -> StepRecipe:
-        return self.validity.recipe
 
 
 class StepGraphs:
@@ -361,7 +327,7 @@ class StepGraphs:
             hooks.zero,
             self._outside(graph),
             graph,
-            (shapes_of(parts.key), _part_of(micro)),
+            (shapes_of(parts.key), micro.part),
         )
 
     def _retraced(self, micro: MicroBatch, parts: BatchParts) -> Retraced:
@@ -424,10 +390,3 @@ class StepGraphs:
     def _forget(self, step: StepGraph) -> None:
         self.late_updates.forget(step)
         self.forget(step)
-
-
-def _part_of(micro: MicroBatch) -> str:
-    """Name the part of an optimizer step that this micro-batch is."""
-    if micro.first:
-        return "whole step" if micro.last else "first micro-batch"
-    return "last micro-batch" if micro.last else "middle micro-batch"

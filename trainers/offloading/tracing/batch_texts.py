@@ -9,7 +9,7 @@ If a step reads the text, it is traced with the real text and needs one graph pe
 from typing import Any, NoReturn, Self
 
 from offload import CaptureError
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 
 
 class BatchText(str, StandIn):

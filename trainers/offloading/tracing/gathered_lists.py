@@ -15,7 +15,7 @@ import torch
 
 from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 from offload.watching.watched_state import PLAIN
 from trainers.offloading.tracing.side_effects import TraceNotes
 

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
 from offload.torch_seams import gradient_hooks
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 from trainers.lightning_seams import swap_hook_name
 from trainers.offloading.tracing.side_effects import LogCall, TraceNotes
 

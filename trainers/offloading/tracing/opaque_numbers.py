@@ -1,7 +1,7 @@
 """Stand-ins for what differs in every step: the batch's index, the epoch, the loggers.
 
-    batch_idx, current_epoch, global_step    may be passed on and logged; any other use is refused
-    self.logger                              every use is refused
+batch_idx, current_epoch, global_step    may be passed on and logged; any other use is refused
+self.logger                              every use is refused
 """
 
 import sys
@@ -13,7 +13,7 @@ import lightning as L
 
 from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 from trainers.lightning_seams import swap_loggers
 
 

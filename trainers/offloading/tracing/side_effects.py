@@ -20,7 +20,7 @@ from torchmetrics import Metric, MetricCollection
 
 from offload import CaptureError
 from offload.torch_seams import FakeTensor, pytree, version_of
-from offload.watching.state_reads import StandIn
+from offload.watching.value_kinds import StandIn
 from trainers.offloading.tracing.batch_texts import BatchText
 
 PLAIN = int | float | complex | str | bytes | None
