@@ -142,12 +142,12 @@ def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
     with pytest.raises(
         DifferenceFound, match=r"^enter\.weight differs after a planned and an eager step: element"
     ):
-        ol.train(OffloadStrategy())
+        ol.train(OffloadStrategy(budget="100%"))
     monkeypatch.setattr(updates, "adam", real)
     scale = training.scale
     monkeypatch.setattr(training, "scale", lambda g, factor: scale(g, factor * 1.001))
     with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
-        ol.train(OffloadStrategy(), gradient_clip_val=0.01)
+        ol.train(OffloadStrategy(budget="100%"), gradient_clip_val=0.01)
     ol.train(OffloadStrategy(check_first_steps=0), gradient_clip_val=0.01)  # nobody looks
 
 

@@ -211,13 +211,29 @@ class Sly(ol.Module):
         return loss if fake else loss + (self.head.bias.sum() - self.head.bias.sum().detach())
 
 
-def test_a_step_that_is_not_eagers_stops_the_run() -> None:
+def test_a_step_that_is_not_eagers_stops_a_run_with_a_budget() -> None:
     with pytest.raises(DifferenceFound, match="the loss differs after a planned and an eager step"):
-        ol.train(OffloadStrategy(), Liar)
+        ol.train(OffloadStrategy(budget="100%"), Liar)
     with pytest.raises(DifferenceFound, match=r"^head\.bias differs|^optimizer.*head\.bias"):
-        ol.train(OffloadStrategy(), Sly)
+        ol.train(OffloadStrategy(budget="100%"), Sly)
     with pytest.raises(DifferenceFound, match=r"^the gradient of head\.bias differs"):
-        ol.train(OffloadStrategy(), Sly, accumulate_grad_batches=2)
+        ol.train(OffloadStrategy(budget="100%"), Sly, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("kind", [Liar, Sly])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_is_not_eagers_is_trained_eagerly_without_a_budget(
+    kind: Any, count: int
+) -> None:
+    with pytest.warns(UserWarning, match=r"trains eagerly, without offloading: .* differs after"):
+        ours = ol.train(OffloadStrategy(), kind, accumulate_grad_batches=count)
+    assert ol.differences(ol.train("auto", kind, accumulate_grad_batches=count), ours) == []
+
+
+def test_a_difference_names_where_to_look() -> None:
+    said = r"head\.bias is first used by head\.addmm \(.*:\d+ in forward\)\. Numbers that the step"
+    with pytest.raises(DifferenceFound, match=rf"{said} read in Python: .*drop\.p = 0\.2"):
+        ol.train(OffloadStrategy(budget="100%"), Sly)
 
 
 # ---- bad input ---------------------------------------------------------------------------------

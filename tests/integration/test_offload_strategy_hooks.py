@@ -334,4 +334,4 @@ class Slyly(ol.Module):
 
 def test_a_hook_that_does_something_else_for_real_stops_the_run() -> None:
     with pytest.raises(DifferenceFound, match=r"head\.bias"):
-        ol.train(OffloadStrategy(), Slyly)
+        ol.train(OffloadStrategy(budget="100%"), Slyly)

@@ -93,6 +93,8 @@ class PlannedFit(PlannedSteps):
         # Plain Lightning makes this step: the closure was called, and the gradients are in .grad.
         result = super().optimizer_step(optimizer, lambda: result, model, **kwargs)
         self._first_steps.compare_state(self._module)
+        if found := self._first_steps.difference:
+            self._go_eager(str(found))  # this step is plain Lightning's, and so are all that follow
         return result
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -96,7 +96,9 @@ class PlannedSteps(Strategy):
         self._eager = False
         self._decided: tuple[Any, ...] | None = None
         """What the decision to plan this run was made on."""
-        self._first_steps = FirstSteps(self._check_first_steps)
+        # One of several ranks cannot go on eagerly alone.
+        falls_back = self._request.budget is None and not isinstance(self, ParallelStrategy)
+        self._first_steps = FirstSteps(self._check_first_steps, falls_back)
         self._plan: Plan | None = None
         self._micro_batches = ""
         """One line that says how the micro-batches of an optimizer step run, and why."""

@@ -38,6 +38,11 @@ OPTIMIZER = "optimizer."
 class DifferenceFound(OffloadError):
     """A planned step has another result than plain Lightning's."""
 
+    def __init__(self, said: str, name: str = "") -> None:
+        """`name`: of the tensor that differs."""
+        super().__init__(said)
+        self.name = name
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepStart:
@@ -177,7 +182,8 @@ def _compare(planned: Tensors, eager: Tensors, apart: Mapping[str, float]) -> No
             raise DifferenceFound(
                 f"{name} exists after the eager step, but not after the planned one in this shape"
                 " and type. Train without offloading (budget=None, check_first_steps=0), and report"
-                " the module"
+                " the module",
+                name,
             )
         ours, other = ours.detach().to(HOST), other.detach().to(HOST)
         alike = _alike(ours, other)
@@ -193,5 +199,6 @@ def _compare(planned: Tensors, eager: Tensors, apart: Mapping[str, float]) -> No
             f" is {ours.flatten()[at].item()!r} and {other.flatten()[at].item()!r}"
             f" ({int((~alike).sum())} differ).{more}"
             " Something that the step depends on is not captured, or a kernel is not"
-            " deterministic. check_first_steps=0 trains without this check"
+            " deterministic. check_first_steps=0 trains without this check",
+            name,
         )

@@ -8,7 +8,8 @@ beside the plan's arena. If there is no room for it, the steps are not compared 
 so.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps.comparison import (
     APART,
     OPTIMIZER,
+    DifferenceFound,
     ExpectedStep,
     StepStart,
     compare_gradients,
@@ -31,6 +33,7 @@ from trainers.offloading.steps.comparison import (
 )
 from trainers.offloading.steps.micro_batch import StepGraph
 from trainers.offloading.steps.step_graphs import StepGraphs
+from trainers.offloading.steps.suspects import suspects
 from trainers.offloading.tracing.closure import BatchParts
 
 NAMED = 3
@@ -40,7 +43,12 @@ NAMED = 3
 class FirstSteps:
     """Compares the first `count` optimizer steps of one fit."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, falls_back: bool = False) -> None:
+        """`falls_back`: a difference is kept for the caller, who goes on with plain Lightning's
+        steps; otherwise it is raised."""
+        self.difference: DifferenceFound | None = None
+        """The first difference that was found."""
+        self._falls_back = falls_back
         self.expected: ExpectedStep | None = None
         """The graph's results for the micro-batch that plain Lightning makes now, if it does."""
         self._count = self._left = count
@@ -111,26 +119,46 @@ class FirstSteps:
 
     def compare_loss(self, eager: Any) -> None:
         if self.expected is not None:
-            self.expected.compare_loss(eager)
+            with self._judged():
+                self.expected.compare_loss(eager)
 
     def compare_gradients(self, module: L.LightningModule, steps: StepGraphs | None) -> None:
         """Compare the sums of gradients after a backward pass."""
         if self.expected is None or steps is None or self._step is None:
             return
         names = {p: name for name, p in module.named_parameters()}
-        compare_gradients(names, steps.sums, steps.just_held, self.expected.apart)
+        with self._judged():
+            compare_gradients(names, steps.sums, steps.just_held, self.expected.apart)
         if not self._step.last:
-            self.expected.compare_random()
+            with self._judged():
+                self.expected.compare_random()
             self.bring_home()
 
     def compare_state(self, module: L.LightningModule) -> None:
         """Compare all that the step changed, after the update."""
         if self.expected is None:
             return
-        self.expected.compare_state(self._state(module))
-        self.expected.compare_random()
+        with self._judged():
+            self.expected.compare_state(self._state(module))
+            self.expected.compare_random()
         self.bring_home()
         self._left -= 1
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Say of a difference that is found in this block where to look; raise or keep it."""
+        try:
+            yield
+        except DifferenceFound as error:
+            if self.difference is not None:
+                return  # it follows from the first one
+            why = ""
+            if self._step is not None:
+                why = suspects(error.name, self._step.graph, self._step.recipe.watched)
+            found = DifferenceFound(f"{error}. {why}" if why else str(error), error.name)
+            if not self._falls_back:
+                raise found from None
+            self.difference = found
 
     def bring_home(self) -> None:
         """Return every tensor to where it was before plain Lightning's step."""
