@@ -303,7 +303,9 @@ class OffloadConfig(Section):
     engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
     verify: Flag = True
     check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
-    """Plain Lightning repeats so many steps at first, and a difference stops the run."""
+    """Plain Lightning repeats so many steps at first, and a difference ends a run with a budget."""
+    audit: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """The part of the time that goes into tracing steps again; 0 switches that off."""
 
     @model_validator(mode="after")
     def _check_keys_of_budget(self) -> "OffloadConfig":

@@ -13,7 +13,6 @@ from torch import nn
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from trainers import OffloadStrategy
-from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.steps.step_graphs import StepGraphs
 
@@ -188,52 +187,6 @@ def test_a_later_batch_that_cannot_be_captured_ends_the_planning_without_a_trace
         ours = ol.train(strategy, Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
     theirs = ol.train("auto", Later, accumulate_grad_batches=3, gradient_clip_val=0.1)
     assert ol.differences(theirs, ours) == []
-
-
-# ---- the check of the first steps --------------------------------------------------------------
-
-
-class Liar(ol.Module):
-    """Does something else when it is called for real."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        fake = type(batch[0]).__name__ == "FakeTensor"
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        return loss if fake else loss * 1.5
-
-
-class Sly(ol.Module):
-    """Another backward pass, the same loss."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        fake = type(batch[0]).__name__ == "FakeTensor"
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        return loss if fake else loss + (self.head.bias.sum() - self.head.bias.sum().detach())
-
-
-def test_a_step_that_is_not_eagers_stops_a_run_with_a_budget() -> None:
-    with pytest.raises(DifferenceFound, match="the loss differs after a planned and an eager step"):
-        ol.train(OffloadStrategy(budget="100%"), Liar)
-    with pytest.raises(DifferenceFound, match=r"^head\.bias differs|^optimizer.*head\.bias"):
-        ol.train(OffloadStrategy(budget="100%"), Sly)
-    with pytest.raises(DifferenceFound, match=r"^the gradient of head\.bias differs"):
-        ol.train(OffloadStrategy(budget="100%"), Sly, accumulate_grad_batches=2)
-
-
-@pytest.mark.parametrize("kind", [Liar, Sly])
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_step_that_is_not_eagers_is_trained_eagerly_without_a_budget(
-    kind: Any, count: int
-) -> None:
-    with pytest.warns(UserWarning, match=r"trains eagerly, without offloading: .* differs after"):
-        ours = ol.train(OffloadStrategy(), kind, accumulate_grad_batches=count)
-    assert ol.differences(ol.train("auto", kind, accumulate_grad_batches=count), ours) == []
-
-
-def test_a_difference_names_where_to_look() -> None:
-    said = r"head\.bias is first used by head\.addmm \(.*:\d+ in forward\)\. Numbers that the step"
-    with pytest.raises(DifferenceFound, match=rf"{said} read in Python: .*drop\.p = 0\.2"):
-        ol.train(OffloadStrategy(budget="100%"), Sly)
 
 
 # ---- bad input ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Where to look when a planned step and plain Lightning's step differ (pure).
 
-    head.bias differs   -->  it is first used by addmm (model.py:12); the step reads beta = 0.5
+head.bias differs   -->  it is first used by addmm (model.py:12); the step reads beta = 0.5
 """
 
 from collections.abc import Iterator
