@@ -20,7 +20,10 @@ OURS = 2
 
 def frozen(holders: dict[Any, Holder], ignored: Collection[Place]) -> WatchedState:
     """Return what these holders hold now, without the places that are ignored."""
-    _drop_dead(holders)
+    for key, holder in list(holders.items()):
+        if any(map(has_stand_in, holder.first.values())):
+            del holders[key]
+    drop_dead(holders)
     dicts: list[WatchedValues] = []
     lists: list[WatchedValues] = []
     others: list[tuple[Callable[[], Mapping[Any, Any]], WatchedValues]] = []
@@ -45,10 +48,8 @@ def frozen(holders: dict[Any, Holder], ignored: Collection[Place]) -> WatchedSta
     ).without(ignored)
 
 
-def _drop_dead(holders: dict[Any, Holder]) -> None:
-    for key, holder in list(holders.items()):
-        if any(map(has_stand_in, holder.first.values())):
-            del holders[key]
+def drop_dead(holders: dict[Any, Holder]) -> None:
+    """Forget the holders that nobody else has any more."""
     dead = True
     while dead:  # what is dead may have been the last to hold something else
         dead = [

@@ -30,27 +30,31 @@ class Names:
         """Note this name; return whether it is new."""
         if name in self.first:
             return False
-        self.first[name] = self.own.get(name, MISSING)
+        self.first[name] = self._get(name)
         return True
 
+    def _get(self, name: Any) -> Any:
+        own = self.own
+        return dict.get(own, name, MISSING) if isinstance(own, dict) else own.get(name, MISSING)
+
     def now(self) -> dict[Any, Any]:
-        return {name: self.own.get(name, MISSING) for name in self.first}
+        return {name: self._get(name) for name in self.first}
 
     def say(self, name: Any) -> str:
         return f"{self._label}.{name}" if self._label else str(name)
 
     def put_back(self) -> None:
         for name, value in self.first.items():
-            if self.own.get(name, MISSING) is value:
+            if self._get(name) is value:
                 continue
             if self._owner is not None:
                 delattr(self._owner, name) if value is MISSING else setattr(
                     self._owner, name, value
                 )
             elif value is MISSING:
-                self.own.pop(name)  # type: ignore[attr-defined]
+                dict.pop(self.own, name)  # type: ignore[arg-type]
             else:
-                self.own[name] = value  # type: ignore[index]
+                dict.__setitem__(self.own, name, value)  # type: ignore[arg-type]
 
     def watched(self) -> WatchedValues:
         now = self.now()
@@ -81,10 +85,12 @@ class Items:
         if isinstance(own, np.ndarray):
             own[...] = self.first[None]
             return
-        own.clear()
         if isinstance(own, dict):
-            own.update(self.first)
-        elif isinstance(own, set):
+            dict.clear(own)
+            dict.update(own, self.first)
+            return
+        own.clear()
+        if isinstance(own, set):
             own.update(self.first.keys())
         elif isinstance(own, list | deque):
             own.extend(self.first.values())

@@ -33,7 +33,7 @@ from offload.errors import CaptureError
 from offload.program.frames import INSTALLED
 from offload.torch_seams import HELD
 from offload.watching.executed_code import calls_noted, is_read, names_of
-from offload.watching.frozen_state import frozen
+from offload.watching.frozen_state import drop_dead, frozen
 from offload.watching.holders import Dice, Holder, Items, Names, One, inside
 from offload.watching.spies import Spies
 from offload.watching.value_kinds import (
@@ -136,20 +136,23 @@ class StateReads:
         return ""
 
     def changed_since(self, before: Mapping[Any, Mapping[Any, Any]]) -> str:
-        """Say which place has changed since `present()` returned `before`; empty if none has."""
-        for number, holder in self._holders.items():
-            then, now = before.get(number, holder.first), holder.now()
-            if not isinstance(holder, Items):  # names that only the second trace has read
-                then = {**holder.first, **then}
-            for key in {**then, **now}:
-                old, new = then.get(key, MISSING), now.get(key, MISSING)
-                if old is new or alike(old, new) or is_of_ours(old) or is_of_ours(new):
-                    continue
-                return (
-                    f"{holder.say(key)} changes from {brief(old)} to {brief(new)} in a call, and a"
-                    " captured step runs no python. Keep it in a tensor (a buffer), or change it"
-                    " outside of the step"
-                )
+        """Say which place has changed since `present()` returned `before`; empty if none has. No
+        trace follows."""
+        for kept in (self._alive, self._known, self._functions, self._called):
+            kept.clear()  # else nothing that the trace made would be dead
+        drop_dead(self._holders)
+        found = self._change(before)
+        if found and found[0] not in before:  # it may be of the trace, and in a circle
+            gc.collect()
+            drop_dead(self._holders)
+            found = self._change(before)
+        if found:
+            number, key, old, new = found
+            return (
+                f"{self._holders[number].say(key)} changes from {brief(old)} to {brief(new)} in a"
+                " call, and a captured step runs no python. Keep it in a tensor (a buffer), or"
+                " change it outside of the step"
+            )
         for dice in self._dice:
             if dice.drawn:
                 return (
@@ -157,6 +160,17 @@ class StateReads:
                     " now. Draw with torch, or pass the number in as a tensor of the batch"
                 )
         return ""
+
+    def _change(self, before: Mapping[Any, Mapping[Any, Any]]) -> tuple[Any, Any, Any, Any] | None:
+        for number, holder in self._holders.items():
+            then, now = before.get(number, holder.first), holder.now()
+            if not isinstance(holder, Items):  # names that only the second trace has read
+                then = {**holder.first, **then}
+            for key in {**then, **now}:
+                old, new = then.get(key, MISSING), now.get(key, MISSING)
+                if not (old is new or alike(old, new) or is_of_ours(old) or is_of_ours(new)):
+                    return number, key, old, new
+        return None
 
     def put_back(self) -> None:
         """Undo all that the traces changed in Python."""
@@ -167,8 +181,7 @@ class StateReads:
 
     def state(self) -> WatchedState:
         """Return all that was noted, with the values of now."""
-        for kept in (self._alive, self._known, self._functions, self._called):
-            kept.clear()  # else nothing that the trace made would be dead
+        self._alive.clear()
         return frozen(self._holders, self._ignored)
 
     # ---- reads and writes ------------------------------------------------------------------------

@@ -8,9 +8,11 @@ Values are compared by identity. Plain values, and containers of them, may also 
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
-from operator import is_
+from operator import attrgetter, is_
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ class Missing:
 
 
 MISSING = Missing()
+cell_contents = attrgetter("cell_contents")
 Place = tuple[int, Any]
 """The id of what holds a value, and the value's name or number in it."""
 
@@ -55,12 +58,22 @@ class WatchedValues:
     whole: bool = False
     """Whether another key would be a change, too."""
 
-    def changes(self, now: Mapping[Any, Any]) -> Iterator[Change]:
-        """Compare with what the holder has now."""
+    get: Callable[[Any, Any], Any] = field(init=False)
+    """What a dict has by this key. A class above dict may have another method of that name."""
+
+    def __post_init__(self) -> None:
+        own = self.holder
+        get = partial(dict.get, own) if isinstance(own, dict) else getattr(own, "get", None)
+        object.__setattr__(self, "get", own.get if type(own) is dict else get)
+
+    def changes(self, now: Mapping[Any, Any] | None = None) -> Iterator[Change]:
+        """Compare with `now`, or with what the dict has."""
+        get = self.get if now is None else now.get
         for key, before in zip(self.keys, self.values, strict=True):
-            found = now.get(key, MISSING)
+            found = get(key, MISSING)
             if found is not before and not alike(found, before):
                 yield Change((id(self.holder), key), self.label(key), before, found)
+        now = contents(self.holder) if now is None and self.whole else now or {}
         if self.whole and len(now) > len(self.keys):
             for key in [key for key in now if key not in self.keys]:
                 yield Change((id(self.holder), key), self.label(key), MISSING, now[key])
@@ -79,18 +92,27 @@ class WatchedState:
     empty: tuple[Collection[Any], ...] = ()
     """Containers that were empty: most of them are dicts of hooks."""
     empty_labels: tuple[str, ...] = ()
+    cells: tuple[CellType, ...] = field(init=False)
+    """The cells among `others`, which are compared faster."""
+    cell_values: tuple[Any, ...] = field(init=False)
+    other_than_cells: tuple[Any, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        cells = [each for _, each in self.others if type(each.holder) is CellType and each.keys]
+        rest = tuple(one for one in self.others if type(one[1].holder) is not CellType)
+        object.__setattr__(self, "cells", tuple(each.holder for each in cells))
+        object.__setattr__(self, "cell_values", tuple(each.values[0] for each in cells))
+        object.__setattr__(self, "other_than_cells", rest)
 
     def same(self) -> bool:
         """Whether all values are what they were."""
         if any(self.empty):
             return False
         for each in self.dicts:
-            own = each.holder
-            if each.whole and len(own) != len(each.keys):
+            if each.whole and len(each.holder) != len(each.keys):
                 return False
-            if not all(map(is_, map(own.get, each.keys, repeat(MISSING)), each.values)) and any(
-                each.changes(own)
-            ):
+            now = map(each.get, each.keys, repeat(MISSING))
+            if not all(map(is_, now, each.values)) and any(each.changes()):
                 return False
         for each in self.lists:
             items = each.holder
@@ -98,7 +120,12 @@ class WatchedState:
                 return False
             if not all(map(is_, items, each.values)) and any(each.changes(contents(items))):
                 return False
-        return not any(any(each.changes(read())) for read, each in self.others)
+        try:
+            cells = all(map(is_, map(cell_contents, self.cells), self.cell_values))
+        except ValueError:  # a cell is empty now
+            cells = False
+        others = self.others if not cells else self.other_than_cells
+        return not any(any(each.changes(read())) for read, each in others)
 
     def changes(self) -> list[Change]:
         """Return all values that have changed."""
@@ -108,7 +135,7 @@ class WatchedState:
             if len(own)
         ]
         for each in self.dicts:
-            found += each.changes(each.holder)
+            found += each.changes()
         for each in self.lists:
             found += each.changes(contents(each.holder))
         for read, each in self.others:
@@ -120,7 +147,7 @@ class WatchedState:
         number, key = place
         for each in self.dicts:
             if id(each.holder) == number:
-                return lambda: each.holder.get(key, MISSING)
+                return lambda: each.get(key, MISSING)
         for each in self.lists:
             if id(each.holder) == number:
                 return lambda: contents(each.holder)[key]
@@ -169,8 +196,8 @@ def _reader(container: Any) -> Callable[[], Mapping[Any, Any]]:
 
 def contents(container: Any) -> Mapping[Any, Any]:
     """Return the items of a container by key; those of a list or a deque by number."""
-    if isinstance(container, Mapping):
-        return dict(container)
+    if isinstance(container, dict):
+        return dict(dict.items(container))
     if isinstance(container, set | frozenset):
         return dict.fromkeys(container, True)
     if isinstance(container, np.ndarray):

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import queue
 import sys
 import warnings
 from collections.abc import Callable
@@ -104,7 +105,17 @@ def count_attribute(module: Module, loss: torch.Tensor, batch_idx: int) -> None:
     module.count += 1
 
 
+def in_queue() -> Effect:
+    kept: queue.Queue[Any] = queue.Queue()
+
+    def result(module: Module) -> list[Any]:
+        return [kept.get() for _ in range(kept.qsize())]
+
+    return Effect(lambda m, loss, i: kept.put(loss.detach()), result)
+
+
 EFFECTS = {
+    "a queue": in_queue(),
     "a list of the module": Effect(
         lambda m, loss, i: m.seen.append(loss.detach()), lambda m: m.seen
     ),
