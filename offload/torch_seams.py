@@ -155,6 +155,17 @@ SEEDED_BACKWARD = frozenset(
 # Where a module's `__dict__` has its children, and all that is not a plain attribute.
 CHILDREN = "_modules"
 HELD = ("_parameters", "_buffers", CHILDREN)
+# The hooks of all modules: `register_module_forward_hook` and the like add to these dicts.
+_hooks = vars(torch.nn.modules.module)
+GLOBAL_HOOKS = tuple(
+    _hooks[name]
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
 
 # ---- attributes of objects ----------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ def torch_settings(kind: str) -> tuple[Any, ...]:
     cuda = torch.backends.cuda
     return (
         torch.get_default_dtype(),
+        torch.get_default_device(),
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled(kind),
         torch.get_autocast_dtype(kind),

@@ -32,6 +32,12 @@ def is_read(file: str) -> bool:
     return not file.startswith(STANDARD)
 
 
+@cache
+def has_closures(file: str) -> bool:
+    """Whether closures of this file's functions may hold what a user gave to them."""
+    return is_read(file) or (INSTALLED not in file and file.startswith(STANDARD))
+
+
 @contextmanager
 def calls_noted(met: Callable[[CodeType, Globals], None]) -> Iterator[None]:
     """Call `met` when a function is called for the first time in this block, before it runs."""

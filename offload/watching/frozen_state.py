@@ -4,6 +4,7 @@ What the trace made itself and is dead now is left out; so is what held a stand-
 """
 
 import sys
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +31,7 @@ def frozen(holders: dict[Any, Holder], ignored: Collection[Place]) -> WatchedSta
     empty: list[Items] = []
     for holder in holders.values():
         watched = holder.watched()
-        if isinstance(holder, One) or isinstance(holder.own, np.ndarray):
+        if isinstance(holder, One) or isinstance(holder.own, np.ndarray | array | bytearray):
             others.append((holder.now, watched))
         elif isinstance(holder, Items) and not len(holder.own):
             empty.append(holder)

@@ -4,8 +4,10 @@ Every holder knows what it held when it was first met, what it holds now, and ho
 """
 
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from copy import deepcopy
 from types import CellType
 from typing import Any
@@ -85,6 +87,13 @@ class Items:
         if isinstance(own, np.ndarray):
             own[...] = self.first[None]
             return
+        if isinstance(own, array | bytearray):
+            own[:] = (
+                type(own)(own.typecode, self.first[None])
+                if isinstance(own, array)
+                else (self.first[None])
+            )
+            return
         if isinstance(own, dict):
             dict.clear(own)
             dict.update(own, self.first)
@@ -104,7 +113,7 @@ class One:
     """One value that is read and written by functions of its own: a cell or a slot."""
 
     def __init__(
-        self, own: Any, name: str, read: Callable[[], Any], write: Callable[[Any], None]
+        self, own: Any, name: str, read: Callable[[], Any], write: Callable[[Any], Any]
     ) -> None:
         self.own = own
         self.first = {name: read()}
@@ -127,6 +136,10 @@ class One:
                 cell.cell_contents = value
 
         return cls(cell, label, read, write)
+
+    @classmethod
+    def context(cls, variable: ContextVar[Any], label: str) -> "One":
+        return cls(variable, label, lambda: variable.get(MISSING), variable.set)
 
     @classmethod
     def slot(cls, thing: Any, name: str, descriptor: Any, label: str) -> "One":
@@ -192,6 +205,6 @@ Holder = Names | Items | One
 
 def inside(value: Any) -> Iterator[tuple[Any, Any]]:
     """The items of a container, with their keys."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | array | bytearray):
         return iter(())
     return iter(contents(value).items())

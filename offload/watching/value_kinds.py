@@ -8,6 +8,7 @@ open files, iterators                         refused: what they give differs in
 
 import random
 import sys
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
@@ -22,7 +23,7 @@ from offload.torch_seams import FakeTensor
 from offload.watching.executed_code import OUR_TRAINERS
 from offload.watching.holders import inside
 
-CONTAINERS = (dict, list, set, deque, np.ndarray)
+CONTAINERS = (dict, list, set, deque, np.ndarray, array, bytearray)
 FIXED = (tuple, frozenset)
 OPAQUE = (torch.Tensor, torch.dtype, torch.device, torch.Generator, Enum)
 DICE = (random.Random, np.random.Generator, np.random.RandomState)

@@ -6,6 +6,7 @@
 Values are compared by identity. Plain values, and containers of them, may also be equal.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,8 @@ def contents(container: Any) -> Mapping[Any, Any]:
         return dict.fromkeys(container, True)
     if isinstance(container, np.ndarray):
         return {None: container.copy()}
+    if isinstance(container, array | bytearray):
+        return {None: bytes(container)}
     return dict(enumerate(container))
 
 

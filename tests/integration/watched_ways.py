@@ -1,10 +1,14 @@
 """Ways to keep a number that a training step reads, each with a way to change it later."""
 
+import array
 import collections
+import contextvars
+import copy
 import dataclasses
 import enum
 import functools
 import os
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -14,6 +18,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+import watched_settings
 from torch import nn
 
 BETA = 0.5
@@ -202,7 +207,125 @@ def double(loss: Any) -> Any:
     return loss * 2
 
 
+LOCAL = threading.local()
+LOCAL.beta = 0.5
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("beta", default=0.5)
+
+
+@functools.singledispatch
+def dispatched(_: Any) -> float:
+    return 0.5
+
+
+def registered(_: Any) -> None:
+    dispatched.register(float, lambda _: 0.25)
+
+
+def undo_registered() -> None:
+    dispatched.register(float, lambda _: 0.5)
+
+
+def imports_inside(_: Any) -> float:
+    import watched_settings
+
+    return watched_settings.BETA
+
+
+def imports_name_inside(_: Any) -> float:
+    from watched_settings import BETA
+
+    return BETA
+
+
+def change_settings(value: float) -> None:
+    watched_settings.BETA = value
+
+
+def global_hook(_: Any) -> None:
+    HOOKS.append(
+        nn.modules.module.register_module_forward_hook(
+            lambda module, _, out: out * 0.5 if isinstance(module, nn.Linear) else None
+        )
+    )
+
+
+def undo_global_hook() -> None:
+    HOOKS.pop().remove()
+
+
+HOOKS: list[Any] = []
+
+
+class Weigher:
+    def __call__(self, loss: Any) -> Any:
+        return loss * 0.5
+
+
 WAYS: dict[str, Way] = {
+    "type(self)": Way(
+        nothing,
+        lambda m: type(m).beta_of_class,
+        set_class(Module, "beta_of_class", 0.25),
+        restore_class(Module, "beta_of_class", 0.5),
+    ),
+    "a copy of an object": Way(
+        keeps(cfg=Config), lambda m: copy.copy(m.cfg).beta, set_attribute("cfg.beta", 0.25)
+    ),
+    "a deep copy of an object": Way(
+        keeps(cfg=Config), lambda m: copy.deepcopy(m.cfg).beta, set_attribute("cfg.beta", 0.25)
+    ),
+    "a call of an object": Way(
+        keeps(weigh=Weigher),
+        lambda m: m.weigh(1.0),
+        set_class(Weigher, "__call__", lambda self, loss: loss * 0.25),
+        restore_class(Weigher, "__call__", Weigher.__call__),
+    ),
+    "an attribute of a function": Way(
+        lambda m: setattr(double, "beta", 0.5),
+        lambda m: double(double.beta),  # type: ignore[attr-defined]
+        lambda m: setattr(double, "beta", 0.25),
+    ),
+    "an attribute of a parameter": Way(
+        lambda m: setattr(m.layer.weight, "beta", 0.5),
+        lambda m: m.layer.weight.beta,
+        lambda m: setattr(m.layer.weight, "beta", 0.25),
+    ),
+    "an array of Python": Way(
+        keeps(cfg=lambda: array.array("d", [0.5])),
+        lambda m: m.cfg[0],
+        set_item(lambda m: m.cfg, 0, 0.25),
+    ),
+    "threading.local": Way(
+        nothing,
+        lambda m: LOCAL.beta,
+        lambda _: setattr(LOCAL, "beta", 0.25),
+        lambda: setattr(LOCAL, "beta", 0.5),
+    ),
+    "a context variable": Way(
+        nothing, lambda m: VARIABLE.get(), lambda _: VARIABLE.set(0.25), lambda: VARIABLE.set(0.5)
+    ),
+    "singledispatch": Way(nothing, lambda m: dispatched(1.0), registered, undo_registered),
+    "a module of settings": Way(
+        nothing,
+        lambda m: watched_settings.BETA,
+        lambda _: change_settings(0.25),
+        lambda: change_settings(0.5),
+    ),
+    "a module that the step imports": Way(
+        nothing, imports_inside, lambda _: change_settings(0.25), lambda: change_settings(0.5)
+    ),
+    "a name that the step imports": Way(
+        nothing, imports_name_inside, lambda _: change_settings(0.25), lambda: change_settings(0.5)
+    ),
+    "globals()": Way(
+        nothing, lambda m: globals()["BETA"], lambda _: set_global(0.25), lambda: set_global(0.5)
+    ),
+    "a callback's attribute": Way(
+        nothing,
+        lambda m: getattr(m.trainer.callbacks[0], "beta", 0.5),
+        lambda m: setattr(m.trainer.callbacks[0], "beta", 0.25),
+    ),
+    "a hook of all modules": Way(nothing, lambda m: 1.0, global_hook, undo_global_hook),
     "an attribute": Way(keeps(b=lambda: 0.5), lambda m: m.b, set_attribute("b", 0.25)),
     "an attribute of a submodule": Way(nothing, lambda m: 1.0, set_attribute("drop.p", 0.5)),
     "a class attribute, set on the instance": Way(

@@ -1,0 +1,3 @@
+"""A module of settings that a step reads."""
+
+BETA = 0.5
