@@ -32,7 +32,10 @@ STANDARD = frozenset(sys.stdlib_module_names) - LOOKED_INTO
 """Python's own modules, whose objects are not looked into."""
 TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.utils.data")
 """The modules of torch whose objects are looked into."""
-COMMON = frozenset({"builtins", "torch", "numpy", "collections", "types", "lightning"})
+COMMON = frozenset(
+    {"builtins", "torch", "numpy", "collections", "types", "lightning", "pytorch_lightning"}
+    | {"offload", "trainers"}
+)
 """Libraries whose classes nobody changes at run time."""
 HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
@@ -41,12 +44,15 @@ class StandIn:
     """The base of what stands for a value while a step is traced: no user's object may keep it."""
 
 
+def is_common(module: str) -> bool:
+    """Whether this is a module of Python, of ours, or of a library that every program has."""
+    root = module.split(".", 1)[0]
+    return root in STANDARD or root in COMMON
+
+
 def is_users(kind: type) -> bool:
     """Whether a class is the user's own, or of a library that few programs have."""
-    module = kind.__module__
-    root = module.split(".", 1)[0]
-    ours = root in ("pytorch_lightning", "offload", "trainers")
-    return not ours and root not in STANDARD and root not in COMMON
+    return not is_common(kind.__module__ or "")
 
 
 def file_of(kind: type) -> str:
@@ -55,9 +61,7 @@ def file_of(kind: type) -> str:
 
 def is_looked_into(kind: type) -> bool:
     """Whether reads of this type's attributes are noted."""
-    if (
-        not kind.__flags__ & HEAP_TYPE
-    ):  # a type of C has no attributes that Python code could change
+    if not kind.__flags__ & HEAP_TYPE:  # a type of C
         return False
     module = kind.__module__ or ""
     root = module.split(".", 1)[0]

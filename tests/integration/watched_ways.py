@@ -99,8 +99,8 @@ class Module(L.LightningModule):
 class Way:
     prepare: Callable[[Any], None]
     beta: Callable[[Any], Any]
-    change: Callable[[Any], None]
-    undo: Callable[[], None] = lambda: None
+    change: Callable[[Any], Any]
+    undo: Callable[[], Any] = lambda: None
 
     def module(self) -> Module:
         way = self
@@ -162,6 +162,10 @@ def closure() -> Way:
 def patched_forward(module: Any) -> None:
     before = module.layer.forward
     module.layer.forward = lambda x: before(x) * 0.5
+
+
+def no_step(closure: Callable[[], Any]) -> Any:
+    return closure()
 
 
 def replaced_optimizers(module: Any) -> None:
@@ -434,7 +438,7 @@ WAYS: dict[str, Way] = {
     ),
     "a weak reference": Way(
         keeps(kept=Config),
-        lambda m: weakref.ref(m.kept)().beta,
+        lambda m: getattr(weakref.ref(m.kept)(), "beta"),  # noqa: B009
         set_attribute("kept.beta", 0.25),
     ),
     "a global": Way(nothing, global_beta, lambda _: set_global(0.25), lambda: set_global(0.5)),
@@ -481,7 +485,7 @@ WAYS: dict[str, Way] = {
     "optimizer.step patched": Way(
         nothing,
         lambda m: 1.0,
-        lambda m: setattr(m.trainer.optimizers[0], "step", lambda closure=None: closure()),
+        lambda m: setattr(m.trainer.optimizers[0], "step", no_step),
     ),
     "trainer.optimizers replaced": Way(nothing, lambda m: 1.0, replaced_optimizers),
     "a forward hook": Way(nothing, lambda m: 1.0, hooked),

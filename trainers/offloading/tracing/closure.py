@@ -232,7 +232,7 @@ class TracedStep:
         with ExitStack() as around:
             with self.reads.paused():
                 around.enter_context(_moved(self._trainer, self._given.kind, second))
-                around.enter_context(put_off(self._module, notes))
+                around.enter_context(put_off(self._module, notes, self._given.kind))
                 around.enter_context(no_loggers(self._trainer, self._given.kind))
             try:
                 yield

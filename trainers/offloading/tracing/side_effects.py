@@ -149,8 +149,9 @@ def _is_fake(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def put_off(module: L.LightningModule, notes: TraceNotes) -> Iterator[None]:
-    """Note the calls of `self.log` and of metrics in this block instead of making them."""
+def put_off(module: L.LightningModule, notes: TraceNotes, kind: str) -> Iterator[None]:
+    """Note the calls of `self.log` and of metrics in this block instead of making them. In
+    predict_step, Lightning refuses `self.log` where it is called."""
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def replace(thing: Any, **methods: Callable[..., Any]) -> None:
@@ -180,7 +181,8 @@ def put_off(module: L.LightningModule, notes: TraceNotes) -> Iterator[None]:
 
         return now
 
-    replace(module, log=log, log_dict=log_dict)
+    if kind != "predict_step":
+        replace(module, log=log, log_dict=log_dict)
     inside: set[int] = set()
     for path, part in module.named_modules():
         if isinstance(part, Metric | MetricCollection) and id(part) not in inside:
