@@ -19,6 +19,8 @@ class Copy:
     readers: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     from_start: bool = False
+    host_seconds: float = 0.0
+    """Of the host's tasks that touched them."""
 
     def before_reading(self) -> list[int]:
         return [self.writer] if self.writer >= 0 and self.place.nbytes else []

@@ -16,12 +16,15 @@ writer and the readers since then, and free bytes remember who touched them. All
 read off these.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
+from offload.errors import BudgetTooSmall
 from offload.graph.memgraph import OFFLOAD, RELOAD, SMALL_WORKSPACE, Block, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.planning.arena import Piece, Space
 from offload.planning.copies import Copy
+from offload.planning.held_addresses import HeldAddresses
 from offload.planning.node_list import NodeList
 from offload.planning.policies import Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
@@ -41,7 +44,14 @@ def build_memgraph(
     `capacities`: bytes of each device's arena, and of the host's (no entry: no limit). `clock`:
     when each task begins if nothing waits; task numbers by default. `homes`: where buffers must lie
     when the step begins."""
-    return _Walk(graph, capacities, policy, list(clock), homes or {}).run()
+    try:
+        return _Walk(graph, capacities, policy, list(clock), homes or {}).run()
+    except BudgetTooSmall:
+        if not policy.host_workers or HOST not in capacities:
+            raise
+    # Addresses that are held back leave other gaps, so the host's memory may do without them.
+    at_once = replace(policy, host_workers=0)
+    return _Walk(graph, capacities, at_once, list(clock), homes or {}).run()
 
 
 class _Walk:
@@ -68,7 +78,9 @@ class _Walk:
         self.blocks: list[Block] = []
         self.starts: dict[int, Place] = {}
         self.ends: dict[int, Place] = {}
-        self.spaces: dict[int, Space] = {}
+        self.spaces = {device: Space(self.capacities[device]) for device in graph.devices}
+        self.spaces[HOST] = Space(self.capacities.get(HOST, NEVER))
+        self.held = HeldAddresses(self.spaces[HOST], policy.host_workers)
         self.scratch: dict[int, Place] = {}
         self.victims: dict[int, Victims] = {}
         self.unpinned: set[int] = set()
@@ -95,9 +107,7 @@ class _Walk:
 
     def _lay_out_the_start(self) -> None:
         for device in self.graph.devices:
-            space = self.spaces[device] = Space(self.capacities[device])
-            self.victims[device] = Victims(space, self._stake)
-        self.spaces[HOST] = Space(self.capacities.get(HOST, NEVER))
+            self.victims[device] = Victims(self.spaces[device], self._stake)
         begin = [
             number
             for number, buffer in enumerate(self.buffers)
@@ -281,7 +291,7 @@ class _Walk:
 
     def _on_host(self, nbytes: int, name: str, b: int | None) -> Copy:
         size, space = self.graph.aligned(nbytes), self.spaces[HOST]
-        offset = space.best_fit(size)
+        offset = self.held.best_fit(size)
         if offset is None:
             refuse_arena(HOST, space.used + size, space.capacity, name)
         return Copy(Place(HOST, offset, nbytes), size, b, space.take(offset, size, b))
@@ -296,6 +306,7 @@ class _Walk:
         self.nodes.task(number, copies, workspace)
         if host:
             self.host_writes.difference_update(task.writes)
+            self._worked(number, copies if workspace is None else [*copies, workspace])
         for b in task.touches:
             if b in task.writes:
                 self._changed(b, host)
@@ -304,6 +315,13 @@ class _Walk:
         for b in task.touches:
             self.uses.unpin(b)
             self._after_use(b, number)
+
+    def _worked(self, number: int, copies: Sequence[Copy]) -> None:
+        """Note how long a task of the host takes. Nothing follows the last one, which gets 0."""
+        seconds = self.clock[min(number + 1, len(self.clock) - 1)] - self.clock[number]
+        self.held.ran(seconds)
+        for copy in copies:
+            copy.host_seconds += seconds
 
     def _operand(self, b: int, number: int, host: bool) -> Copy:
         if not host and self.buffers[b].device != HOST:
@@ -349,7 +367,10 @@ class _Walk:
             Block(copy.place, copy.buffer, tuple(copy.nodes), copy.from_start, to_end)
         )
         if not to_end:
-            self.spaces[copy.place.arena].give(copy.place.offset, copy.history())
+            if copy.place.arena == HOST:
+                self.held.give(copy.place.offset, copy.history(), copy.host_seconds)
+            else:
+                self.spaces[copy.place.arena].give(copy.place.offset, copy.history())
 
     def _finish(self) -> MemGraph:
         for b in self.graph.outputs:

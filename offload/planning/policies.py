@@ -35,6 +35,9 @@ class Policy:
     drop_ahead: int = 0
     """For how many tasks ahead other blocks may be dropped, if the host has them and they are
     needed later."""
+    host_workers: int = 0
+    """How many tasks the host runs at once. Host addresses that they free are held back for so
+    many (held_addresses.py); 0: not at all."""
     offsets: Mapping[Owner, int] = field(default_factory=dict)
     """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
     ahead."""
@@ -66,7 +69,8 @@ class Policies:
     def one(self, graph: TaskGraph, share: float, drop: int) -> Policy:
         """One policy. One that drops ahead also keeps the step's first inputs resident."""
         plain, first = self._residents(graph, share)
-        return Policy(first if drop else plain, drop_ahead=drop)
+        resident = first if drop else plain
+        return Policy(resident, drop_ahead=drop, host_workers=self._costs.host_workers)
 
     def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
         """What may stay in this share of the room, without and with the step's first inputs."""

@@ -341,6 +341,7 @@ class _Search:
         """The least host memory that a plan takes; NEVER if no plan fits into `limit`."""
         least = NEVER
         for _, policy in self._policies.of(self._wanted.graph):
+            policy = replace(policy, host_workers=0)
             with suppress(BudgetTooSmall):
                 least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least

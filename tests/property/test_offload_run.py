@@ -213,14 +213,21 @@ def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
     ahead=st.sampled_from([0, 1, 3, 20]),
     evict_ahead=st.sampled_from([0, 1, 3]),
     drop_ahead=st.sampled_from([0, 2, 20]),
+    workers=st.sampled_from([0, 1, 16]),
 )
 def test_every_policy_gives_a_plan_that_the_oracle_proves(
-    graph: TaskGraph, spare: int, share: float, ahead: int, evict_ahead: int, drop_ahead: int
+    graph: TaskGraph,
+    spare: int,
+    share: float,
+    ahead: int,
+    evict_ahead: int,
+    drop_ahead: int,
+    workers: int,
 ) -> None:
     least = {device: smallest_budget(graph, device)[0] for device in graph.devices}
     budget = {device: (nbytes + spare) // 64 * 64 for device, nbytes in least.items()}
     room = {device: int((budget[device] - least[device]) * share) for device in least}
-    policy = Policy(most_resident(graph, room), ahead, evict_ahead, drop_ahead)
+    policy = Policy(most_resident(graph, room), ahead, evict_ahead, drop_ahead, workers)
     memgraph = build_memgraph(graph, budget, policy)
     offload.verify(memgraph)
     assert all(memgraph.arenas[device] <= budget[device] for device in budget)
