@@ -5,6 +5,7 @@
     python benchmarks/offload_cpu.py overhead   what the loop costs a task, with empty kernels
     python benchmarks/offload_cpu.py models     steps of four models against eager, bit for bit
     python benchmarks/offload_cpu.py orders     priority against random and in order, simulated
+    python benchmarks/offload_cpu.py workers    updates by 1 to 16 workers of the host, simulated
     python benchmarks/offload_cpu.py all        one after the other
 
 Method  CPU seconds of the whole process, because wall time on a shared machine measures the
@@ -24,7 +25,7 @@ from pathlib import Path
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("planner", "overhead", "models", "orders")
+PARTS = ("planner", "overhead", "models", "orders", "workers")
 
 
 def measure(part: str, args: argparse.Namespace) -> Report:
@@ -41,6 +42,10 @@ def measure(part: str, args: argparse.Namespace) -> Report:
         from offloading import models
 
         return models.measure(args.smoke, args.repeats, args.only, args.engine)
+    if part == "workers":
+        from offloading import workers
+
+        return workers.measure(args.smoke)
     from offloading import orders
 
     return orders.measure(args.smoke)

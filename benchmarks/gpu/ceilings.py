@@ -17,7 +17,7 @@ from gpu.part import Found, Job, Outcome, Row, Rows, Step
 from gpu.picture import Panel
 from gpu.timing import Call, each, often, rounds
 from offload.graph.rates import Sample, rates_of
-from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, measure
+from offload.measuring.calibration import Sizes, measure, sizes_on
 from offload.measuring.stopwatch import Cpu, Gpu, TimedDevice
 from offload.memory.cuda_shim import why_not_on
 
@@ -56,7 +56,7 @@ def everything(job: Job) -> Rows:
 
 def rates(job: Job) -> Rows:
     bench: TimedDevice = Gpu(torch.device("cuda")) if job.device == "cuda" else Cpu()
-    sizes = ON_CPU if job.device == "cpu" else ON_GPU
+    sizes = sizes_on(torch.device(job.device))
     if job.smoke:
         sizes = Sizes(link=MIB, memory=MIB, gemm={"float32": 64, "bfloat16": 64}, update=MIB)
     workers = len(os.sched_getaffinity(0))

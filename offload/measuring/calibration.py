@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier
 from typing import TypeVar
 
@@ -26,8 +26,10 @@ import torch
 
 from offload.graph.costs import Costs
 from offload.graph.rates import Rates, Sample, Samples, rates_of
+from offload.measuring.caches import last_level_bytes
 from offload.measuring.stopwatch import Clock, Cpu, Gpu, TimedDevice, in_a_row
 from offload.memory.device_memory import measuring
+from offload.memory.host_memory import memory_left
 from offload.torch_seams import fused_adamw_op
 
 MIB = 1 << 20
@@ -54,9 +56,12 @@ class Sizes:
     update: int = 32 * MIB
     """Bytes of a parameter. A set is four such tensors: parameter, gradient and two states."""
     sets: int = 8
-    """The least number of sets. They take 1 GiB or more in all, which no cache holds."""
+    """The least number of sets, which are used in turn."""
 
 
+CACHES, MOST_BYTES = 16, 4 << 30
+"""All sets together take this multiple of the machine's caches, so that a cache holds a 16th of
+them; but no more bytes than the latter."""
 ON_GPU = Sizes(gemm={"float32": 4096, "tf32": 8192, "bfloat16": 8192})
 ON_CPU = Sizes(memory=64 * MIB, gemm={"float32": 768, "bfloat16": 512}, update=16 * MIB, sets=16)
 
@@ -88,13 +93,26 @@ def rates(
         bench, name = Cpu(), "cpu"
     else:
         raise ValueError(f"device={device!r} cannot be measured: give cuda or cpu")
-    sizes = sizes or (ON_GPU if target.type == "cuda" else ON_CPU)
+    sizes = sizes or sizes_on(target)
     try:
         with torch.no_grad(), measuring("its rates", target):
             samples = measure(bench, sizes, seconds, workers or max(1, _cpus() - 1))
     finally:
         bench.close()
     return rates_of(samples, name, bench.notes)
+
+
+def sizes_on(device: torch.device) -> Sizes:
+    """What is measured on this machine."""
+    sizes = ON_GPU if device.type == "cuda" else ON_CPU
+    return beyond_caches(sizes, last_level_bytes(), memory_left().nbytes)
+
+
+def beyond_caches(sizes: Sizes, cache: int, left: int) -> Sizes:
+    """The same with more sets, where caches of `cache` bytes would hold much of them. They take a
+    quarter of the memory that is `left` at most."""
+    wanted = min(CACHES * cache, MOST_BYTES, left // 4)
+    return replace(sizes, sets=max(sizes.sets, wanted // (4 * sizes.update)))
 
 
 def _cpus() -> int:

@@ -45,9 +45,10 @@ def step(layers: int, weights: tuple[int, ...], cast: bool = False, chunks: int 
         nbytes = builder.buffers[w].nbytes
         g = builder.buffer(f"g{n}", nbytes // 2 if cast else nbytes, "gradient")
         took = 2e-4 * nbytes / MIB / 16
-        builder.task(f"b{n}", [read, w], [g], phase="backward", seconds=took)
+        back, x = x, builder.buffer(f"d{n}", MIB, "gradient")
+        builder.task(f"b{n}", [back, read, w], [g, x], phase="backward", seconds=took)
         if cast:
-            half, g = g, builder.buffer(f"d{n}", nbytes, "gradient")
+            half, g = g, builder.buffer(f"whole{n}", nbytes, "gradient")
             traffic = 3 * nbytes // 2
             builder.task(f"c{n}", [half], [g], phase="backward", lane="host", traffic=traffic)
         for chunk in range(chunks):
@@ -63,7 +64,7 @@ def step(layers: int, weights: tuple[int, ...], cast: bool = False, chunks: int 
 STEPS: dict[str, dict[str, Any]] = {
     "equal": {"weights": (16,)},
     "cast": {"weights": (16,), "cast": True},
-    "mixed": {"weights": (4, 12, 8, 2, 8), "cast": True},
+    "mixed": {"weights": (4, 8, 8, 2, 8), "cast": True},
     "chunks": {"weights": (16,), "cast": True, "chunks": 2},
 }
 MANY, FEW = 120, 40

@@ -3,13 +3,15 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from offload.graph.rates import Link, Rates, Sample, Samples, link, rates_of
 from offload.measuring import calibration
-from offload.measuring.calibration import Sizes, measure
+from offload.measuring.caches import last_level_bytes
+from offload.measuring.calibration import ON_CPU, ON_GPU, Sizes, beyond_caches, measure
 from offload.measuring.stopwatch import Run
 
 KIB = 1 << 10
@@ -141,3 +143,27 @@ def test_an_update_meets_tensors_that_were_not_touched_since_all_others_were(
     alone = 1 + len(found.host[1].seconds)
     order = list(itertools.islice(itertools.cycle(seen[:there]), alone))
     assert alone >= there and seen[:alone] == order
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("sizes", [ON_CPU, ON_GPU])
+@pytest.mark.parametrize("cache", [0, 32 << 20, 105 << 20, 260 << 20, 1152 << 20])
+def test_updates_are_measured_in_more_memory_than_the_caches_hold(sizes: Sizes, cache: int) -> None:
+    found = beyond_caches(sizes, cache, 128 * GIB)
+    taken = 4 * found.update * found.sets
+    assert GIB <= taken <= 4 * GIB
+    assert taken > 15 * cache or taken == 4 * GIB
+    assert 4 * sizes.update * beyond_caches(sizes, cache, 2 * GIB).sets == GIB
+
+
+def test_the_caches_of_the_highest_level_are_added_up_and_each_counts_once(tmp_path: Path) -> None:
+    assert last_level_bytes(tmp_path) == 0
+    for cpu in range(4):
+        for level, size, shared in ((2, "1024K", f"{cpu}"), (3, "32768K", f"{cpu // 2}")):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
+                (folder / name).write_text(f"{text}\n", encoding="ascii")
+    assert last_level_bytes(tmp_path) == 2 * 32768 * KIB
