@@ -14,10 +14,10 @@ from offload.errors import CaptureError
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from offload_lightning import QUIET
+import offload_lightning as ol
 from watched_ways import WAYS, Way
 
-pytestmark = [pytest.mark.filterwarnings(text) for text in QUIET]
+pytestmark = [pytest.mark.filterwarnings(text) for text in ol.QUIET]
 STEPS, CHANGED = 6, 4
 
 
@@ -180,3 +180,50 @@ def test_an_audit_finds_a_change_that_no_watch_sees() -> None:
 def test_a_share_of_the_time_that_is_none_is_refused(audit: Any) -> None:
     with pytest.raises(ValueError, match="give a part of the time"):
         OffloadStrategy(audit=audit)
+
+
+class LogsComputed(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        schedule: Any = self.lr_schedulers()
+        self.log("doubled", 2 * schedule.get_last_lr()[0])
+        return super().training_step(batch, batch_idx)
+
+
+class LoggedEveryStep(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.seen.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_rates_that_a_schedule_has_set_are_logged_as_they_are(interval: str) -> None:
+    class Rates(ol.Module):
+        def __init__(self) -> None:
+            super().__init__(interval=interval)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            schedule: Any = self.lr_schedulers()
+            self.log("last rate", schedule.get_last_lr()[0])
+            optimizer: Any = self.optimizers()
+            self.log("rate", optimizer.param_groups[0]["lr"])
+            self.log("decay", optimizer.param_groups[0]["weight_decay"])
+            return ol.Module.training_step(self, batch, batch_idx)
+
+    plain, ours = LoggedEveryStep(), LoggedEveryStep()
+    ol.train("auto", Rates, callbacks=[plain], max_epochs=3)
+    planned = OffloadStrategy(budget="100%", check_first_steps=0)
+    ol.train(planned, Rates, callbacks=[ours], max_epochs=3)
+    assert plain.seen == ours.seen
+    assert len({row["last rate"] for row in ours.seen}) > 1
+
+
+@pytest.mark.filterwarnings("ignore:OffloadStrategy trains eagerly")
+def test_a_number_computed_from_a_rate_is_logged_as_in_plain_lightning() -> None:
+    plain, ours = LoggedEveryStep(), LoggedEveryStep()
+    ol.train("auto", LogsComputed, callbacks=[plain])
+    ol.train(OffloadStrategy(), LogsComputed, callbacks=[ours])
+    assert plain.seen == ours.seen
+    with pytest.raises(CaptureError, match="does or logs different things"):
+        ol.train(OffloadStrategy(budget="100%"), LogsComputed)
