@@ -30,8 +30,9 @@ from loaders.workers.reader import OnError
 MOST_REUSE = 8
 """reuse="auto" goes up to this where `most_reuse` is not given."""
 SAME_AFTER_RESUME = (
-    "samples", "seed", "mode", "buffer_batches", "buffer_bytes", "shuffle", "drop_last",
+    "seed", "mode", "buffer_batches", "buffer_bytes", "shuffle", "drop_last",
 )  # fmt: skip
+"""The attributes of a loader that must be those of the loader that saved a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def check_batches(batches: BatchOptions) -> None:
 
 def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
     """Refuse a saved state that a loader with the state `own` could not go on from."""
-    for key in SAME_AFTER_RESUME:
+    for key in ("samples", *SAME_AFTER_RESUME):
         if state[key] != own[key]:
             raise StateError(
                 f"the saved loader state has {key}={state[key]}, this loader has {key}={own[key]},"

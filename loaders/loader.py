@@ -24,6 +24,7 @@ import torch
 
 from loaders.adopting.adoption import from_dataloader
 from loaders.arguments import (
+    SAME_AFTER_RESUME,
     Serving,
     cache_setup,
     check_options,
@@ -190,11 +191,11 @@ class ReuseLoader:
 
     @property
     def rank(self) -> int:
-        return self._order.ranks.rank
+        return self._order.rank
 
     @property
     def world_size(self) -> int:
-        return self._order.ranks.world_size
+        return self._order.world_size
 
     @property
     def skipped(self) -> dict[int, str]:
@@ -245,15 +246,10 @@ class ReuseLoader:
     def state_dict(self) -> dict[str, Any]:
         return {
             "samples": len(self.dataset),
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in SAME_AFTER_RESUME},
             "world_size": self.world_size,
             "pass": self._pass,
             "served_batches": self._served_batches,
-            "buffer_batches": self.buffer_batches,
-            "buffer_bytes": self.buffer_bytes,
-            "mode": self.mode,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
             "running": asdict(self._running),
             "next": asdict(self._next),
             "tuner": self._tuner.state_dict() if self._tuner else None,
@@ -323,6 +319,7 @@ class ReuseLoader:
         )
         replay = PassReplay.of(plan, first)
         order = self._order_of_pass(pass_index, plan.capacity, pipeline)
+        self._order.check_ranks(order, batches - first)
         jobs = np.flatnonzero(replay.uses < serving.reuse)
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.

@@ -1,13 +1,27 @@
-"""Which samples this rank serves in each pass: its share of an order that all ranks agree on."""
+"""Which samples this rank serves in each pass: its share of an order that all ranks agree on.
 
-from dataclasses import dataclass
+    no sampler                      every world-th id of our own order       f(seed, pass)
+    a sampler that names no rank    every world-th id that it draws          all ranks draw alike
+    a sampler that names a rank     all ids that it draws                    a share already
+
+Under torch.distributed the ranks compare all that their shares depend on at the beginning of every
+pass. So beginning a pass is something that all ranks do together.
+"""
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from loaders.errors import LoaderError
 from loaders.sources.datasets import pass_order, samples_per_rank, shared_out
-from loaders.sources.samplers import SamplerOrder, drawn_before
+from loaders.sources.samplers import NamedRank, SamplerOrder, drawn_before, named_rank
 from loaders.workers.pass_order import PassOrder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +43,29 @@ class LoaderRanks:
             return self.given_world_size
         return torch.distributed.get_world_size() if _distributed() else 1
 
+    @property
+    def known(self) -> bool:
+        """Whether somebody says which of how many processes this one is."""
+        return self.given_world_size is not None or self.given_rank is not None or _distributed()
+
+    @property
+    def all_together(self) -> bool:
+        """Whether the loaders of all processes of torch.distributed serve one pass together."""
+        processes = torch.distributed.get_world_size() if _distributed() else 1
+        return processes > 1 and self.world_size == processes
+
     def largest(self, wish: int) -> int:
         """The largest wish of all ranks. Every rank has to call this at the same point."""
         if self.given_world_size is not None or not _distributed():
             return wish
-        wishes: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(wishes, wish)
-        return max(wishes)
+        return max(self.gathered(wish))
+
+    def gathered(self, told: Any) -> list[Any]:
+        """What the loaders of all processes tell. Every process has to call this at the same
+        point."""
+        everybodys: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(everybodys, told)
+        return everybodys
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +77,145 @@ class RankOrder:
     seed: int
     shuffle: bool
     ranks: LoaderRanks
+    _told: list[str] = field(default_factory=list)
+    """The warnings that were given already."""
+
+    @property
+    def named(self) -> NamedRank | None:
+        """The rank whose share the sampler draws. None: it draws the order of all ranks."""
+        return None if self.sampler is None else named_rank(self.sampler)
+
+    @property
+    def rank(self) -> int:
+        named = None if self.ranks.known else self.named
+        return self.ranks.rank if named is None else named.rank
+
+    @property
+    def world_size(self) -> int:
+        named = None if self.ranks.known else self.named
+        return self.ranks.world_size if named is None else named.world_size
 
     @property
     def samples(self) -> int:
-        """The number of samples that all ranks together serve in a pass."""
+        """The number of samples in an order, before it is shared out."""
         return len(self.dataset) if self.sampler is None else len(self.sampler)
 
     @property
     def share(self) -> int:
         """The number of samples that this rank serves in a pass."""
-        return samples_per_rank(self.samples, self.ranks.world_size)
+        if self.named is not None:
+            return self.samples
+        return samples_per_rank(self.samples, self.world_size)
 
     def of_pass(self, pass_index: int) -> PassOrder:
-        rank, world_size = self.ranks.rank, self.ranks.world_size
         if self.sampler is None:
             ids = pass_order(
                 len(self.dataset),
                 seed=self.seed,
                 pass_index=pass_index,
                 shuffle=self.shuffle,
-                rank=rank,
-                world_size=world_size,
+                rank=self.rank,
+                world_size=self.world_size,
             )
             return PassOrder(pass_index, ids)
         drawn = SamplerOrder.order(self.sampler, self.seed, pass_index)
-        ids = shared_out(drawn, rank, world_size)
-        return PassOrder(pass_index, ids, drawn_before(ids))
+        ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size)
+        digest = hashlib.blake2b(drawn.tobytes(), digest_size=16).hexdigest()
+        return PassOrder(pass_index, ids, drawn_before(ids), digest)
+
+    def check_ranks(self, order: PassOrder, batches: int) -> None:
+        """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it."""
+        mine = self._told_of(order, batches)
+        if not self.ranks.all_together:
+            if mine["wrong"]:
+                raise LoaderError(mine["wrong"])
+            self._warn_of_unknown_ranks()
+            return
+        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
+        if problem := next((told["wrong"] for told in everybodys if told["wrong"]), None):
+            raise LoaderError(mine["wrong"] or problem)
+        for before, told in pairwise(everybodys):
+            if before["rank"] == told["rank"]:
+                raise LoaderError(
+                    f"2 loaders say that they are rank {told['rank']}, so both would serve the same"
+                    " samples: give every process a rank of its own, or leave out rank= and"
+                    " world_size="
+                )
+        for told in everybodys[1:]:
+            _compare(everybodys[0], told)
+
+    def _told_of(self, order: PassOrder, batches: int) -> dict[str, Any]:
+        """All that the shares of a pass depend on."""
+        named = self.named
+        return {
+            "rank": self.rank,
+            "wrong": self._wrong_rank(named),
+            "sampler": type(self.sampler).__name__,
+            "shared": named is not None,
+            "pass": order.pass_index,
+            "samples": 0 if named else self.samples,
+            "seed": self.seed if self.sampler is None else None,
+            "shuffle": self.shuffle if self.sampler is None else None,
+            "order": "" if named else order.drawn,
+            "batches": batches,
+        }
+
+    def _wrong_rank(self, named: NamedRank | None) -> str:
+        if named is None or self.ranks.given_world_size == 1:  # this loader is to be alone
+            return ""
+        if (named.rank, named.world_size) == (self.rank, self.world_size):
+            return ""
+        return (
+            f"the sampler {type(self.sampler).__name__} draws for rank {named.rank} of"
+            f" {named.world_size}, but this process is rank {self.rank} of {self.world_size}: make"
+            " the sampler for this rank, or give rank= and world_size= as the sampler has them"
+        )
+
+    def _warn_of_unknown_ranks(self) -> None:
+        alone = self.world_size == 1 or self.sampler is None or self.named is not None
+        if alone or _distributed() or self._told:
+            return
+        self._told.append(
+            f"the sampler {type(self.sampler).__name__} names no rank, so every one of"
+            f" {self.world_size} ranks takes its share of what it draws; nothing can compare their"
+            " draws without torch.distributed: see that it draws the same on all of them"
+        )
+        log.warning("%s", self._told[-1])
+
+
+def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
+    """Refuse two ranks that would not serve the same pass together."""
+    here, there = f"rank {other['rank']}", f"rank {first['rank']}"
+    sampler = other["sampler"]
+    if first["shared"] != other["shared"]:
+        one, all_ = (here, there) if other["shared"] else (there, here)
+        raise LoaderError(
+            f"the sampler draws the share of one rank on {one}, and the order of all on {all_}:"
+            " give every rank the same kind of sampler"
+        )
+    for key, words in (
+        ("pass", "pass {}"), ("samples", "{} samples"), ("seed", "seed {}"),
+        ("shuffle", "shuffle {}"),
+    ):  # fmt: skip
+        if first[key] != other[key]:
+            raise LoaderError(
+                f"the ranks do not share one order: there is {words.format(other[key])} on {here},"
+                f" but {first[key]} on {there}; give every rank the same data set, seed and order,"
+                " or world_size=1 to a loader that serves its own rank alone"
+            )
+    if first["order"] != other["order"]:
+        raise LoaderError(
+            f"the sampler {sampler} draws another order on {here} than on {there}, so their shares"
+            " would overlap: let it draw the same on every rank; if it draws the share of its rank,"
+            " give it the attributes rank and num_replicas"
+        )
+    if first["batches"] != other["batches"]:
+        raise LoaderError(
+            f"there are {other['batches']} batches on {here}, but {first['batches']} on {there}"
+            f" (sampler: {sampler}), so one of them would wait for the other for ever: give every"
+            " rank the same number of samples and the same batch_size and reuse, or world_size=1"
+            " where no rank waits for another"
+        )
 
 
 def _distributed() -> bool:

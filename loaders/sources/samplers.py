@@ -5,13 +5,18 @@ the ids of a pass are drawn, all of these are seeded from (seed, pass), and afte
 back. So a resumed run asks again and gets the same ids, and nobody else's randomness changes. If a
 sampler has `set_epoch`, it is called with the number of the pass. Anything else that a sampler
 remembers (a position, a history) cannot be restored.
+
+A sampler that names a rank (`named_rank`) draws the share of that rank, which is served as it is.
+Any other sampler draws the order of all ranks, of which every rank takes its share.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from operator import index
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +29,23 @@ from loaders.errors import LoaderError
 SAMPLER_STREAM = 2
 """Samplers draw from another stream of the seed than order and augmentation."""
 MASK = (1 << 64) - 1
+RANK_NAMES = ("rank", "_rank", "shard_index", "process_index")
+"""What samplers call the rank for which they draw: torch's, and those of other libraries."""
+COUNT_NAMES = (
+    "num_replicas", "_num_replicas", "world_size", "_world_size", "num_shards", "num_processes",
+)  # fmt: skip
+"""What they call the number of ranks."""
+CONTAINERS = (list, tuple, dict)
+MOST_INSIDE = 64
+"""A longer list that a sampler holds is one of ids, and not of samplers."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRank:
+    """The rank whose share a sampler draws."""
+
+    rank: int
+    world_size: int
 
 
 class SamplerOrder:
@@ -55,6 +77,59 @@ class SamplerOrder:
                 f"the sampler {name} gave {drawn[0]!r}, which is not one id: give single ids; batch"
                 " them with batch_size"
             ) from error
+
+
+def named_rank(sampler: object) -> NamedRank | None:
+    """The rank that a sampler names, or something inside it. None: it draws for all ranks."""
+    for part in _parts(sampler):
+        rank, count = _number(part, RANK_NAMES), _number(part, COUNT_NAMES)
+        if rank is not None and count is not None and 0 <= rank < count:
+            return NamedRank(rank, count)
+    return None
+
+
+def _number(part: object, names: Iterable[str]) -> int | None:
+    for name in names:
+        with suppress(Exception):  # a property may do anything
+            found = getattr(part, name, None)
+            if isinstance(found, int) and not isinstance(found, bool):
+                return found
+    return None
+
+
+def _parts(sampler: object) -> Iterator[object]:
+    """A sampler, the samplers inside it, and the objects that these hold. Data sets are left out:
+    a rank that they name is not the rank of an order."""
+    known: set[int] = set()
+    open_: list[object] = [sampler]
+    while open_:
+        part = open_.pop(0)
+        if id(part) in known:
+            continue
+        known.add(id(part))
+        yield part
+        if type(part) in CONTAINERS:
+            few = part if len(cast(Any, part)) <= MOST_INSIDE else ()
+            inside = few.values() if isinstance(few, dict) else cast(Iterable[object], few)
+            open_ += [each for each in inside if _draws(each)]
+        elif part is sampler or _draws(part):
+            open_ += [held for held in _held(part) if not _is_data(held)]
+
+
+def _draws(part: object) -> bool:
+    return isinstance(part, Sampler) or (hasattr(part, "__iter__") and not _is_data(part))
+
+
+def _is_data(part: object) -> bool:
+    kinds = (str, bytes, range, torch.Tensor, np.ndarray, torch.nn.Module, ModuleType, type)
+    if type(part) in CONTAINERS:
+        return False
+    return isinstance(part, kinds) or (hasattr(part, "__getitem__") and hasattr(part, "__len__"))
+
+
+def _held(part: object) -> list[object]:
+    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*getattr(part, "__dict__", {}).values(), *(getattr(part, s, None) for s in slots)]
 
 
 def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -31,6 +31,8 @@ class PassOrder:
     again: NDArray[np.int64] | None = None
     """How often a sampler drew the id of each position earlier in this pass. None: it draws no id
     twice."""
+    drawn: str = ""
+    """The digest of all ids that a sampler drew. Empty: there is no sampler."""
     progress: PassProgress = field(init=False)
 
     def __post_init__(self) -> None:

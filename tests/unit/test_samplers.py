@@ -16,8 +16,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from loaders import ReuseLoader
 from loaders.errors import LoaderError
-from loaders.sources.samplers import SamplerOrder, seeded_randomness
+from loaders.sources.samplers import NamedRank, SamplerOrder, named_rank, seeded_randomness
 
 TEN: Any = list(range(10))
 
@@ -130,3 +131,107 @@ class Lying(Sampler[int]):
 def test_a_sampler_that_gives_no_order_is_refused(sampler: Any, complaint: str) -> None:
     with pytest.raises(LoaderError, match=complaint):
         SamplerOrder.order(sampler, 0, 2)
+
+
+# ---- whose share a sampler draws ----------------------------------------------------------------
+
+
+class Shard(Lying):
+    """Names its rank as other libraries' samplers do."""
+
+    def __init__(self, **names: Any) -> None:
+        super().__init__(5, range(5))
+        self.__dict__.update(names)
+
+
+class Around(Lying):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(5, range(5))
+        self.inner = inner
+
+
+class Slotted:
+    """No Sampler of torch's, and without a dictionary."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner)
+
+
+class ShardedData(list[int]):
+    rank, num_replicas = 1, 2
+
+
+SECOND_OF_TWO = Shard(rank=1, num_replicas=2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        DistributedSampler(TEN, num_replicas=2, rank=1),
+        SECOND_OF_TWO,
+        Shard(rank=1, world_size=2),
+        Shard(_rank=1, _world_size=2),
+        Shard(shard_index=1, num_shards=2),
+        Around(SECOND_OF_TWO),
+        Around(Slotted(Around(SECOND_OF_TWO))),
+        Around([SubsetRandomSampler(TEN), SECOND_OF_TWO]),
+        Around({"train": SECOND_OF_TWO}),
+        Around(type("Place", (), {"rank": 1, "world_size": 2})()),
+    ],
+)
+def test_a_sampler_that_names_a_rank_or_holds_one_that_does_draws_its_share(sampler: Any) -> None:
+    assert named_rank(sampler) == NamedRank(1, 2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(TEN),
+        WeightedRandomSampler([1.0] * 10, 10),
+        Shard(rank=1),
+        Shard(rank=None, num_replicas=None),
+        Shard(rank=2, num_replicas=2),
+        Shard(rank=True, num_replicas=2),
+        RandomSampler(ShardedData(TEN)),
+        Around(Around(None)),
+        TEN,
+    ],
+)
+def test_any_other_sampler_draws_for_all_ranks(sampler: Any) -> None:
+    assert named_rank(sampler) is None
+
+
+def ids_of(loader: ReuseLoader) -> list[int]:
+    with loader:
+        return sorted(int(i) for batch in loader for i in batch)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_named_share_is_served_whole_by_the_rank_that_it_names(rank: int) -> None:
+    def make() -> Any:
+        return DistributedSampler(range(40), num_replicas=3, rank=rank, shuffle=False)
+
+    loader = ReuseLoader(range(40), 2, 1, sampler=Around(make()), workers=1)
+    assert (loader.rank, loader.world_size, len(loader)) == (rank, 3, 3)
+    loader = ReuseLoader(range(40), 2, 1, sampler=make(), workers=1)
+    assert ids_of(loader) == sorted(make())
+
+
+def test_a_rank_that_contradicts_the_loaders_is_refused() -> None:
+    loader = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=0, world_size=2)
+    with pytest.raises(LoaderError, match=r"Shard draws for rank 1 of 2, but .* rank 0 of 2"):
+        ids_of(loader)
+    alone = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=0, world_size=1)
+    assert ids_of(alone) == [0, 1, 2, 3, 4]
+
+
+def test_a_draw_that_no_rank_can_compare_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    loader = ReuseLoader(TEN, 2, 1, sampler=TEN, workers=1, rank=0, world_size=2)
+    with loader:
+        list(loader), list(loader)
+    assert caplog.text.count("list names no rank, so every one of 2 ranks takes its share") == 1
