@@ -81,7 +81,7 @@ def cache_setup(cache: CacheOptions) -> CacheSetup | None:
     if cache.kind is None:
         return None
     folder = None if cache.folder is None else Path(cache.folder)
-    return CacheSetup(cache.kind, cache.limit_bytes, folder)
+    return CacheSetup(cache.kind, cache.limit_bytes, folder, cache.key)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -128,6 +128,10 @@ def check_workers(workers: WorkerOptions) -> None:
 
 
 def check_cache(cache: CacheOptions) -> None:
+    if cache.kind != "disk":
+        without_effect("cache_key", cache.key, 'cache="disk"')
+    elif cache.key is not None and not isinstance(cache.key, str):
+        raise TypeError(f"cache_key must be a word (str), not {type(cache.key).__name__}")
     if cache.kind is None:
         without_effect("cache_bytes", cache.limit_bytes, 'cache="ram" or "disk"')
         without_effect("cache_dir", cache.folder, 'cache="disk"')

@@ -96,6 +96,7 @@ class ReuseLoader:
         on_error: OnError = "raise",
         device: torch.device | str | None = None,
         augment_on: AugmentOn = "cpu",
+        cache_key: str | None = None,
     ) -> None:
         """docs/loader.md describes all arguments. `augment(images, draws)` runs on a batch
         [N, C, H, W]; a function of one argument (a torchvision transform) runs on each image. Both
@@ -104,7 +105,7 @@ class ReuseLoader:
         order = OrderOptions(mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes)
         decoding = DecodingOptions(backend, once, on_error)
         reading = WorkerOptions(worker_count(workers), worker_kind, start_method)
-        caching = CacheOptions(cache, cache_bytes, cache_dir)
+        caching = CacheOptions(cache, cache_bytes, cache_dir, cache_key)
         batches = BatchOptions(augment, collate, device, augment_on, pin_memory)
         check_options(order, decoding, reading, caching, batches)
         kept = cache_setup(caching)

@@ -62,6 +62,7 @@ class CacheOptions:
     kind: CacheKind | None
     limit_bytes: int | None
     folder: Path | str | None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ class DecodedCache(ABC):
         """Find what other processes have kept since the last call. It is called between two passes,
         never during one."""
 
+    @abstractmethod
+    def ids(self) -> list[int]:
+        """The samples that `read` would find."""
+
     @property
     @abstractmethod
     def entries(self) -> int:
@@ -151,6 +155,9 @@ class RamCache(DecodedCache):
 
     def refresh(self) -> None:
         """There is nothing to find: no other process writes into this memory."""
+
+    def ids(self) -> list[int]:
+        return list(self._kept)
 
     @property
     def entries(self) -> int:

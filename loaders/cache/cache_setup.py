@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from loaders.cache.cache import CacheKind, DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache
-from loaders.cache.fingerprint import fingerprint
+from loaders.cache.fingerprint import fingerprint, verify
 
 
 def open_cache(
@@ -37,6 +37,8 @@ class CacheSetup:
     kind: CacheKind
     limit_bytes: int | None
     folder: Path | None
+    key: str | None = None
+    """Vouches for what of a data set cannot be told."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CacheKind):
@@ -55,5 +57,13 @@ class CacheSetup:
             )
 
     def open(self, dataset: Any, writer: int) -> DecodedCache:
-        identity = fingerprint(dataset) if self.kind == "disk" else ""
-        return open_cache(self.kind, self.limit_bytes or 0, self.folder, identity, writer)
+        if self.kind == "ram" or self.folder is None:
+            return open_cache(self.kind, self.limit_bytes or 0, self.folder, "", writer)
+        identity = fingerprint(dataset, self.key, self.folder)
+        cache = open_cache(self.kind, self.limit_bytes or 0, self.folder, identity, writer)
+        try:
+            verify(cache, dataset, self.folder / identity)
+        except BaseException:
+            cache.close()
+            raise
+        return cache

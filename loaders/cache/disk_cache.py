@@ -98,6 +98,9 @@ class DiskCache(DecodedCache):
                 self._own.look_for_room()
                 self._catalogue.admit_others()
 
+    def ids(self) -> list[int]:
+        return list(self._kept)
+
     @property
     def entries(self) -> int:
         return len(self._kept)

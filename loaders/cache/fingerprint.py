@@ -1,44 +1,65 @@
 """The name of a data set for a decoded cache. It changes when the decoded samples would.
 
-    pictures in files   paths below their common folder, sizes, times of change, labels, the decoder
-    a Subset            the data set inside, and which of its samples
-    any other           its class, its length, and its transforms as they print themselves
-    all of them         the first and the last sample, decoded: their leaves' types, shapes, bytes
+    the data set       its class's code, its attributes, arrays and tables to the last byte, its
+                       transforms (`loaders.identity`)
+    files              size, time of change and inode of every file and folder that it names
+    pictures of ours   paths below their common folder, so that a folder may be moved
+    all of them        the first and the last sample, decoded: their leaves' types, shapes, bytes
 
-The name does not notice: a file that was rewritten with the same size and time of change; in a data
-set that is not made of files (it has no `samples`, which torchvision's folders have), any change
-between the first and the last sample; a change inside a transform that prints only its name, if it
-changes neither of these two samples. Delete the cache in such a case.
+What cannot be told (an open file, a database, a handle of a library) is refused, with what it is
+and where, unless its owner gives a key that vouches for it: `cache_key`, a part of the name.
+
+The name does not notice what code makes of things outside the data set: a file whose name no
+attribute holds, the environment, the network; an edit inside an installed package that keeps its
+version. So a few samples of a cache that is found are read again and compared (`verify`).
 
 Finding the name looks at every file once a run. That takes about 4 s for 1.3 million files on a
 local disk whose folders were read before, and minutes on a cold or remote disk. So let one rank
 find the name and give it to the others.
 """
 
-import dataclasses
-import hashlib
+import importlib.metadata
 import os
-import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from loaders.cache.cache_records import RecordLayouts, pack
+import numpy as np
+
+from loaders.cache.cache import DecodedCache
+from loaders.cache.cache_records import Packed, RecordLayouts, pack
 from loaders.errors import CacheError
-from loaders.slots.leaves import as_tensor, leaves_of, structure_of
+from loaders.identity.contents import Contents
+from loaders.identity.file_states import FileStates
+from loaders.slots.leaves import as_stored, as_tensor, leaves_of, structure_of
 from loaders.sources.archives import PictureTar
 from loaders.sources.datasets import PictureArrays, PictureFiles
 
-# Objects without a __repr__ print their address, which differs from run to run.
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-TRANSFORMS = ("transform", "target_transform", "transforms", "loader")
+FORMAT = 2
+"""Raise it when the same files or the same code of ours would decode to other pixels."""
+DECODERS = ("pillow", "simplejpeg")
+VERIFIED = 8
+"""This many samples of a cache that is found are compared with what the data set gives."""
 
 
-def fingerprint(dataset: Any) -> str:  # map-style: len() and [i], as ReuseLoader takes it
-    """The name, 32 hexadecimal digits. It decodes the first sample (twice) and the last one."""
+def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = None) -> str:
+    """The name, 32 hexadecimal digits. It decodes the first sample (twice) and the last one. `key`
+    vouches for what cannot be told. The folder `ignored` is no part of the data set."""
     if len(dataset) == 0:
         raise CacheError("the data set is empty: there is nothing to cache")
-    digest = hashlib.blake2b(digest_size=16)
-    _tell_source(digest, dataset)
+    contents = DataSetContents(FileStates(ignored))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in DECODERS]
+    contents.update(f"{FORMAT} {versions} {len(dataset)} {key!r}")
+    try:
+        contents.tell(dataset, "data set")
+    except RecursionError:
+        contents.untold.append("data set (its parts are nested too deeply)")
+    except OSError as error:
+        raise CacheError(
+            f"cannot look at the file {error.filename}: {error}; repair the data set"
+        ) from error
+    if contents.untold and key is None:
+        raise CacheError(_cannot_tell(dataset, contents.untold))
     first = _leaves(dataset[0])
     if _leaves(dataset[0]) != first:
         raise CacheError(
@@ -47,73 +68,102 @@ def fingerprint(dataset: Any) -> str:  # map-style: len() and [i], as ReuseLoade
             " randomness to augment"
         )
     for part in (*first, *_leaves(dataset[len(dataset) - 1])):
-        _tell(digest, part)
-    return digest.hexdigest()
+        contents.update(part)
+    return contents.hexdigest()
 
 
-def _tell(digest: "hashlib.blake2b", part: bytes | str) -> None:
-    data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-    digest.update(b"%d:" % len(data))  # so that no two lists of parts give the same bytes
-    digest.update(data)
-
-
-def _tell_source(digest: "hashlib.blake2b", dataset: Any) -> None:
-    from torch.utils.data import Subset
-
-    kind = type(dataset)
-    _tell(digest, f"{kind.__module__}.{kind.__qualname__} {len(dataset)}")
-    if isinstance(dataset, PictureArrays):
-        raise CacheError(
-            "the pictures of PictureArrays lie decoded in memory, so a cache would be a second"
-            " copy: leave the cache off"
-        )
-    if isinstance(dataset, Subset):
-        _tell(digest, repr([int(index) for index in dataset.indices]))
-        _tell_source(digest, dataset.dataset)
-    elif isinstance(dataset, PictureFiles):
-        _tell(digest, repr(dataset.classes))
-        _tell(digest, _printed(dataset.decoder))
-        _tell_files(digest, dataset.paths, dataset.labels)
-    elif isinstance(dataset, PictureTar):
-        _tell(digest, repr(dataset.classes))
-        _tell(digest, _printed(dataset.decoder))
-        _tell_files(digest, [dataset.path], [dataset.labels])
-    else:
-        _tell_generic(digest, dataset)
-
-
-def _tell_generic(digest: "hashlib.blake2b", dataset: Any) -> None:
-    if dataclasses.is_dataclass(dataset):
-        _tell(digest, _printed(dataset))
-    for name in TRANSFORMS:
-        _tell(digest, f"{name} {_printed(getattr(dataset, name, None))}")
-    samples = getattr(dataset, "samples", None)
-    if isinstance(samples, list | tuple) and all(_is_labelled_path(s) for s in samples):
-        _tell_files(digest, [path for path, _ in samples], [label for _, label in samples])
-
-
-def _tell_files(
-    digest: "hashlib.blake2b", paths: Sequence[str | os.PathLike[str]], labels: Iterable[object]
-) -> None:
-    names = [os.fspath(path) for path in paths]
-    # All names share what the first and the last name in alphabetical order share.
-    low, high = os.path.dirname(min(names)), os.path.dirname(max(names))
-    same_root = os.path.isabs(low) == os.path.isabs(high)
-    below = len(os.path.commonpath([low, high])) if same_root else 0
-    for name, label in zip(names, labels, strict=True):
+def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
+    """Refuse a cache whose samples are not those of the data set. A few of them are compared."""
+    kept = np.array(sorted(cache.ids()))
+    picked = (
+        kept[np.unique(np.linspace(0, len(kept) - 1, VERIFIED).astype(int))] if len(kept) else kept
+    )
+    for sample_id in picked.tolist():
+        found = cache.read(sample_id)
+        if found is None or sample_id >= len(dataset):
+            continue
         try:
-            found = os.stat(name)
-        except OSError as error:
+            sample = dataset[sample_id]
+        except Exception:  # whoever asks for this sample is told
+            continue
+        mine = pack([as_stored(leaf) for leaf in leaves_of(sample)], RecordLayouts())
+        if not _equal(pack(found, RecordLayouts()), mine):
             raise CacheError(
-                f"cannot look at the file {name}: {error}; repair the data set"
-            ) from error
-        _tell(digest, f"{name[below:]}\0{found.st_size}\0{found.st_mtime_ns}\0{label!r}")
+                f"sample {sample_id} of the decoded cache {where} is not what"
+                f" {type(dataset).__name__} gives for it now: the data changed in a way that nobody"
+                " could tell, or decoding is random; delete that folder, and give another cache_key"
+                " whenever the data change"
+            )
+
+
+class DataSetContents(Contents):
+    """Knows the sources of pictures: which of their attributes decide what is decoded."""
+
+    def _tell_new(self, thing: Any, way: str) -> None:
+        if isinstance(thing, PictureArrays):
+            raise CacheError(
+                "the pictures of PictureArrays lie decoded in memory, so a cache would be a second"
+                " copy: leave the cache off"
+            )
+        if isinstance(thing, PictureFiles):
+            self.update("PictureFiles")
+            self.tell((thing.classes, thing.decoder), way)
+            self._tell_labelled(thing.paths, thing.labels)
+        elif isinstance(thing, PictureTar):
+            self.update("PictureTar")
+            self.tell((thing.classes, thing.decoder), way)
+            self._tell_labelled([thing.path], [list(thing.labels)])
+        elif _is_folder_of_torchvision(thing):
+            # Its `root` is left out: other data sets may lie there, too.
+            self.update(f"{type(thing).__module__}.{type(thing).__qualname__}")
+            for name in ("classes", "loader", "transform", "target_transform", "transforms"):
+                self.tell(getattr(thing, name, None), f"{way}.{name}")
+            self._tell_labelled([s[0] for s in thing.samples], [s[1] for s in thing.samples])
+        else:
+            super()._tell_new(thing, way)
+
+    def _tell_labelled(
+        self, paths: Sequence[str | os.PathLike[str]], labels: Iterable[object]
+    ) -> None:
+        names = [os.fspath(path) for path in paths]
+        # All names share what the first and the last name in alphabetical order share.
+        low, high = os.path.dirname(min(names)), os.path.dirname(max(names))
+        same_root = os.path.isabs(low) == os.path.isabs(high)
+        below = len(os.path.commonpath([low, high])) if same_root else 0
+        for name, label in zip(names, labels, strict=True):
+            self.update(f"{name[below:]}\0{label!r}")
+            self.tell_file(name)
+
+
+def _is_folder_of_torchvision(thing: Any) -> bool:
+    """Whether torchvision's own code reads the files in `samples`, and nothing else."""
+    if not str(type(thing).__module__).startswith("torchvision.datasets."):
+        return False
+    samples = getattr(thing, "samples", None)
+    return isinstance(samples, list | tuple) and all(_is_labelled_path(s) for s in samples)
 
 
 def _is_labelled_path(sample: object) -> bool:
     if not isinstance(sample, tuple) or len(sample) != 2:
         return False
     return isinstance(sample[0], str | os.PathLike)
+
+
+def _cannot_tell(dataset: Any, untold: Sequence[str]) -> str:
+    more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
+    return (
+        f"nobody can tell whether these parts of {type(dataset).__name__} are those of an earlier"
+        f" run, so a cache on disk could serve old samples: {', '.join(untold[:3])}{more}; give"
+        ' cache_key="...", a word that you change whenever they change, or use cache="ram"'
+    )
+
+
+def _equal(one: Packed | None, other: Packed | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if (one.layout.text, repr(one.values)) != (other.layout.text, repr(other.values)):
+        return False
+    return all(map(np.array_equal, one.rows, other.rows))
 
 
 def _leaves(sample: Any) -> list[bytes | str]:
@@ -123,11 +173,7 @@ def _leaves(sample: Any) -> list[bytes | str]:
     for leaf in leaves:
         packed = pack([as_tensor(leaf)], RecordLayouts())
         if packed is None:
-            told.append(_printed(leaf))
+            told.append(f"{type(leaf).__module__}.{type(leaf).__qualname__}")
         else:
             told += [packed.layout.text, repr(packed.values), *(r.tobytes() for r in packed.rows)]
     return told
-
-
-def _printed(thing: object) -> str:
-    return ADDRESS.sub("", repr(thing))

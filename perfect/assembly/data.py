@@ -194,6 +194,7 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
         cache=config.loader.cache,
         cache_bytes=config.loader.cache_bytes,
         cache_dir=config.loader.cache_dir,
+        cache_key=config.loader.cache_key,
         on_error=config.loader.on_error,
     )
 

@@ -148,6 +148,8 @@ class LoaderConfig(Section):
     cache_bytes: Bytes | None = None
     """The cache takes at most so many bytes: in RAM per process, on disk for all processes."""
     cache_dir: str | None = None
+    cache_key: str | None = None
+    """A word that vouches for what of a data set of your own a cache on disk cannot tell."""
     on_error: Literal["raise", "skip"] = "raise"
     """With skip, another sample replaces one that cannot be read. Evaluation always raises."""
 
@@ -164,7 +166,7 @@ class LoaderConfig(Section):
     @model_validator(mode="after")
     def _check_cache(self) -> "LoaderConfig":
         if self.cache is None:
-            idle = changed(self) & {"cache_bytes", "cache_dir"}
+            idle = changed(self) & {"cache_bytes", "cache_dir", "cache_key"}
             if idle:
                 raise ValueError(no_effect(idle, "without cache"))
             return self
@@ -172,8 +174,8 @@ class LoaderConfig(Section):
             raise ValueError(f"cache: {self.cache} needs cache_bytes, the most that it may take")
         if self.cache == "disk" and self.cache_dir is None:
             raise ValueError("cache: disk needs cache_dir, the folder to keep it in")
-        if self.cache == "ram" and self.cache_dir is not None:
-            raise ValueError(no_effect({"cache_dir"}, "on cache: ram, which has no folder"))
+        if self.cache == "ram" and (idle := changed(self) & {"cache_dir", "cache_key"}):
+            raise ValueError(no_effect(idle, "on cache: ram, which has no folder"))
         return self
 
 

@@ -22,14 +22,17 @@ class Pictures:
     """Sample i is (its pixels, i); `bad` ones cannot be read; a file counts what was read."""
 
     def __init__(self, size: int, bad: tuple[int, ...] = (), count: Path | None = None) -> None:
-        self.size, self.bad, self.count = size, frozenset(bad), count
+        self.size, self.bad = size, frozenset(bad)
+        # As bytes, because a file whose name a data set holds is a part of it: a cache would be
+        # another one whenever that file changed.
+        self.count = None if count is None else os.fsencode(count)
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if self.count is not None:
-            with self.count.open("ab", buffering=0) as file:
+            with open(self.count, "ab", buffering=0) as file:
                 file.write(b"x")
         if index in self.bad:
             raise OSError(f"sector {index}")

@@ -1,6 +1,8 @@
 """The name of a folder of pictures: another one whenever a decoded sample could be another."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +83,21 @@ def test_a_file_that_is_gone_is_named(pictures: Path) -> None:
     Path(source.paths[3]).unlink()
     with pytest.raises(CacheError, match=str(source.paths[3])):
         fingerprint(source)
+
+
+def test_another_process_gives_the_same_name() -> None:
+    source = (
+        "import test_identity as t\n"
+        "print([t.fingerprint(t.Holds([make(0) for make in t.CHANGES.values()]))])"
+    )
+    tests = str(Path(__file__).parents[1] / "unit")
+    root = str(Path(__file__).parents[2])
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", source],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}:{tests}"},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(said) == 1

@@ -5,10 +5,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from loaders import ReuseLoader
 from loaders.cache.cache import RAM_ENTRY_BYTES
+from loaders.cache.fingerprint import VERIFIED
+from loaders.errors import CacheError
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 pytestmark = pytest.mark.timeout(30)
@@ -77,8 +81,8 @@ def test_a_second_loader_on_the_same_folder_decodes_nothing(
         assert sets.served(second) == sets.served(without)
         assert second.stats.decoded == second.stats.extra_decodes == 0
         assert second.stats.cached == SAMPLES
-    # Three for the fingerprint, one to lay out the slots.
-    assert (tmp_path / "counted").stat().st_size - before <= 4
+    # Three for the fingerprint, one to lay out the slots, and those that are compared.
+    assert (tmp_path / "counted").stat().st_size - before <= 4 + VERIFIED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,3 +154,88 @@ def test_a_sample_that_stands_in_for_another_is_cached_as_itself(
         for _ in range(3):
             assert sets.served(loader) == sets.served(without)
         assert set(loader.skipped) == {4, 30}
+
+
+# ---- data that changed --------------------------------------------------------------------------
+
+
+class LabelTable:
+    """Sample i is (i, its label), by a table that is read in one of several ways."""
+
+    def __init__(self, path: Path, how: str) -> None:
+        self.path, self.how = path, how
+        rows = [row.split(",") for row in path.read_text().split()]
+        self.labels: Any = {
+            "list": [int(row[1]) for row in rows],
+            "array": np.array([int(row[1]) for row in rows]),
+            "dict": {row[0]: row for row in rows},
+            "read each time": None,
+            "opened": None,
+        }[how]
+        if how == "opened":
+            self.labels = path.open()
+        if how in ("list", "array", "dict"):
+            del self.path
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.how == "read each time":
+            return torch.zeros(2), int(self.path.read_text().split()[index].split(",")[1])
+        if self.how == "opened":
+            self.labels.seek(0)
+            return torch.zeros(2), int(self.labels.read().split()[index].split(",")[1])
+        found = self.labels[str(index)][1] if self.how == "dict" else self.labels[index]
+        return torch.zeros(2), int(found)
+
+
+def labels_served(source: Any, folder: Path, **options: Any) -> list[int]:
+    with ReuseLoader(
+        source, 50, 1, shuffle=False, workers=1, cache="disk", cache_bytes=10**6,
+        cache_dir=folder, **options,
+    ) as loader:  # fmt: skip
+        return [int(label) for _, labels in loader for label in labels]
+
+
+def write_table(path: Path, labels: list[int]) -> None:
+    path.write_text("".join(f"{n},{label}\n" for n, label in enumerate(labels)))
+
+
+@pytest.mark.parametrize("how", ["list", "array", "dict", "read each time"])
+def test_a_table_that_changed_in_the_middle_gives_the_new_labels(how: str, tmp_path: Path) -> None:
+    table, folder = tmp_path / "labels.csv", tmp_path / "cache"
+    for labels in ([1] * 400, [1] * 2 + [2] * 396 + [1] * 2):
+        write_table(table, labels)
+        assert labels_served(LabelTable(table, how), folder) == labels
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_key_vouches_for_an_open_file_until_a_sample_differs(tmp_path: Path) -> None:
+    table, folder = tmp_path / "labels.csv", tmp_path / "cache"
+    write_table(table, [1] * 400)
+    sources = []
+
+    def source() -> Any:
+        sources.append(LabelTable(table, "opened"))
+        del sources[-1].path  # what is left is the open file
+        return sources[-1]
+
+    with pytest.raises(CacheError, match=r"data set.labels \(_io.TextIOWrapper\).*cache_key"):
+        labels_served(source(), folder)
+    assert labels_served(source(), folder, cache_key="v1") == [1] * 400
+    assert labels_served(source(), folder, cache_key="v1") == [1] * 400
+    changed = [1] * 2 + [2] * 396 + [1] * 2
+    write_table(table, changed)
+    with pytest.raises(CacheError, match=r"sample \d+ of the decoded cache .* not what LabelTable"):
+        labels_served(source(), folder, cache_key="v1")
+    assert labels_served(source(), folder, cache_key="v2") == changed
+    for opened in sources:
+        opened.labels.close()
+
+
+def test_a_key_without_a_cache_on_disk_is_refused(sets: Any) -> None:
+    with pytest.raises(ValueError, match="cache_key='v1' has no effect"):
+        ReuseLoader(sets.Pictures(4), 2, cache="ram", cache_bytes=10**6, cache_key="v1")
+    with pytest.raises(TypeError, match="cache_key must be a word"):
+        ReuseLoader(sets.Pictures(4), 2, cache="disk", cache_bytes=10, cache_dir=".", cache_key=1)  # pyright: ignore[reportArgumentType]

@@ -210,6 +210,7 @@ def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_pat
         "cache": None,
         "cache_bytes": None,
         "cache_dir": None,
+        "cache_key": None,
         "on_error": "raise",
     }
     assert dumped["switch"] == {"rule": "fixed"}

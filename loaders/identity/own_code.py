@@ -1,0 +1,148 @@
+"""What the code of a function or class is made of, and which code is a user's own.
+
+    own code           its instructions, constants and names, and the globals that it reads
+    an installed       its name and the version of its package: a library is not read
+    package's code
+
+Comments and line numbers are no part of it.
+"""
+
+import dis
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
+
+READS_A_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+OF_EVERY_CLASS = frozenset({"_abc_impl"})
+
+
+def library_of(module: object) -> str | None:
+    """The package and version that a module (its name) comes with. None: it is the user's own
+    code."""
+    if not isinstance(module, str):
+        return None
+    top = module.partition(".")[0]
+    if top == __name__.partition(".")[0]:
+        return top  # what decodes here tells its version itself
+    if top in sys.stdlib_module_names and top != "__main__":
+        return f"python {platform.python_version()}"
+    return _version(top) if _is_installed(top) else None
+
+
+@cache
+def _is_installed(top: str) -> bool:
+    module = sys.modules.get(top)
+    places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or [])]
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    for place in places:
+        if place is not None:
+            path = Path(place)
+            if {"site-packages", "dist-packages"} & {*path.parts}:
+                return True
+            if any(path.is_relative_to(folder) for folder in folders):
+                return True
+    return False
+
+
+@cache
+def _version(top: str) -> str:
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if not isinstance(version, str):
+        try:
+            version = importlib.metadata.version(top)
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+    return f"{top} {version}"
+
+
+def instructions(code: CodeType) -> list[Any]:
+    """What a function does, without where it is written. Sets come in the order of their text."""
+    constants = [
+        instructions(each)
+        if isinstance(each, CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else each
+        for each in code.co_consts
+    ]
+    names = [code.co_names, code.co_freevars, code.co_cellvars, code.co_varnames]
+    return [code.co_code, code.co_flags, *names, constants]
+
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and the code of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from nested(constant)
+
+
+def globals_read(function: FunctionType) -> dict[str, Any]:
+    """The globals that a function reads, by their names."""
+    names = {
+        str(step.argval)
+        for code in nested(function.__code__)
+        for step in dis.get_instructions(code)
+        if step.opname in READS_A_GLOBAL
+    }
+    known = function.__globals__
+    return {name: known[name] for name in sorted(names) if name in known}
+
+
+def names_in(function: FunctionType) -> list[str]:
+    """All names in a function: of globals, of attributes, of what it imports."""
+    return sorted({name for code in nested(function.__code__) for name in code.co_names})
+
+
+def imported_files(function: FunctionType) -> list[str]:
+    """The files of the user's own modules that a function imports when it runs."""
+    package = function.__globals__.get("__package__")
+    found: list[str] = []
+    for code in nested(function.__code__):
+        steps = list(dis.get_instructions(code))
+        for number, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":
+                level = steps[number - 2].argval if number >= 2 else 0
+                dots = "." * level if isinstance(level, int) else ""
+                found += _file_of(dots + str(step.argval), package)
+    return sorted(set(found))
+
+
+def _file_of(module: str, package: str | None) -> list[str]:
+    try:
+        full = importlib.util.resolve_name(module, package)
+        module_ = sys.modules.get(full)
+        origin = getattr(module_, "__file__", None)
+        if module_ is None:
+            spec = importlib.util.find_spec(full)
+            origin = None if spec is None else spec.origin
+    except (ImportError, ValueError, AttributeError):
+        return []
+    if origin is None or library_of(full) is not None:
+        return []
+    parts = {*Path(origin).parts}
+    return [] if {"site-packages", "dist-packages"} & parts else [origin]
+
+
+def read_from(module: ModuleType, names: list[str]) -> dict[str, Any]:
+    """Those of the `names` that a module has."""
+    return {name: vars(module)[name] for name in names if name in vars(module)}
+
+
+def written_in(kind: type) -> dict[str, Any]:
+    """What a user wrote into a class: its functions, and its values but for what Python keeps."""
+    found: dict[str, Any] = {}
+    for name, value in vars(kind).items():
+        if isinstance(value, MemberDescriptorType | GetSetDescriptorType) or name in OF_EVERY_CLASS:
+            continue
+        kept_by_python = name.startswith("__") and name.endswith("__")
+        if not kept_by_python or isinstance(value, FunctionType | classmethod | staticmethod):
+            found[name] = value
+    return {name: found[name] for name in sorted(found)}
