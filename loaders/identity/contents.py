@@ -128,6 +128,9 @@ class Contents:
             self._tell_set(thing, way)
         elif isinstance(thing, torch.dtype | torch.device | np.dtype | torch.Size):
             self.update(repr(thing))
+        elif (parts := _parts_of_a_table(thing)) is not None:
+            self.update(_name(type(thing)))
+            self.tell(parts, way)
         else:
             self._tell_object(thing, way)
 
@@ -294,6 +297,16 @@ class Contents:
                     self.tell(value, f"{way}.{name}")
             elif part is not None:
                 self.tell(_listed(part), way)
+
+
+def _parts_of_a_table(thing: Any) -> list[Any] | None:
+    """What is in a table, a column or an index of pandas. (Pickled, they carry caches, too.)"""
+    if str(type(thing).__module__).partition(".")[0] != "pandas" or not hasattr(thing, "to_numpy"):
+        return None
+    if hasattr(thing, "columns"):
+        return [thing.columns, thing.index, *(thing.iloc[:, n] for n in range(thing.shape[1]))]
+    names = list(getattr(thing, "names", [getattr(thing, "name", None)]))
+    return [str(thing.dtype), names, getattr(thing, "index", None), thing.to_numpy()]
 
 
 def _plain_leaves(thing: object) -> list[Any] | None:
