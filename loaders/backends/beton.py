@@ -26,6 +26,7 @@ from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
 from loaders.order.reuse import Serve
 from loaders.pixels.decoding import decode_pixels
+from loaders.pixels.picture_modes import UPRIGHT, as_rgb, jpeg_orientation
 from loaders.workers.decode_work import DecodeWork, Done
 from loaders.workers.prefetcher import Prefetcher
 
@@ -142,6 +143,8 @@ class Encoder:
         longest = max(pixels.shape[:2])
         # A printers' JPEG has four channels, and FFCV's decoder needs three.
         printed = simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK")
+        if jpeg_orientation(data) != UPRIGHT:  # FFCV's decoder does not turn it
+            return False
         return not printed and longest <= min(how.max_side or LONGEST_SIDE, LONGEST_SIDE)
 
 
@@ -158,7 +161,7 @@ def _sample(source: Samples, index: int) -> tuple[NDArray[np.uint8], int]:
             " let the data set return a picture and the number of its class"
         ) from error
     if isinstance(picture, Image.Image):
-        picture = np.array(picture.convert("RGB"))
+        picture = np.array(as_rgb(picture))
     if isinstance(picture, torch.Tensor) and picture.ndim == 3:
         picture = picture.permute(1, 2, 0).numpy()
     if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3:

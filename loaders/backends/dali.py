@@ -10,9 +10,10 @@ are atomic, so no lock is needed. A pipeline that failed is dead and never put b
 are then decoded one by one, to find the one that failed.
 
 Labels, order and ids are those of the folder or tar. So are the pixels on a CPU, except for the
-rounding of a resize, and for 16-bit PNGs, which DALI scales and Pillow clips.
+rounding of a resize and of 16-bit PNGs.
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +27,9 @@ from PIL import Image
 
 from loaders.backends.encoded import Encoded, containers, read, unreadable
 from loaders.errors import BackendMissing
-from loaders.pixels.decoding import decode_pixels
+from loaders.pixels.decoding import check_encoded, decode_pixels
+
+log = logging.getLogger(__name__)
 
 ENCODED = "encoded"
 MOST_AT_ONCE = 32
@@ -73,7 +76,7 @@ class DaliPictures:
         samples: list[tuple[torch.Tensor, int]] = []
         for first in range(0, len(ids), MOST_AT_ONCE):
             chunk = ids[first : first + MOST_AT_ONCE]
-            encoded = [np.frombuffer(read(self.files, i), dtype=np.uint8) for i in chunk]
+            encoded = [self._encoded(i) for i in chunk]
             pictures = self._decode_or_blame(chunk, encoded)
             samples += zip(pictures, (self.files.labels[i] for i in chunk), strict=True)
         return samples
@@ -91,6 +94,16 @@ class DaliPictures:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
+
+    def _encoded(self, index: int) -> NDArray[np.uint8]:
+        data = read(self.files, index)
+        try:
+            check_encoded(data)
+        except Image.DecompressionBombError as error:
+            raise unreadable(self.files, index, str(error)) from error
+        except Exception:  # DALI may know what this is; if not, it says so
+            log.debug("%s of the files: DALI alone knows how large it is", index)
+        return np.frombuffer(data, dtype=np.uint8)
 
     def _decode_or_blame(
         self, ids: Sequence[int], encoded: Sequence[NDArray[np.uint8]]
@@ -136,7 +149,7 @@ class DaliPictures:
                 encoded,
                 device="cpu" if self.device_id is None else "mixed",
                 output_type=dali.types.RGB,
-                adjust_orientation=False,  # the native decoder leaves a picture as it is stored
+                adjust_orientation=True,  # as the native decoder does
             )
             size = self.files.decoder.size
             pipeline.set_outputs(pixels if size is None else self._square(encoded, pixels, size))
@@ -147,7 +160,7 @@ class DaliPictures:
         """Resize the middle square, as `PictureDecoder` does. (DALI's graph nodes have no
         types.)"""
         dali = self._dali
-        shape = dali.fn.peek_image_shape(encoded, adjust_orientation=False)
+        shape = dali.fn.peek_image_shape(encoded, adjust_orientation=True)
         shape = dali.fn.cast(shape, dtype=dali.types.FLOAT)
         height, width = shape[0], shape[1]
         side = dali.math.min(height, width)

@@ -19,8 +19,10 @@ import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from loaders.errors import BackendMissing, DecodeError, SourceError
+from loaders.pixels.decoding import check_extent
 
 IMAGE, LABEL = "image", "label"
 JPG, RAW = 0, 1
@@ -68,6 +70,10 @@ class BetonPictures:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         at = self._index
         shape = (int(at.heights[index]), int(at.widths[index]), 3)
+        try:
+            check_extent(*shape[:2])
+        except Image.DecompressionBombError as error:
+            raise self._unreadable(index, str(error)) from error
         read = self._jpg if at.modes[index] == JPG else self._raw
         pixels = read(index, shape)
         return torch.from_numpy(pixels).permute(2, 0, 1), int(at.labels[index])

@@ -7,9 +7,13 @@
                  size=256, square=False    its shorter side fitted to 256, its shape kept
 
 A JPEG that is at least twice as large as it will be stored is decoded at a half, a quarter or an
-eighth of its size: the decoder leaves out the frequencies that would be thrown away. Everything
-random comes later, at every serve (`augmentation`). Pixels stay uint8 until they are on the device,
-because making a float32 batch costs the host as much as decoding does.
+eighth of its size: the decoder leaves out the frequencies that would be thrown away. A picture
+whose EXIF says how the camera was held is turned upright, as viewers show it; torchvision's
+`ImageFolder` does not do so. Colours that transparency hides are kept, as with Pillow's `convert`;
+of 16 bits the upper 8 are kept.
+
+Everything random comes later, at every serve (`augmentation`). Pixels stay uint8 until they are on
+the device, because making a float32 batch costs the host as much as decoding does.
 """
 
 from collections.abc import Callable
@@ -26,6 +30,14 @@ from PIL import Image
 
 from loaders.errors import DecodeError, LoaderError
 from loaders.pixels.kernels import fit
+from loaders.pixels.picture_modes import (
+    ORIENTATION,
+    UPRIGHT,
+    as_rgb,
+    jpeg_orientation,
+    tell_frames,
+    upright,
+)
 
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, int, int]], Pixels]
@@ -54,7 +66,7 @@ class PictureDecoder:
     def decode(self, data: bytes, name: str, room: Room = _anywhere) -> torch.Tensor:
         """Decode the bytes of a file. Errors call the picture `name`."""
         try:
-            pixels = self._stored(data, room)
+            pixels = self._stored(data, room, name)
         except LoaderError:
             raise  # there is no room for the pixels, and nothing is wrong with the file
         except Exception as error:  # decoders raise all kinds of errors, even SyntaxError
@@ -62,10 +74,10 @@ class PictureDecoder:
         # The result is a view [3, H, W] over memory [H, W, 3], which is channels_last.
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _stored(self, data: bytes, room: Room) -> Pixels:
+    def _stored(self, data: bytes, room: Room, name: str) -> Pixels:
         if self.size is None:
-            return decode_pixels(data, room=room)
-        pixels = decode_pixels(data, at_least=self.size)
+            return decode_pixels(data, room=room, name=name)
+        pixels = decode_pixels(data, at_least=self.size, name=name)
         height, width = pixels.shape[:2]
         side = min(height, width)
         if self.square:
@@ -79,20 +91,49 @@ class PictureDecoder:
         return out
 
 
-def decode_pixels(data: bytes, at_least: int = 0, room: Room | None = None) -> Pixels:
-    """The RGB pixels of an encoded picture. If `at_least` is given, it may be decoded smaller, with
-    sides of at least so many pixels. PNGs and JPEGs in the printers' CMYK go through Pillow."""
+def decode_pixels(
+    data: bytes, at_least: int = 0, room: Room | None = None, name: str = "a picture"
+) -> Pixels:
+    """The RGB pixels of an encoded picture, upright. If `at_least` is given, it may be decoded
+    smaller, with sides of at least so many pixels. What is no JPEG, and JPEGs in the printers'
+    CMYK, go through Pillow. Messages call the picture `name`."""
     if simplejpeg.is_jpeg(data):
         height, width, colorspace = _header(data)
+        check_extent(height, width)
         if colorspace not in ("CMYK", "YCCK"):
+            turn = jpeg_orientation(data)
             smaller: dict[str, Any] = {}
             if at_least and min(height, width) >= 2 * at_least:
                 smaller = {"min_height": at_least, "min_width": at_least, "min_factor": 2}
-            elif room is not None:
+            elif room is not None and turn == UPRIGHT:
                 smaller = {"buffer": room((height, width, 3)).reshape(-1)}
-            return simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller)
+            return upright(simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller), turn)
     with Image.open(BytesIO(data)) as picture:
-        return np.array(picture.convert("RGB"))
+        check_extent(picture.height, picture.width)
+        tell_frames(picture, name)
+        pixels = np.array(as_rgb(picture))
+        # Pillow turns a TIFF by itself, and then says that it is upright.
+        return upright(pixels, int(picture.getexif().get(ORIENTATION, UPRIGHT)))
+
+
+def check_extent(height: int, width: int) -> None:
+    """Refuse a picture that is larger than Pillow trusts: a small file may stand for gigabytes."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and height * width > limit:
+        raise Image.DecompressionBombError(
+            f"it has {width} x {height} pixels, more than PIL.Image.MAX_IMAGE_PIXELS ({limit});"
+            " raise that number if you trust the file"
+        )
+
+
+def check_encoded(data: bytes) -> None:
+    """`check_extent` for an encoded picture that another library will decode."""
+    if simplejpeg.is_jpeg(data):
+        height, width, _ = _header(data)
+    else:
+        with Image.open(BytesIO(data)) as picture:
+            width, height = picture.size
+    check_extent(height, width)
 
 
 def _header(jpeg: bytes) -> tuple[int, int, str]:

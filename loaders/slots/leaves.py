@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from loaders.pixels.picture_modes import as_rgb
 from loaders.torch_seams import plain_results
 
 # A sample is whatever the user's data set returns: only its leaves have types here.
@@ -91,7 +92,7 @@ def as_tensor(leaf: Any) -> Leaf:
     if isinstance(leaf, torch.Tensor):
         return leaf.detach()
     if isinstance(leaf, Image.Image):
-        plain = leaf if leaf.mode in PLAIN_PICTURES else leaf.convert("RGB")
+        plain = leaf if leaf.mode in PLAIN_PICTURES else as_rgb(leaf)
         pixels = torch.from_numpy(np.array(plain))
         return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":

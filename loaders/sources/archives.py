@@ -23,7 +23,7 @@ import torch
 
 from loaders.errors import DecodeError, SourceError
 from loaders.pixels.decoding import PictureDecoder, Room
-from loaders.sources.datasets import PICTURE_SUFFIXES
+from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
 LABEL_SUFFIX = ".cls"
 MOST_CLASSES = 100_000
@@ -123,14 +123,15 @@ def picture_tar(path: Path, size: int | None = None, square: bool = True) -> Pic
     """The pictures in a tar. `size` and `square` say what is stored of a picture (see `decoding`).
     The head of this module says how pictures get their labels."""
     members = _index(path)
-    pictures = [m for m in members if posixpath.splitext(m.name)[1].lower() in PICTURE_SUFFIXES]
+    pictures = [m for m in members if is_picture(m.name)]
+    others = [m.name for m in members if not is_picture(m.name) and not _is_label(m.name)]
     if not pictures:
         raise SourceError(
             f"there are no pictures in {path}, but {len(members)} other files: pack pictures as"
             f" CLASS/NAME{'|'.join(PICTURE_SUFFIXES)}"
         )
     pictures.sort(key=lambda member: member.name.split("/"))
-    sidecars = {_stem(m.name): m for m in members if m.name.endswith(LABEL_SUFFIX)}
+    sidecars = {_stem(m.name): m for m in members if _is_label(m.name)}
     if sidecars:
         pictures = [m for m in pictures if _is_whole_sample(path, m.name, sidecars)]
         labels, classes = _numbered(path, _words_beside(path, pictures, sidecars))
@@ -141,7 +142,12 @@ def picture_tar(path: Path, size: int | None = None, square: bool = True) -> Pic
             f"there is only one class in {path} ('{classes[labels[0]]}'): pack at least two, as"
             f" folders or in {LABEL_SUFFIX} files"
         )
+    tell_left_out(path, others)
     return PictureTar(path, pictures, labels, classes, PictureDecoder(size, square))
+
+
+def _is_label(name: str) -> bool:
+    return name.endswith(LABEL_SUFFIX)
 
 
 # ---- what is in the tar -------------------------------------------------------------------------
@@ -174,7 +180,7 @@ def _index(path: Path) -> list[Member]:
     for name, target in links.items():
         if target in files:
             files[name] = Member(name, files[target].offset, files[target].size)
-        elif posixpath.splitext(name)[1].lower() in (*PICTURE_SUFFIXES, LABEL_SUFFIX):
+        elif is_picture(name) or _is_label(name):
             raise SourceError(
                 f"{path}: {name} is a link to {target}, which is no file in the tar: pack with"
                 " tar --dereference"

@@ -8,6 +8,7 @@ W]. They decode and do nothing random: randomness belongs to `augment`, which ru
 """
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from torch.utils.data import Subset
 
 from loaders.errors import SourceError
 from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 CIFAR10_FOLDER = "cifar-10-batches-py"
 
 
@@ -100,7 +101,8 @@ def unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
 
 def picture_folder(root: Path, size: int | None = None, square: bool = True) -> PictureFiles:
     """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order, as in torchvision's
-    ImageFolder. `size` and `square` say what is stored of a picture (see `decoding`)."""
+    ImageFolder. `size` and `square` say what is stored of a picture (see `decoding`). What lies
+    there and is not read is said in one line."""
     if not root.is_dir():
         raise SourceError(
             f"there is no folder {root}: give the folder that holds one folder for each class"
@@ -108,10 +110,15 @@ def picture_folder(root: Path, size: int | None = None, square: bool = True) -> 
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
     paths: list[Path] = []
     labels: list[int] = []
+    others: list[str] = []
+    empty: list[str] = []
     for label, name in enumerate(classes):
-        found = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in PICTURE_SUFFIXES)
+        files = _files_below(root / name)
+        found = sorted(path for path in files if is_picture(path.name))
         paths += found
         labels += [label] * len(found)
+        others += sorted(str(path) for path in files if not is_picture(path.name))
+        empty += [] if found else [name]
     if not paths:
         raise SourceError(
             f"there are no pictures under {root}: put them into CLASS/NAME"
@@ -122,7 +129,20 @@ def picture_folder(root: Path, size: int | None = None, square: bool = True) -> 
             f"there is only one class under {root} ('{classes[labels[0]]}'): give at least two"
             " folders with pictures"
         )
+    beside = sorted(str(p) for p in root.iterdir() if is_picture(p.name) and p.is_file())
+    tell_left_out(root, others, beside, empty)
     return PictureFiles(paths, labels, tuple(classes), PictureDecoder(size, square))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """All files, also those in folders that links lead to."""
+    found: list[Path] = []
+    entered: set[str] = set()
+    for above, folders, files in os.walk(folder, followlinks=True):
+        entered.add(os.path.realpath(above))
+        folders[:] = [f for f in folders if os.path.realpath(os.path.join(above, f)) not in entered]
+        found += [Path(above, file) for file in files]
+    return found
 
 
 def cifar10(root: Path, train: bool) -> PictureArrays:

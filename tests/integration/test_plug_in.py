@@ -364,3 +364,31 @@ class Stream(IterableDataset[int]):
 def test_what_is_no_data_set_is_refused(source: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         ReuseLoader(source, 1)
+
+
+# ---- pictures that need care --------------------------------------------------------------------
+
+
+def test_an_adopted_image_folder_reads_as_torchvision_does_and_does_not_turn(
+    tmp_path: Path,
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(noise(1, 8, 16)).save(tmp_path / name / "a.jpg", exif=exif, quality=95)
+    folder = ImageFolder(str(tmp_path), transform=v2.PILToTensor())
+    with ReuseLoader(folder, 2, 1, shuffle=False, workers=1) as loader:
+        (adopted,) = [pictures for pictures, _ in loader]
+    assert torch.equal(adopted, torch.stack([picture for picture, _ in folder]))
+    with ReuseLoader(tmp_path, 2, 1, shuffle=False, workers=1) as loader:
+        (own,) = [pictures for pictures, _ in loader]
+    assert own.shape == (2, 3, 16, 8)
+    assert (own.int() - torch.rot90(adopted, -1, (2, 3)).int()).abs().max() <= 4
+
+
+def test_16_bits_of_grey_that_a_data_set_returns_are_not_white() -> None:
+    deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
+    with ReuseLoader(Made(lambda _: deep, 2), 2, 1, workers=1) as loader:
+        (batch,) = list(loader)
+    assert batch.unique().tolist() == [40_000 >> 8]

@@ -7,11 +7,13 @@ import pickle
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
 import torch
+from PIL import Image
 
 from loaders.errors import DecodeError, SourceError
 from loaders.sources.archives import picture_tar
@@ -86,7 +88,7 @@ def test_what_is_no_picture_is_left_out_also_what_macos_adds(tmp_path: Path) -> 
         **CATS_AND_DOGS,
         "README.txt": b"hello",
         "cat/._a.jpg": b"\0\5\x16\7",
-        "cat/x.gif": b"",
+        "cat/x.svg": b"",
     }
     assert len(labels_of(packed(tmp_path / "a.tar", files))) == 4
 
@@ -278,3 +280,86 @@ def test_a_file_that_became_shorter_and_a_picture_that_is_none_are_named(tmp_pat
         os.truncate(path, 700)
         with pytest.raises(DecodeError, match=r"a\.tar:cat/a\.jpg: 188 of \d+ bytes are there"):
             pictures[0]
+
+
+# ---- what is read, and what is not --------------------------------------------------------------
+
+
+def picture(number: int, kind: str) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+KINDS = {
+    ".jpg": "JPEG", ".JPEG": "JPEG", ".jfif": "JPEG", ".Png": "PNG", ".webp": "WEBP",
+    ".BMP": "BMP", ".gif": "GIF", ".tif": "TIFF", ".TIFF": "TIFF", ".ppm": "PPM",
+}  # fmt: skip
+MIXED: dict[str, bytes | str] = {
+    **{f"cat/{n}{suffix}": picture(n, kind) for n, (suffix, kind) in enumerate(KINDS.items())},
+    "dog/a.jpg": jpeg(1),
+    "dog/deep/b.webp": picture(2, "WEBP"),
+    "dog/notes.txt": b"x",
+    "dog/deep/c.heic": b"x",
+    "dog/d.txt": b"x",
+    "dog/README": b"x",
+    "dog/.DS_Store": b"x",
+    "cat/._a.jpg": b"x",
+    "cat/Thumbs.db": b"x",
+}
+
+
+def unpacked(root: Path, files: dict[str, bytes | str]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        assert isinstance(data, bytes)
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.mark.parametrize("source", ["folder", "tar"])
+def test_all_pictures_that_pillow_reads_are_read_and_the_rest_is_counted_in_one_line(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: Any
+    if source == "tar":
+        opened = picture_tar(packed(tmp_path / "a.tar", MIXED), SIZE)
+    else:
+        opened = picture_folder(unpacked(tmp_path / "a", MIXED), SIZE)
+    assert list(opened.labels) == [0] * len(KINDS) + [1] * 2
+    assert all(opened[n][0].shape == (3, SIZE, SIZE) for n in range(len(opened)))
+    if source == "tar":
+        opened.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "4 files that do not end as pictures do (2 .txt" in line
+    assert "1 .heic" in line and "1 no suffix" in line and "DS_Store" not in line
+
+
+def test_a_folder_tells_pictures_without_a_class_and_classes_without_pictures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = unpacked(tmp_path / "a", {**CATS_AND_DOGS, "lost.webp": b"x", "list.csv": b"x"})
+    (root / "emu").mkdir()
+    files = picture_folder(root, SIZE)
+    assert (len(files), files.classes) == (4, ("cat", "dog", "emu"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"1 pictures that lie in no class's folder (the first is {root}/lost.webp)" in line
+    assert "the classes without a picture emu" in line
+
+
+def test_a_folder_of_pictures_alone_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    picture_folder(unpacked(tmp_path / "a", CATS_AND_DOGS), SIZE)
+    picture_tar(packed(tmp_path / "a.tar", CATS_AND_DOGS), SIZE).close()
+    picture_tar(packed(tmp_path / "b.tar", beside({"1": "0", "2": "1"})), SIZE).close()
+    assert caplog.records == []
+
+
+def test_pictures_behind_a_link_to_a_folder_are_read(tmp_path: Path) -> None:
+    root = unpacked(tmp_path / "a", CATS_AND_DOGS)
+    unpacked(tmp_path / "more", {"e.jpg": jpeg(5)})
+    (root / "cat" / "more").symlink_to(tmp_path / "more")
+    (root / "cat" / "loop").symlink_to(root / "cat")
+    assert len(picture_folder(root, SIZE)) == 5
