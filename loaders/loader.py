@@ -37,6 +37,7 @@ from loaders.backends import Backend
 from loaders.batches import AugmentOn, Batch, Collate, Transform
 from loaders.cache.cache import CacheKind
 from loaders.device import feed_to
+from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import open_dataset
 from loaders.options import (
     BatchOptions,
@@ -50,16 +51,13 @@ from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
 from loaders.passes import PassReplay, PassRun, PlannedPass
 from loaders.pipeline import Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
-from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.rank_order import ORDER_STREAM, LoaderRanks, RankOrder
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
 
 log = logging.getLogger(__name__)
-
-# Order and augmentation draw from different streams of one seed.
-ORDER_STREAM = 1
 
 
 class ReuseLoader:
@@ -117,6 +115,7 @@ class ReuseLoader:
             opened.dataset, sampler, seed, shuffle, LoaderRanks(rank, world_size)
         )
         self._next.check(self._order.samples)
+        self._identity = LoaderIdentity(opened.dataset, sampler)
         self.dataset = opened.dataset
         self.workers = reading.count
         self.buffer_batches = buffer_batches
@@ -251,6 +250,7 @@ class ReuseLoader:
             "world_size": self.world_size,
             "pass": self._pass,
             "served_batches": self._served_batches,
+            "identity": self._identity.state(in_a_pass=self._served_batches > 0),
             "running": asdict(self._running),
             "next": asdict(self._next),
             "tuner": self._tuner.state_dict() if self._tuner else None,
@@ -260,6 +260,7 @@ class ReuseLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last batch that was served when `state` was taken."""
         check_state(state, self.state_dict())
+        self._identity.check(state.get("identity"))
         self._leave()
         if self._pipeline is not None and self._following is not None:
             self._pipeline.stop()  # what was decoded ahead is not what comes next
@@ -268,6 +269,7 @@ class ReuseLoader:
         self._pass, self._served_batches = state["pass"], state["served_batches"]
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
         self._resuming = self._served_batches > 0
+        self._identity.expect(state.get("identity") if self._resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
 
@@ -320,7 +322,7 @@ class ReuseLoader:
         )
         replay = PassReplay.of(plan, first)
         order = self._order_of_pass(pass_index, plan.capacity, pipeline)
-        self._order.check_ranks(order, batches - first)
+        self._identity.begin(self._order.check_ranks(order, batches - first))
         jobs = np.flatnonzero(replay.uses < serving.reuse)
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.

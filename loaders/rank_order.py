@@ -23,6 +23,9 @@ from loaders.workers.pass_order import PassOrder
 
 log = logging.getLogger(__name__)
 
+# Order and augmentation draw from different streams of one seed.
+ORDER_STREAM = 1
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderRanks:
@@ -120,17 +123,18 @@ class RankOrder:
             return PassOrder(pass_index, ids)
         drawn = SamplerOrder.order(self.sampler, self.seed, pass_index)
         ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size)
-        digest = hashlib.blake2b(drawn.tobytes(), digest_size=16).hexdigest()
-        return PassOrder(pass_index, ids, drawn_before(ids), digest)
+        return PassOrder(pass_index, ids, drawn_before(ids), _digest(drawn.tobytes()))
 
-    def check_ranks(self, order: PassOrder, batches: int) -> None:
-        """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it."""
+    def check_ranks(self, order: PassOrder, batches: int) -> str:
+        """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it.
+        Returns the digest of what a sampler drew, which is the same on all ranks that could
+        compare; else it begins with the rank."""
         mine = self._told_of(order, batches)
         if not self.ranks.all_together:
             if mine["wrong"]:
                 raise LoaderError(mine["wrong"])
             self._warn_of_unknown_ranks()
-            return
+            return order.drawn if self.named is None else f"rank {self.rank}: {order.drawn}"
         everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
         if problem := next((told["wrong"] for told in everybodys if told["wrong"]), None):
             raise LoaderError(mine["wrong"] or problem)
@@ -143,6 +147,9 @@ class RankOrder:
                 )
         for told in everybodys[1:]:
             _compare(everybodys[0], told)
+        if self.named is None:
+            return order.drawn
+        return _digest("".join(told["drawn"] for told in everybodys).encode())
 
     def _told_of(self, order: PassOrder, batches: int) -> dict[str, Any]:
         """All that the shares of a pass depend on."""
@@ -157,6 +164,7 @@ class RankOrder:
             "seed": self.seed if self.sampler is None else None,
             "shuffle": self.shuffle if self.sampler is None else None,
             "order": "" if named else order.drawn,
+            "drawn": order.drawn,
             "batches": batches,
         }
 
@@ -216,6 +224,10 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             " rank the same number of samples and the same batch_size and reuse, or world_size=1"
             " where no rank waits for another"
         )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _distributed() -> bool:

@@ -103,7 +103,7 @@ def encode(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 def test_dali_sees_the_same_pixels_in_every_kind_of_picture(opened: Open, tmp_path: Path) -> None:
     picture, turned = Image.fromarray(portrait(1)), Image.Exif()
-    turned[0x0112] = 6  # a camera that was held upright: nobody here turns the picture
+    turned[0x0112] = 6  # a camera that was held on its side
     kinds = {
         "a.jpg": encode(picture, "JPEG"),
         "b.jpg": encode(picture, "JPEG", progressive=1),
