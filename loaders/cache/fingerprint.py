@@ -19,6 +19,7 @@ find the name and give it to the others.
 """
 
 import importlib.metadata
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ from loaders.identity.file_states import FileStates
 from loaders.slots.leaves import as_stored, as_tensor, leaves_of, structure_of
 from loaders.sources.archives import PictureTar
 from loaders.sources.datasets import PictureArrays, PictureFiles
+
+log = logging.getLogger(__name__)
 
 FORMAT = 2
 """Raise it when the same files or the same code of ours would decode to other pixels."""
@@ -84,7 +87,8 @@ def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
             continue
         try:
             sample = dataset[sample_id]
-        except Exception:  # whoever asks for this sample is told
+        except Exception as error:  # whoever asks for this sample is told
+            log.debug("sample %d of the cache is not compared: %s", sample_id, error)
             continue
         mine = pack([as_stored(leaf) for leaf in leaves_of(sample)], RecordLayouts())
         if not _equal(pack(found, RecordLayouts()), mine):

@@ -17,7 +17,8 @@ import logging
 import os
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ def _columns(dataset: Any) -> list[Any]:
         if isinstance(value, list | tuple) and any(each is None for each in value):
             continue  # it is filled when samples are read
         paths = isinstance(value, list) and all(isinstance(v, str | os.PathLike) for v in value)
-        if digest := _names(value) if paths else _digest(value):
+        if digest := _names(cast(list[str], value)) if paths else _digest(value):
             found.append((name, digest))
     return found
 
@@ -213,7 +214,11 @@ class _Glance(Contents):
     def _tell_object(self, thing: object, way: str) -> None:
         self.untold.append(way)  # what it holds may change while it is used
 
-    _tell_class = _tell_function = _tell_object
+    def _tell_class(self, kind: type, way: str) -> None:
+        self.untold.append(way)
+
+    def _tell_function(self, function: FunctionType, way: str) -> None:
+        self.untold.append(way)
 
     def _tell_array(self, array: NDArray[Any], way: str) -> None:
         if (

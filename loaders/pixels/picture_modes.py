@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 ORIENTATION = 0x0112
 """The number of the orientation among the tags of EXIF."""
 UPRIGHT = 1
-BITS_PER_SAMPLE = 258
+BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262
+WHITE_IS_ZERO = 0
 OF_16_BITS = ("PNG", "PPM")
 """Formats in which Pillow's 32-bit integers come from 16 bits."""
 WITH_FRAMES = ("GIF", "WEBP", "TIFF", "PNG", "AVIF")
@@ -29,7 +30,11 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     """The picture in 8-bit RGB. ValueError: nobody knows which of its numbers is white."""
     mode = picture.mode
     if mode.startswith("I;16") or (mode == "I" and picture.format in OF_16_BITS):
-        grey = np.asarray(picture).astype(np.int64) >> (_bits(picture) - 8)
+        bits = _tag(picture, BITS_PER_SAMPLE, 16)
+        grey = np.asarray(picture).astype(np.int64)
+        if _tag(picture, PHOTOMETRIC, 1) == WHITE_IS_ZERO:  # Pillow knows this of 8 bits alone
+            grey = (1 << bits) - 1 - grey
+        grey >>= bits - 8
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if mode in ("I", "F"):
         raise ValueError(
@@ -43,9 +48,9 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _bits(picture: Image.Image) -> int:
-    """The bits of a sample that is stored in 16."""
-    given = getattr(picture, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))
+def _tag(picture: Image.Image, tag: int, default: int) -> int:
+    """What a TIFF says of its pixels."""
+    given = getattr(picture, "tag_v2", {}).get(tag, default)
     return int(given[0] if isinstance(given, tuple) else given)
 
 

@@ -90,9 +90,10 @@ def test_what_transparency_hides_keeps_its_colours() -> None:
         deep("PNG"),
         deep("TIFF"),
         encoded(Image.fromarray(DEEP.astype(">u2")), "TIFF"),
+        encoded(Image.fromarray((65535 - DEEP).astype(np.uint16)), "TIFF", tiffinfo={262: 0}),
         raw_ppm("P5", DEEP),
     ],
-    ids=["png", "tiff", "big-endian tiff", "pgm"],
+    ids=["png", "tiff", "big-endian tiff", "tiff whose white is 0", "pgm"],
 )
 def test_16_bits_of_grey_become_their_upper_8(data: bytes) -> None:
     assert np.array_equal(decode_pixels(data), GREY)
