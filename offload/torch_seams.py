@@ -152,6 +152,8 @@ SEEDED_FORWARD = frozenset(
 SEEDED_BACKWARD = frozenset(
     {"_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward"}
 )
+# Ops that keep something for their backward only where autograd is on while the kernel runs.
+ASKING_AUTOGRAD = frozenset({"mkldnn_rnn_layer"})
 # Where a module's `__dict__` has its children, and all that is not a plain attribute.
 CHILDREN = "_modules"
 HELD = ("_parameters", "_buffers", CHILDREN)

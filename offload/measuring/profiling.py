@@ -27,10 +27,20 @@ from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
 from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
 from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
+from offload.measuring.fake_answers import (
+    ADVICE,
+    Answer,
+    Misjudged,
+    Use,
+    difference,
+    key_of,
+    results_of,
+    uses_of,
+)
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
-from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, flat, name
+from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, name
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.program.kernels import CPU, Call, Calls, Value, device_of
 from offload.torch_seams import spin
@@ -68,6 +78,7 @@ def measured(graph: TaskGraph) -> TaskGraph:
         _keys(task, calls[where], where, graph.alignment)
         for task, where in zip(graph.tasks, wheres, strict=True)
     ]
+    uses = uses_of(graph, keys)
     costs: dict[Any, Cost] = {}
     with (
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
@@ -76,7 +87,9 @@ def measured(graph: TaskGraph) -> TaskGraph:
         _random_put_back(device),
     ):
         for where, found in calls.items():
-            costs |= _Bench(where, found, graph.alignment).costs(found)
+            bench = _Bench(where, found, graph.alignment, uses)
+            costs |= bench.costs(found)
+            bench.check()
         fixed = kept_bytes(device)
     tasks = [
         _with(task, [costs[key] for key in found]) if found else task
@@ -149,26 +162,34 @@ def _notes(costs: Mapping[Any, Cost]) -> list[str]:
 class _Bench:
     """Runs calls in memory that it uses again and again."""
 
-    def __init__(self, device: torch.device, calls: Mapping[Any, Call], alignment: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        calls: Mapping[Any, Call],
+        alignment: int,
+        uses: Mapping[Any, Use],
+    ) -> None:
         """Make memory for the largest of the calls."""
-        self._device, self._alignment = device, alignment
+        self._device, self._alignment, self._uses = device, alignment, uses
         ends = (self._places(call)[-1:] for call in calls.values())
         nbytes = max((self._rounded(p.offset + p.nbytes) for [p] in filter(None, ends)), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
+        self._wrong = ""
+        self._answers: dict[Any, Answer] = {}
 
     def costs(self, calls: Mapping[Any, Call]) -> dict[Any, Cost]:
         warm(self._device)
         shim = available_on(self._device)
         if shim is not None:
             one = functools.partial(self._placed, shim)
-            return {key: self._cost(one, call) for key, call in calls.items()}
+            return {key: self._cost(one, key, call) for key, call in calls.items()}
         if self._device.type == "cuda":
-            return {key: self._cost(self._counted, call) for key, call in calls.items()}
+            return {key: self._cost(self._counted, key, call) for key, call in calls.items()}
         watched: Any = profile(use_cpu=True, profile_memory=True)
         with watched:
-            costs = [self._cost(self._copied, call) for call in calls.values()]
+            costs = [self._cost(self._copied, key, call) for key, call in calls.items()]
         peaks = peaks_of(watched.kineto_results.events())
         return {
             key: cost if cost.failure else replace(cost, unplaced=peak)
@@ -186,27 +207,30 @@ class _Bench:
             end += self._rounded(nbytes)
         return places
 
-    def _cost(self, one: Callable[[Call], Cost], call: Call) -> Cost:
+    def _cost(self, one: Callable[[Any, Call], Cost], key: Any, call: Call) -> Cost:
         with record_function(MARK):
             self._fill(call)
         try:
-            return one(call)
+            return one(key, call)
+        except Misjudged:
+            raise
         except Exception as error:
             failure = f"{name(call.op)}: {type(error).__name__}: {error}".splitlines()[0]
             outputs = self._rounded(sum(end_of(value) for value in filter(None, call.outputs)))
             return Cost(None, outputs, outputs, None, failure=failure)
 
-    def _placed(self, shim: Shim, call: Call) -> Cost:
+    def _placed(self, shim: Shim, key: Any, call: Call) -> Cost:
         run = self._bound(replace(call, outputs=()), 0, COPY)
         if self._device.type == "cuda":
             run()
         begin = time.perf_counter()
-        homes, log = shim.record(run, _homes)
+        results, log = shim.record(run, results_of)
         if time.perf_counter() - begin < SHORT:  # the first run may have filled caches
-            homes, log = shim.record(run, _homes)
-        absent = _absent(call, homes)
+            results, log = shim.record(run, results_of)
+        absent = self._absent(key, call, results)
         call = replace(call, outputs=_without(call.outputs, absent))
-        outputs = {n: homes[n] or 0 for n, value in enumerate(call.outputs) if value is not None}
+        homes = [0 if found is None else found.home for found in results]
+        outputs = {n: homes[n] for n, value in enumerate(call.outputs) if value is not None}
         allocations = allocations_of(log, outputs, self._alignment)
         ends = (a.offset + a.nbytes for a in allocations if a.offset is not None)
         workspace = self._rounded(max(ends, default=0))
@@ -214,12 +238,16 @@ class _Bench:
         seconds = self._seconds(run)
         return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere, absent=absent)
 
-    def _copied(self, call: Call) -> Cost:
-        return Cost(None, 0, 0, self._seconds(self._bound(call, 0, COPY)))
+    def _copied(self, key: Any, call: Call) -> Cost:
+        results = results_of(self._bound(replace(call, outputs=()), 0, COPY)())
+        absent = self._absent(key, call, results)
+        run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
+        return Cost(None, 0, 0, self._seconds(run), absent=absent)
 
-    def _counted(self, call: Call) -> Cost:
+    def _counted(self, key: Any, call: Call) -> Cost:
         """Use the statistics of the device's allocator, which rounds what it gives out."""
-        absent = _absent(call, _homes(self._bound(replace(call, outputs=()), 0, COPY)()))
+        results = results_of(self._bound(replace(call, outputs=()), 0, COPY)())
+        absent = self._absent(key, call, results)
         run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         run()
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -227,6 +255,28 @@ class _Bench:
         run()
         peak = torch.cuda.max_memory_allocated(self._device) - before
         return Cost(None, 0, peak, self._seconds(run), absent=absent)
+
+    def _absent(self, key: Any, call: Call, results: Answer) -> frozenset[int]:
+        """Positions of outputs that were not made. cuDNN's attention, for example, returns no sums
+        if no backward pass needs them. Notes where the others are not what their fakes are."""
+        given = self._memory.untyped_storage().data_ptr()
+        found = difference(call, results, given, self._uses[key])
+        if found is not None:
+            if found.learnable:
+                self._answers[key_of(call, self._device)] = results
+            self._wrong = self._wrong or f"{self._uses[key].line}{name(call.op)}: {found.text}"
+            if found.fatal:
+                self.check()
+        return frozenset(
+            n
+            for n, value in enumerate(call.outputs)
+            if value is not None and (n >= len(results) or results[n] is None)
+        )
+
+    def check(self) -> None:
+        """Raise an error if a result is not what its fake is."""
+        if self._wrong:
+            raise Misjudged(f"{self._wrong}. {ADVICE}", self._answers)
 
     def _seconds(self, run: Run) -> float:
         timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
@@ -281,22 +331,6 @@ def _spanned(device: torch.device, run: Run) -> float:
     end.record(stream)
     end.synchronize()
     return begin.elapsed_time(end) / 1000
-
-
-def _homes(result: Any) -> list[int | None]:
-    """Addresses of the results' storages; None for results that are no tensors."""
-    return [
-        found.untyped_storage().data_ptr() if isinstance(found, torch.Tensor) else None
-        for found in flat(result)
-    ]
-
-
-def _absent(call: Call, homes: Sequence[int | None]) -> frozenset[int]:
-    """Positions of outputs that were not made. cuDNN's attention, for example, returns no sums if
-    no backward pass needs them."""
-    return frozenset(
-        n for n, value in enumerate(call.outputs) if value is not None and homes[n] is None
-    )
 
 
 def _without(outputs: Sequence[Value | None], absent: Container[int]) -> tuple[Value | None, ...]:

@@ -266,7 +266,8 @@ def flat(result: Any) -> Sequence[Any]:
 
 
 def name(op: Callable[..., Any]) -> str:
-    """A readable name of an op."""
+    """A readable name of an op, also of one that something wraps."""
+    op = op if isinstance(op, OpOverload) else getattr(op, "op", op)
     return str(op) if isinstance(op, OpOverload) else type(op).__name__
 
 

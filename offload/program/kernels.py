@@ -122,7 +122,7 @@ class Program:
     def alignment(self) -> int:
         """The alignment of every buffer, which is the most that kernels consider when they choose
         code."""
-        return ALIGNMENT if self.device.type == "cpu" else DEVICE_ALIGNMENT
+        return alignment_on(self.device)
 
     def renamed(self, names: Mapping[int, int]) -> "Program":
         """The same program over renamed buffers."""
@@ -132,6 +132,10 @@ class Program:
 
         inputs = tuple(value.renamed(names) for value in self.inputs)
         return replace(self, inputs=inputs, outputs=_map(self.outputs, rename))
+
+
+def alignment_on(device: torch.device) -> int:
+    return ALIGNMENT if device.type == "cpu" else DEVICE_ALIGNMENT
 
 
 def device_of(graph: Any) -> torch.device:

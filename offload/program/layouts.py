@@ -5,8 +5,8 @@
 
 In these cases the real kernel runs once over zeros of the right shape, and the fake result is made
 like its result. For a step on a GPU it runs on the GPU if there is one; otherwise the fake's answer
-stays. If a stride then differs at run time, placement.py copies the output into the planned layout.
-If a dtype differs, the first run raises an error.
+stays. All other wrong fakes are found when kernels are measured (fake_answers.py). Where nothing
+was measured, the first run copies an output of other strides, and refuses other sizes and dtypes.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Call, Program, Source, Value
 from offload.torch_seams import pytree, storage_key
 from offload.tracing.recorder import Recorder
-from offload.tracing.seeds import at_run_time
+from offload.tracing.run_time_ops import at_run_time
 from offload.tracing.surroundings import Surroundings
 from offload.tracing.tape import FORWARD, UPDATE, Op, Tape
 
@@ -115,7 +115,12 @@ class Build:
             op.name,
             reads,
             writes,
-            Call(at_run_time(op.func, self.recorder.device), op.args, op.kwargs, op.outputs),
+            Call(
+                at_run_time(op.func, self.recorder.device, op.autograd),
+                op.args,
+                op.kwargs,
+                op.outputs,
+            ),
             phase=self._phase(op),
             after=self._random if op.random else (),
             flops=op.flops,

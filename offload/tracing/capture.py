@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from offload.errors import CaptureError
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.passes import lower
+from offload.measuring.fake_answers import Learned, Misjudged
 from offload.measuring.profiling import measured
 from offload.optimizer.updates import check_optimizer
 from offload.torch_seams import has_gradient_end_hooks, pytree, storage_key
@@ -34,6 +35,8 @@ from offload.tracing.training import Gradients, TrainingStep, parameters_of
 from offload.watching.state_reads import StateReads
 
 Device = torch.device | str | None
+ATTEMPTS = 20
+"""A trace is made anew at most so often; three times are enough for an LSTM."""
 
 
 def capture(
@@ -43,6 +46,7 @@ def capture(
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
     reads: StateReads | None = None,
+    learned: Learned | None = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
@@ -50,8 +54,15 @@ def capture(
     whose tensors and attributes the step may use; without it they are looked for in the step's
     closure. `device`: where the step will run; by default where all its tensors are. The tensors
     themselves are not moved. `reads`: notes which Python values the step reads, for a caller who
-    watches them; without it a runner refuses to run the graph once one of them has changed."""
-    return _ready(traced(step, *example_inputs, reaches=reaches, device=device, reads=reads), also)
+    watches them; without it a runner refuses to run the graph once one of them has changed.
+    `learned`: what earlier captures have learned of kernels whose fakes are wrong."""
+
+    def trace(known: Learned) -> TaskGraph:
+        return traced(
+            step, *example_inputs, reaches=reaches, device=device, reads=reads, learned=known
+        )
+
+    return _ready(trace, also, learned)
 
 
 def capture_training_step(
@@ -63,7 +74,8 @@ def capture_training_step(
     device: Device = None,
 ) -> TaskGraph:
     """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update."""
-    return _ready(traced_training_step(module, loss_fn, optimizer, *batch, device=device), also)
+    step = training_step_of(module, loss_fn, optimizer)
+    return capture_step(step, *batch, also=also, device=device)
 
 
 def capture_step(
@@ -72,13 +84,33 @@ def capture_step(
     also: Sequence[str] = (),
     device: Device = None,
     reads: StateReads | None = None,
+    learned: Learned | None = None,
 ) -> TaskGraph:
-    """The graph of a training step in all its parts (training.py). `reads`: see `capture`."""
-    return _ready(traced_step(step, *batch, device=device, reads=reads), also)
+    """The graph of a training step in all its parts (training.py). `reads`, `learned`: see
+    `capture`."""
+
+    def trace(known: Learned) -> TaskGraph:
+        return traced_step(step, *batch, device=device, reads=reads, learned=known)
+
+    return _ready(trace, also, learned)
 
 
-def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
-    """Lower and measure a graph, and do the same when it is captured again for another batch."""
+def _ready(
+    trace: Callable[[Learned], TaskGraph], also: Sequence[str], learned: Learned | None = None
+) -> TaskGraph:
+    """Trace, lower and measure a graph, and do the same when it is captured again for another
+    batch. A trace whose fakes were wrong is made anew with what is learned."""
+    attempts, learned = ATTEMPTS, learned or Learned()
+    while True:
+        try:
+            return _measured(trace(learned), also, learned)
+        except Misjudged as error:
+            attempts -= 1
+            if not (attempts and learned.add(error.answers)):
+                raise
+
+
+def _measured(graph: TaskGraph, also: Sequence[str], learned: Learned) -> TaskGraph:
     ready, program = lower(graph, also), graph.program
     if program.device.type == "cuda" and not torch.cuda.is_available():
         note = f"not measured: there is no {program.device} here"
@@ -87,7 +119,7 @@ def _ready(graph: TaskGraph, also: Sequence[str]) -> TaskGraph:
         ready = measured(ready)
     bound = replace(
         program,
-        recapture=lambda *batch: _ready(program.recapture(*batch), also),
+        recapture=lambda *batch: _ready(lambda _: program.recapture(*batch), also, learned),
         fixed=ready.program.fixed,
     )
     return replace(ready, program=bound)
@@ -99,16 +131,18 @@ def traced(
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
     reads: StateReads | None = None,
+    learned: Learned | None = None,
 ) -> TaskGraph:
     """The graph of a step before lowering: one task a kernel."""
+    learned = learned or Learned()
     check_batch(example_inputs)
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
     noted = reads or StateReads()
-    recorder, result, sketch = guarded_trace(step, example_inputs, around, place, noted)
+    recorder, result, sketch = guarded_trace(step, example_inputs, around, place, noted, learned)
     outputs = result if isinstance(result, tuple) else (result,)
     graph = Build(recorder, around, outputs).finish(
-        lambda *batch: traced(step, *batch, reaches=reaches, device=place)
+        lambda *batch: traced(step, *batch, reaches=reaches, device=place, learned=learned)
     )
     if reads is not None:
         return _sketched(graph, sketch)
@@ -119,13 +153,14 @@ def retraced(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
     reads: StateReads,
+    learned: Learned,
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
 ) -> TraceSketch:
     """Trace a step that was captured before once more, to compare it with `Program.sketch`."""
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
-    return single_trace(step, example_inputs, around, place, reads)
+    return single_trace(step, example_inputs, around, place, reads, learned)
 
 
 def _sketched(graph: TaskGraph, sketch: TraceSketch) -> TaskGraph:
@@ -150,12 +185,20 @@ def traced_training_step(
     device: Device = None,
 ) -> TaskGraph:
     """The graph of a training step before lowering: one task a kernel, one update a parameter."""
+    return traced_step(training_step_of(module, loss_fn, optimizer), *batch, device=device)
+
+
+def training_step_of(
+    module: torch.nn.Module,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> TrainingStep:
+    """The step of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update."""
 
     def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[()]]:
         return loss_fn(module(*inputs[:-1]), inputs[-1]), ()
 
-    step = TrainingStep(forward, optimizer, {"": module, "loss": loss_fn})
-    return traced_step(step, *batch, device=device)
+    return TrainingStep(forward, optimizer, {"": module, "loss": loss_fn})
 
 
 def traced_step(
@@ -163,17 +206,19 @@ def traced_step(
     *batch: torch.Tensor,
     device: Device = None,
     reads: StateReads | None = None,
+    learned: Learned | None = None,
 ) -> TaskGraph:
     """The graph of a training step before lowering.
 
     It returns the loss and whatever else `forward` returns after it."""
+    learned = learned or Learned()
     check_batch(batch)
     parameters, around, place = _prepared(step, batch, device)
     changing = [p for _, p in parameters]
     noted = reads or StateReads()
     with empty_gradients(changing):
         recorder, (loss, more, gradients), sketch = guarded_trace(
-            _with_gradients(step, changing), batch, around, place, noted
+            _with_gradients(step, changing), batch, around, place, noted, learned
         )
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
@@ -181,21 +226,26 @@ def traced_step(
         recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
     build = Build(recorder, around, (loss, *([more] if more != () else [])))
     Gradients(build, step, parameters, gradients)
-    graph = build.finish(lambda *other: traced_step(step, *other, device=place))
+    graph = build.finish(lambda *other: traced_step(step, *other, device=place, learned=learned))
     if reads is not None:
         return _sketched(graph, sketch)
     return _fixed(graph, noted, around, step.optimizer)
 
 
 def retraced_step(
-    step: TrainingStep, *batch: torch.Tensor, reads: StateReads, device: Device = None
+    step: TrainingStep,
+    *batch: torch.Tensor,
+    reads: StateReads,
+    learned: Learned,
+    device: Device = None,
 ) -> TraceSketch:
     """Trace a training step that was captured before once more, to compare it with
     `Program.sketch`."""
     parameters, around, place = _prepared(step, batch, device)
     changing = [p for _, p in parameters]
     with empty_gradients(changing):
-        return single_trace(_with_gradients(step, changing), batch, around, place, reads)
+        forward = _with_gradients(step, changing)
+        return single_trace(forward, batch, around, place, reads, learned)
 
 
 def _prepared(

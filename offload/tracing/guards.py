@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from offload.errors import CaptureError
+from offload.measuring.fake_answers import Learned
 from offload.program.frames import say_frame, say_traceback, user_frame
 from offload.torch_seams import (
     FAKE_LOGGER,
@@ -60,6 +61,7 @@ def guarded_trace(
     around: Surroundings,
     device: torch.device,
     reads: StateReads,
+    learned: Learned,
 ) -> tuple[Recorder, Any, TraceSketch]:
     """Trace a step twice, and compare the traces.
 
@@ -69,9 +71,9 @@ def guarded_trace(
     clock = Clock(device)
     effects = StepEffects()
     try:
-        first, result = _watched_trace(step, batch, around, clock, device, reads, effects)
+        first, result = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
         between = reads.present()
-        second, again = _watched_trace(step, batch, around, clock, device, reads, effects)
+        second, again = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
         if changed := reads.changed_since(between) or effects.repeated():
             raise CaptureError(changed)
         sketch = TraceSketch.of(first, result)
@@ -93,11 +95,14 @@ def single_trace(
     around: Surroundings,
     device: torch.device,
     reads: StateReads,
+    learned: Learned,
 ) -> TraceSketch:
     """Trace a step once, leave nothing of it behind, and return what it did."""
     clock = Clock(device)
     try:
-        recorder, result = _watched_trace(step, batch, around, clock, device, reads, StepEffects())
+        recorder, result = _watched_trace(
+            step, batch, around, clock, device, reads, StepEffects(), learned
+        )
         return TraceSketch.of(recorder, result)
     finally:
         clock.restore()
@@ -112,6 +117,7 @@ def _watched_trace(
     device: torch.device,
     reads: StateReads,
     effects: StepEffects,
+    learned: Learned,
 ) -> tuple[Recorder, Any]:
     with ExitStack() as stack:
         stack.enter_context(_silenced_log())
@@ -120,7 +126,7 @@ def _watched_trace(
         used = stack.enter_context(_random_states_restored())
         stack.enter_context(effects.noted())
         stack.enter_context(reads.noting(around.roots))
-        recorder = Recorder(around.modules, clock, device)
+        recorder = Recorder(around.modules, clock, device, learned)
         try:
             with standing_in(around.reachable(), device), _ForbiddenCalls():
                 result = recorder.run(step, batch)

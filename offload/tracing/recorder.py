@@ -17,8 +17,9 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from offload.errors import CaptureError
+from offload.measuring.fake_answers import Learned, corrected
 from offload.program.frames import say_frame, user_frame
-from offload.program.kernels import CPU, Value
+from offload.program.kernels import Call, Value
 from offload.program.layouts import as_it_is
 from offload.program.trees import leaves, mapped, tensors_of
 from offload.torch_seams import (
@@ -52,11 +53,13 @@ class Recorder(TorchDispatchMode):
     """Records every op onto a tape."""
 
     def __init__(
-        self, modules: Mapping[int, str], clock: Clock, device: torch.device = CPU
+        self, modules: Mapping[int, str], clock: Clock, device: torch.device, learned: Learned
     ) -> None:
-        """`modules`: the path of every module, by its id. `device`: where the step is to run."""
+        """`modules`: the path of every module, by its id. `device`: where the step is to run.
+        `learned`: what its fakes would say wrong."""
         super().__init__()
         self.device = device
+        self._learned = learned
         self._clock = clock
         self.tape = Tape()
         self.inputs: list[Value] = []
@@ -65,6 +68,8 @@ class Recorder(TorchDispatchMode):
         it."""
         # Without `export` it would read a user's single numbers for `.item()` and bake them in.
         self._fakes = FakeTensorMode(export=True)
+        # Its table of results is one for the whole process, and forgets what two results share.
+        self._fakes.cache_enabled = False
         self._modules = modules
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, FakeTensor] = {}
@@ -138,9 +143,18 @@ class Recorder(TorchDispatchMode):
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
         result = func(*fake_args, **fake_kwargs)
         result = as_it_is(func, name, fake_args, fake_kwargs, result)
+        result = self._as_measured(func, fake_args, fake_kwargs, result)
         if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
             self._record(func, name, fake_args, fake_kwargs, result)
         return mapped(result, lambda out: self._originals.get(id(out), out))
+
+    def _as_measured(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """The result as the kernel's own, where the fake's was found to be wrong."""
+        if not self._learned.errs(func):
+            return result
+        call = Call(func, *mapped((tuple(args), dict(kwargs)), self._given))
+        answer = self._learned.of(call, self.device)
+        return result if answer is None else corrected(answer, result)
 
     def _handle_on_cpu(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Handle an op that runs on the CPU in a step for a GPU. False: record it like any
@@ -245,6 +259,7 @@ class Recorder(TorchDispatchMode):
                 where,
                 _flops(func, args, kwargs, result),
                 sum(t.numel() * t.element_size() for t in (*given, *made)),
+                torch.is_grad_enabled(),
             )
         )
 

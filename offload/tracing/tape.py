@@ -54,6 +54,8 @@ class Op:
     where: str
     flops: float
     traffic: int
+    autograd: bool
+    """Whether autograd was on: a few kernels ask."""
 
     @property
     def code(self) -> str:

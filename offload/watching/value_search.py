@@ -73,7 +73,7 @@ class ValueSearch:
 
     def forget(self) -> None:
         """Let go of all that was met. Then what the traces made can be told by being dead."""
-        for kept in (self._alive, self._known, self._functions, self._called):
+        for kept in (self._alive, self._labels, self._known, self._functions, self._called):
             kept.clear()
 
     def keep(self, thing: Any) -> None:

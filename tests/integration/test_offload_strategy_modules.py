@@ -124,6 +124,24 @@ class Frozen(ol.Module):
         self.blocks[1].eval()
 
 
+class Recurrent(ol.Module):
+    """Its kernel's workspace has a size that only the kernel knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, num_layers=2, dropout=0.2, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, _ = self.lstm(x.unflatten(1, (3, 4)).transpose(0, 1))
+        return super().forward(found.mean(0))
+
+
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_several_fits_of_an_lstm_in_one_process_are_plain_lightnings(budget: Any) -> None:
+    for seed in (3, 4):
+        both(Recurrent, budget, seed=seed)
+
+
 class Tied(ol.Module):
     """The same matrix twice, and a parameter that the loss does not need."""
 

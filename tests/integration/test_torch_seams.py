@@ -76,6 +76,18 @@ def _grad_mode() -> bool:
         t.set_grad_enabled(before)
 
 
+def _keeps_only_with_autograd() -> bool:
+    """The workspace of an LSTM's kernel, in the two modes."""
+    lstm, x = torch.nn.LSTM(2, 2), torch.ones(1, 1, 2)
+    given: Any = (x, *lstm.all_weights[0], torch.zeros(1, 2), torch.zeros(1, 2))
+    options = (False, [], 2, 2, 1, True, False, False, True)
+    assert {"mkldnn_rnn_layer"} == t.ASKING_AUTOGRAD
+    kept = [torch.mkldnn_rnn_layer(*given, *options)[3]]
+    with torch.no_grad():
+        kept.append(torch.mkldnn_rnn_layer(*given, *options)[3])
+    return kept[0].numel() > 0 and kept[1] is None
+
+
 def _cudnn_benchmark() -> bool:
     before = torch.backends.cudnn.benchmark
     try:
@@ -301,6 +313,7 @@ TORCH: dict[str, Callable[[], bool]] = {
     "default_group": _group_needed,
     "SEEDED_FORWARD": lambda: _names_of_attention(t.SEEDED_FORWARD),
     "SEEDED_BACKWARD": lambda: _names_of_attention(t.SEEDED_BACKWARD),
+    "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "CHILDREN": lambda: t.CHILDREN in vars(torch.nn.Linear(1, 1)),
     "HELD": _held,
     "schema_of": lambda: t.schema_of(aten.add_.Tensor).is_mutable,

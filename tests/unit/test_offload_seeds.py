@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from offload.tracing.seeds import SeedsIn, SeedsOut, at_run_time
+from offload.tracing.run_time_ops import at_run_time
+from offload.tracing.seeds import SeedsIn, SeedsOut
 
 GPU = torch.device("cuda", 0)
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention

@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
+from offload.measuring.fake_answers import Learned
 from offload.sizes import is_share
 from offload.torch_seams import pytree
 from offload.tracing.capture import retraced
@@ -100,6 +101,7 @@ class Evaluation:
         self._runner: Runner | None = None
         """The runner that has the graphs: the own one or that of the training steps."""
         self._cache = self._empty_cache()
+        self._learned = Learned()
         self._on_host: set[str] = set()
         """The methods of which a step could not be captured."""
         self._warned: set[str] = set()
@@ -230,6 +232,7 @@ class Evaluation:
             reaches={"": self._module},
             device=self._request.target.device,
             reads=step.reads,
+            learned=self._learned,
         )
         return graph, EvaluationGraph(GraphValidity(step.recipe(), graph.program.sketch))
 
@@ -242,6 +245,7 @@ class Evaluation:
                 step,
                 *batch.tensors,
                 reads=step.reads,
+                learned=self._learned,
                 reaches={"": self._module},
                 device=self._request.target.device,
             )

@@ -17,6 +17,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
+from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
@@ -73,6 +74,7 @@ class StepGraphs:
         self._cache: GraphCache[StepGraph] = GraphCache("the step", self._forget)
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
+        self._learned = Learned()
         self._too_large: list[str] = []
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
@@ -315,7 +317,9 @@ class StepGraphs:
         forward, hooks, step = self._training_step(micro, parts, last, held)
         with torch.enable_grad():
             device = self._request.target.device
-            graph = capture_step(step, *parts.tensors, device=device, reads=forward.reads)
+            graph = capture_step(
+                step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
+            )
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
         recipe = forward.recipe()
@@ -335,7 +339,9 @@ class StepGraphs:
         forward, _, step = self._training_step(micro, parts, micro.last, self._held)
         with torch.enable_grad():
             device = self._request.target.device
-            sketch = retraced_step(step, *parts.tensors, device=device, reads=forward.reads)
+            sketch = retraced_step(
+                step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
+            )
         return Retraced(sketch, forward.recipe())
 
     def _training_step(

@@ -212,6 +212,9 @@ class TracedStep:
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, TraceNotes]:
         """Call the step; return its output and what was noted."""
+        if len(self._seen) == 2:  # both traces are made anew, with what their kernels taught
+            self._seen.clear()
+            self._numbers.clear()
         notes = TraceNotes(tensors)
         given = self._given
         second = bool(self._seen)
