@@ -192,6 +192,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return _of(tensor.untyped_storage(), "_cdata")
 
 
+def generator_key(generator: torch.Generator) -> int:
+    """One number a generator: an op gets another object for the same generator."""
+    return _of(generator, "_cdata")
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place."""
     return _of(tensor, "_version")

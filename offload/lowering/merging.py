@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import torch
-
 from offload.errors import GraphError
 from offload.graph.taskgraph import Task, TaskGraph
 from offload.program.kernels import Calls
@@ -47,7 +45,7 @@ def held_in_order(graph: TaskGraph) -> frozenset[int]:
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)
-        for number in ((at, *task.after) if task.after or _draws(task) else ())
+        for number in ((at, *task.after) if task.after or task.random else ())
     )
 
 
@@ -112,10 +110,3 @@ def _kind(kernel: Any) -> str:
     if kernel is None:
         return "none"
     return "calls" if hasattr(kernel, "calls") else "function"
-
-
-def _draws(task: Task) -> bool:
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(call.op, "tags", ())
-        for call in getattr(task.kernel, "calls", ())
-    )

@@ -42,6 +42,7 @@ from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
 from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, name
 from offload.memory.workspaces import kept_bytes, steady, warm
+from offload.program.generators import generators_of
 from offload.program.kernels import CPU, Call, Calls, Value, device_of
 from offload.torch_seams import spin
 
@@ -84,7 +85,7 @@ def measured(graph: TaskGraph) -> TaskGraph:
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
         torch.no_grad(),
         steady(device),
-        _random_put_back(device),
+        _random_put_back(device, generators_of(graph)),
     ):
         for where, found in calls.items():
             bench = _Bench(where, found, graph.alignment, uses)
@@ -100,12 +101,14 @@ def measured(graph: TaskGraph) -> TaskGraph:
 
 
 @contextmanager
-def _random_put_back(device: torch.device) -> Iterator[None]:
-    on_host = torch.get_rng_state()
+def _random_put_back(device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
+    on_host, own = torch.get_rng_state(), [one.get_state() for one in generators]
     there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
+        for generator, state in zip(generators, own, strict=True):
+            generator.set_state(state)
         torch.set_rng_state(on_host)
         if there is not None:
             torch.cuda.set_rng_state(there, device)

@@ -20,6 +20,7 @@ from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.optimizer.scalars import Scalars
+from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
 from offload.running.drivers.driver import Driver
@@ -102,7 +103,10 @@ class Binding:
 
 def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
-    by way of a buffer of its own, which the host fills."""
+    by way of a buffer of its own, which the host fills. Only the device's default generator takes
+    part in a replay."""
+    if generators_of(memgraph.graph):
+        return "it draws from a torch.Generator of its own, whose state no replay moves on"
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
     return "a graph copies only page-locked memory of the host, and none could be had"

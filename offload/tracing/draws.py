@@ -5,36 +5,56 @@
 
 Nothing is drawn while a step is traced. Instead the clock moves the real generator a little at
 every draw, and puts it back when the trace is over. A step for a GPU draws from that GPU's
-generator; on a machine without CUDA the clock moves the CPU's generator in its place.
+generator; on a machine without CUDA the clock moves the CPU's generator in its place. So it is with
+every `torch.Generator` of the user that an op is given: the captured op gets it at every run.
+
+The second trace begins with other seeds. So a step that seeds is found out even where it seeds what
+was there already, and one that uses a seed or a state as a number does not do the same twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
 from offload.program.kernels import CPU
-from offload.program.trees import leaves
-from offload.torch_seams import disable_current_modes, schema_of
+from offload.torch_seams import disable_current_modes, generator_key, schema_of
+
+OTHER_SEED = 0x5DEECE66D5A5A5A5
+"""The second trace has the first one's seeds with these bits turned over."""
 
 
 class Clock:
     """Moves a generator at every draw of the trace, as the draw itself would. So it notices when
     code seeds it or sets it back in between, as checkpointing does before it recomputes."""
 
-    def __init__(self, device: torch.device = CPU) -> None:
+    def __init__(
+        self, device: torch.device = CPU, generators: Iterable[torch.Generator] = ()
+    ) -> None:
+        """`generators`: those that the step can reach. Others are met at their first draw."""
         self._known: dict[int, tuple[torch.Generator, torch.Tensor, torch.Tensor]] = {}
         self._default = default_generator(device)
         """The generator of an op that was given none."""
-        for generator in (torch.default_generator, self._default):
+        self._again = False
+        """Whether this is the second trace."""
+        for generator in (torch.default_generator, self._default, *generators):
             self.check(generator, "")
+
+    def begin_again(self) -> None:
+        """Begin the second trace, with other seeds than the first one had."""
+        self._again = True
+        with disable_current_modes():
+            for key, (generator, start, _) in self._known.items():
+                generator.manual_seed((generator.initial_seed() ^ OTHER_SEED) % (1 << 63))
+                self._known[key] = (generator, start, generator.get_state())
 
     def check(self, generator: torch.Generator, where: str) -> None:
         """Raise `CaptureError` unless the generator stands where the last draw left it."""
         with disable_current_modes():
             now = generator.get_state()
-            _, _, expected = self._known.setdefault(id(generator), (generator, now, now))
+            key = generator_key(generator)
+            _, _, expected = self._known.setdefault(key, (generator, now, now))
             if not torch.equal(now, expected):
                 raise CaptureError(
                     f"{where}: the step sets the state of the random numbers (by a seed, or by"
@@ -49,13 +69,18 @@ class Clock:
 
     def draw(self, args: Any, kwargs: Any, where: str) -> None:
         """Note that an op with these arguments draws."""
-        given = [g for g in leaves((args, kwargs)) if isinstance(g, torch.Generator)]
-        generator = given[0] if given else self._default
+        generator = given_generator(args, kwargs) or self._default
+        key = generator_key(generator)
+        if self._again and key not in self._known:
+            raise CaptureError(
+                f"{where}: the step draws from a torch.Generator that it makes itself, and a"
+                " captured step makes none. Make it outside of the step"
+            )
         self.check(generator, where)
         with disable_current_modes():
             torch.empty(1, device=generator.device).uniform_(generator=generator)
-            _, start, _ = self._known[id(generator)]
-            self._known[id(generator)] = (generator, start, generator.get_state())
+            _, start, _ = self._known[key]
+            self._known[key] = (generator, start, generator.get_state())
 
     def restore(self) -> None:
         with disable_current_modes():
@@ -71,8 +96,16 @@ def default_generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[device.index or 0]
 
 
+def given_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator | None:
+    """The generator that an op is given."""
+    given = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Generator))
+    return next(given, None)
+
+
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an op draws random numbers. Attention without dropout has the tag but does not."""
+    if given_generator(args, kwargs) is not None:
+        return True
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     chance = next((a for a in schema_of(func).arguments if a.name == "dropout_p"), None)

@@ -68,16 +68,17 @@ def guarded_trace(
     What the first trace sets in Python and the second one leaves alone is kept: a step may prepare
     something when it is called for the first time. A step that is refused leaves nothing."""
     _check_compiled(around)
-    clock = Clock(device)
+    clock = Clock(device, around.generators)
     effects = StepEffects()
     try:
         first, result = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
         between = reads.present()
+        clock.begin_again()
         second, again = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
         if changed := reads.changed_since(between) or effects.repeated():
             raise CaptureError(changed)
-        sketch = TraceSketch.of(first, result)
-        where, what = sketch.first_difference(TraceSketch.of(second, again))
+        sketch = TraceSketch.of(first, result, around)
+        where, what = sketch.first_difference(TraceSketch.of(second, again, around))
         if what:
             raise _differs(where, what)
     except BaseException:
@@ -98,12 +99,12 @@ def single_trace(
     learned: Learned,
 ) -> TraceSketch:
     """Trace a step once, leave nothing of it behind, and return what it did."""
-    clock = Clock(device)
+    clock = Clock(device, around.generators)
     try:
         recorder, result = _watched_trace(
             step, batch, around, clock, device, reads, StepEffects(), learned
         )
-        return TraceSketch.of(recorder, result)
+        return TraceSketch.of(recorder, result, around)
     finally:
         clock.restore()
         reads.put_back()

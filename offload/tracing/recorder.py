@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
                 " planned tensor cannot grow. Make a new tensor instead"
             )
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
-        result = func(*fake_args, **fake_kwargs)
+        result = func(*_undrawn(fake_args), **_undrawn(fake_kwargs))
         result = as_it_is(func, name, fake_args, fake_kwargs, result)
         result = self._as_measured(func, fake_args, fake_kwargs, result)
         if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
@@ -351,6 +351,13 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
     )
+
+
+def _undrawn(given: Any) -> Any:
+    """Arguments without a generator: some fakes take none, and none of them draws."""
+    if isinstance(given, dict):
+        return dict(zip(given, _undrawn([*given.values()]), strict=True))
+    return [None if isinstance(one, torch.Generator) else one for one in given]
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
-from offload.tracing.cpu_values import FOLDED
+from offload.torch_seams import storage_key
 from offload.tracing.recorder import Recorder
+from offload.tracing.surroundings import Surroundings
+from offload.tracing.tape import Storage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,11 +28,11 @@ class TraceSketch:
     result: str
 
     @classmethod
-    def of(cls, recorder: Recorder, result: Any) -> "TraceSketch":
+    def of(cls, recorder: Recorder, result: Any, around: Surroundings) -> "TraceSketch":
         described = recorder.described(result)
         return cls(
             tuple((op.code, op.name, op.where) for op in recorder.tape.ops),
-            tuple(map(_identity, recorder.tape.storages)),
+            tuple(_identity(storage, around) for storage in recorder.tape.storages),
             described,
         )
 
@@ -49,7 +51,7 @@ class TraceSketch:
             _, name, where = longer[min(len(self.ops), len(other.ops))]
             return where, f"{name} is called only once in two calls"
         if self.storages != other.storages:
-            return "", "other tensors, or tensors made from other python numbers"
+            return "", "other tensors, or tensors made from other numbers"
         if self.result != other.result:
             return "", f"what it returns: {_difference(self.result, other.result)}"
         return "", ""
@@ -62,15 +64,15 @@ def _difference(one: str, other: str) -> str:
     return f"...{one[start : start + 40]} against ...{other[start : start + 40]}"
 
 
-def _identity(storage: Any) -> Any:
+def _identity(storage: Storage, around: Surroundings) -> Any:
+    """The identity of the user's tensor; what was made of Python numbers is told by its bytes."""
     tensor = storage.tensor
     if tensor is None:
         return storage.kind
-    if storage.kind in ("literal", FOLDED):
-        return _bytes_of(tensor)
-    return id(tensor)
-
-
-def _bytes_of(tensor: torch.Tensor) -> str:
+    key = storage_key(tensor)
+    if key in around.tensors:
+        return id(around.tensors[key][1])
+    if key in around.sharing:
+        return id(around.sharing[key][0])
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

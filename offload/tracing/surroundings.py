@@ -23,6 +23,7 @@ Watched = dict[int, tuple[str, Any]]
 DEPTH = 3
 LIBRARIES = ("torch.", "builtins", "numpy", "lightning", "pytorch_lightning", "collections")
 """Libraries whose objects are not searched."""
+OF_TORCH = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.Generator)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,8 @@ class Surroundings:
     """What the step begins with: a function, a module and its hooks."""
     objects: Watched
     """Objects with attributes."""
+    generators: Sequence[torch.Generator] = ()
+    """Generators that the step may draw from."""
 
     def with_others(self, tensors: Sequence[torch.Tensor]) -> "Surroundings":
         """The same with these tensors, in case nothing leads to them."""
@@ -91,7 +94,8 @@ def surroundings(things: Mapping[str, Any]) -> Surroundings:
         for key, (name, thing) in found.items()
         if hasattr(thing, "__dict__") and not isinstance(thing, torch.Tensor | FunctionType)
     }
-    return Surroundings(modules, tensors, sharing, things, objects)
+    generators = [thing for _, thing in found.values() if isinstance(thing, torch.Generator)]
+    return Surroundings(modules, tensors, sharing, things, objects, generators)
 
 
 def _roots(found: Watched) -> list[tuple[str, torch.nn.Module]]:
@@ -110,7 +114,7 @@ def _reach(name: str, thing: Any, found: Watched, depth: int) -> None:
         return
     if isinstance(thing, str | bytes | int | float | ModuleType | type | None):
         return
-    if isinstance(thing, torch.nn.Module | torch.Tensor | torch.optim.Optimizer):
+    if isinstance(thing, OF_TORCH):
         found[id(thing)] = (name, thing)
         if isinstance(thing, torch.nn.Module):
             for path, module in thing.named_modules():
@@ -148,7 +152,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     for name in _names(code):
         value = function.__globals__.get(name)
         own = isinstance(value, FunctionType) and not is_foreign(value.__code__.co_filename)
-        if own or isinstance(value, torch.nn.Module | torch.Tensor | torch.optim.Optimizer):
+        if own or isinstance(value, OF_TORCH):
             inside[name] = value
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -28,9 +28,11 @@ class _Seen(t.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Any] = []
+        self.kwargs: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ops.append(func)
+        self.kwargs.append(kwargs)
         return func(*args, **(kwargs or {}))
 
 
@@ -74,6 +76,14 @@ def _grad_mode() -> bool:
         return not torch.is_grad_enabled()
     finally:
         t.set_grad_enabled(before)
+
+
+def _generator_in_an_op() -> bool:
+    """An op gets another object for a generator, with the same key."""
+    own, seen = torch.Generator(), _Seen()
+    with seen:
+        torch.rand(1, generator=own)
+    return t.generator_key(seen.kwargs[-1]["generator"]) == t.generator_key(own)
 
 
 def _keeps_only_with_autograd() -> bool:
@@ -320,6 +330,7 @@ TORCH: dict[str, Callable[[], bool]] = {
     "packet_of": lambda: t.packet_of(aten.mm.default) is aten.mm,
     "name_of": lambda: t.name_of(aten.mm.default) == "mm",
     "storage_key": _shared_key,
+    "generator_key": _generator_in_an_op,
     "version_of": _versions,
     "gradient_hooks": _hooked,
     "hook_keys": _hooked,

@@ -65,7 +65,7 @@ def test_a_draw_of_random_numbers_stays_though_nobody_reads_it() -> None:
     builder = GraphBuilder()
     a, b, c = (builder.buffer(n, 4) for n in "abc")
     mask = Call(aten.rand.default, ([1],), {}, (Value(a, torch.float32, (1,), (1,)),))
-    builder.task("lone draw", (), (a,), kernel=mask)
+    builder.task("lone draw", (), (a,), kernel=mask, random=True)
     builder.task("dead", (a,), (b,))
     first = builder.task("first of two", (), (b,))
     builder.task("second", (), (c,), after=(first,))

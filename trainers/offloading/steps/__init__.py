@@ -3,6 +3,7 @@
 `step_graphs.py` has those of training, `evaluation.py` those of validation, test and prediction.
 
 May import: lightning_seams, offload, offload.graph, offload.lowering, offload.measuring,
-    offload.optimizer, offload.planning, offload.running, offload.sizes, offload.torch_seams, offload.tracing,
-    offload.watching, offloading.hardware, offloading.observers, offloading.tracing.
+    offload.optimizer, offload.planning, offload.running, offload.sizes, offload.torch_seams,
+    offload.tracing, offload.watching, offloading.hardware, offloading.observers,
+    offloading.tracing.
 """

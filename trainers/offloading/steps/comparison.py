@@ -13,7 +13,7 @@ tensor may differ by `APART` times as much as the two runs do. If the plan updat
 a step changes may differ by `APART` units in the last place. Copies are kept on the host.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,16 +51,23 @@ class StepStart:
     values: Tensors
     random: States
     device: torch.device
+    own: Sequence[torch.Generator] = ()
+    """The generators that the step's ops are given."""
 
     @classmethod
-    def of(cls, tensors: Tensors, device: torch.device = HOST) -> "StepStart":
-        return cls(_copied(tensors), drawn(device), device)
+    def of(
+        cls,
+        tensors: Tensors,
+        device: torch.device = HOST,
+        own: Sequence[torch.Generator] = (),
+    ) -> "StepStart":
+        return cls(_copied(tensors), drawn(device, own), device, own)
 
     def restore(self, tensors: Tensors) -> None:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(self.values[name])
-        put_back(self.random, self.device)
+        put_back(self.random, self.device, self.own)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,12 +80,19 @@ class ExpectedStep:
     device: torch.device = HOST
     apart: Mapping[str, float] = field(default_factory=dict)
     """For tensors in which two runs of the graph differ: the norm of the difference."""
+    own: Sequence[torch.Generator] = ()
+    """The generators that the step's ops are given."""
 
     @classmethod
     def of(
-        cls, tensors: Tensors, loss: torch.Tensor, device: torch.device = HOST
+        cls,
+        tensors: Tensors,
+        loss: torch.Tensor,
+        device: torch.device = HOST,
+        own: Sequence[torch.Generator] = (),
     ) -> "ExpectedStep":
-        return cls(_copied(tensors), drawn(device), loss.to(HOST, copy=True), device)
+        loss = loss.to(HOST, copy=True)
+        return cls(_copied(tensors), drawn(device, own), loss, device, own=own)
 
     def compare_loss(self, eager: Any) -> None:
         loss = eager["loss"] if isinstance(eager, Mapping) else eager
@@ -86,7 +100,7 @@ class ExpectedStep:
 
     def compare_random(self) -> None:
         """Compare the random states at the end of a micro-batch, because hooks may draw, too."""
-        if not same(self.random, drawn(self.device)):
+        if not same(self.random, drawn(self.device, self.own)):
             raise DifferenceFound(
                 "the planned step draws other random numbers than the eager one, so it was captured"
                 " in another situation than this one. Train without offloading (budget=None,"

@@ -19,6 +19,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import Plan
 from trainers.offloading.hardware.devices import MovedTensors, tensors_of
+from trainers.offloading.hardware.generators import generators_of
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps.comparison import (
     APART,
@@ -92,12 +93,13 @@ class FirstSteps:
         optimizer, device = module.trainer.optimizers[0], target.device
         names = {p: name for name, p in module.named_parameters()}
         sums = {gradient_of(names, p): total for p, total in steps.sums.items()}
-        start = StepStart.of({**self._state(module), **sums}, device)
+        own = generators_of(step.graph)
+        start = StepStart.of({**self._state(module), **sums}, device, own)
 
         def turn() -> ExpectedStep:
             outputs = steps.run(step, parts)
             loss = step.recipe.loss(outputs, parts.tensors)
-            return ExpectedStep.of({**self._state(module), **sums}, loss, device)
+            return ExpectedStep.of({**self._state(module), **sums}, loss, device, own)
 
         first = turn()
         if device.type != "cpu" and _on_host(steps.plan):

@@ -36,7 +36,7 @@ from trainers.lightning_seams import (
     swap_hook_name,
     validates_by_clock,
 )
-from trainers.offloading.hardware.generators import drawn_by_steps
+from trainers.offloading.hardware.generators import drawn_by_steps, generators_of
 from trainers.offloading.observers.onlookers import onlooker
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.step_graphs import StepGraphs
@@ -131,6 +131,9 @@ class Groups:
         return self._why_never
 
     def _would_disturb(self, step: StepGraph) -> bool:
+        if generators_of(step.graph):  # whose state between two micro-batches is not looked at
+            self.summary = "one by one: the step draws from a torch.Generator of its own"
+            return True
         if not self._disturbed or not _draws(step):
             return False
         self.summary = "one by one: the step and the loader both draw random numbers"
