@@ -11,7 +11,8 @@ Each name stands with one line: what it is, and why no public name will do. All 
 that a call costs what torch's own name costs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -228,8 +229,29 @@ def sequence_number(node: Any) -> int:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether torch.compile made it: it has the user's module as `_orig_mod`."""
-    return hasattr(module, "_orig_mod")
+    """Whether torch.compile made it, so that it has the user's module as `_orig_mod`, or whether
+    `module.compile()` was called."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or hasattr(module, "_orig_mod")
+
+
+@contextmanager
+def compiled_calls(seen: Callable[[], None]) -> Iterator[None]:
+    """Call `seen()` whenever something is called that torch.compile made and nobody disabled.
+    Every such call asks this function of Dynamo's what to do; no public one tells."""
+    frames: Any = _of(_of(torch, "_dynamo"), "eval_frame")
+    chosen = _of(frames, "_callback_from_stance")
+
+    def asked(callback: Any) -> Any:
+        if (choice := chosen(callback)) is not None:
+            seen()
+        return choice
+
+    frames._callback_from_stance = asked
+    try:
+        yield
+    finally:
+        frames._callback_from_stance = chosen
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

@@ -44,6 +44,7 @@ from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.program.generators import generators_of
 from offload.program.kernels import CPU, Call, Calls, Value, device_of
+from offload.program.trees import tensors_of
 from offload.torch_seams import spin
 
 SHORT = 0.005
@@ -223,7 +224,7 @@ class _Bench:
             return Cost(None, outputs, outputs, None, failure=failure)
 
     def _placed(self, shim: Shim, key: Any, call: Call) -> Cost:
-        run = self._bound(replace(call, outputs=()), 0, COPY)
+        run = self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))
         if self._device.type == "cuda":
             run()
         begin = time.perf_counter()
@@ -242,14 +243,14 @@ class _Bench:
         return Cost(allocations, workspace, peak_of(log), seconds, log.elsewhere, absent=absent)
 
     def _copied(self, key: Any, call: Call) -> Cost:
-        results = results_of(self._bound(replace(call, outputs=()), 0, COPY)())
+        results = results_of(self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))())
         absent = self._absent(key, call, results)
         run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         return Cost(None, 0, 0, self._seconds(run), absent=absent)
 
     def _counted(self, key: Any, call: Call) -> Cost:
         """Use the statistics of the device's allocator, which rounds what it gives out."""
-        results = results_of(self._bound(replace(call, outputs=()), 0, COPY)())
+        results = results_of(self._watched(key, self._bound(replace(call, outputs=()), 0, COPY))())
         absent = self._absent(key, call, results)
         run = self._bound(replace(call, outputs=_without(call.outputs, absent)), 0, COPY)
         run()
@@ -275,6 +276,28 @@ class _Bench:
             for n, value in enumerate(call.outputs)
             if value is not None and (n >= len(results) or results[n] is None)
         )
+
+    def _watched(self, key: Any, run: Run) -> Run:
+        """The run, and an error if it gives a tensor among its arguments another size."""
+        if not isinstance(run, functools.partial):
+            return run
+        given = tensors_of((run.args, run.keywords))
+        before = [(tensor.size(), tensor.data_ptr()) for tensor in given]
+
+        def watched() -> Any:
+            result = run()
+            for tensor, (size, address) in zip(given, before, strict=True):
+                if (tensor.size(), tensor.data_ptr()) != (size, address):
+                    raise Misjudged(
+                        f"{self._uses[key].line}{name(key[0])}: it gives an argument of size"
+                        f" {tuple(size)} the size {tuple(tensor.size())}, and a planned tensor"
+                        " cannot grow. If only the first call does that, as that of an observer"
+                        " does, make one eager call before the capture",
+                        {},
+                    )
+            return result
+
+        return watched
 
     def check(self) -> None:
         """Raise an error if a result is not what its fake is."""

@@ -27,6 +27,7 @@ from offload.torch_seams import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    compiled_calls,
     is_compiled,
     storage_key,
 )
@@ -129,7 +130,11 @@ def _watched_trace(
         stack.enter_context(reads.noting(around.roots))
         recorder = Recorder(around.modules, clock, device, learned)
         try:
-            with standing_in(around.reachable(), device), _ForbiddenCalls():
+            with (
+                standing_in(around.reachable(), device),
+                compiled_calls(_refuse_compiled),
+                _ForbiddenCalls(),
+            ):
                 result = recorder.run(step, batch)
         except CaptureError:
             raise
@@ -255,8 +260,16 @@ def _check_compiled(around: Surroundings) -> None:
         if isinstance(thing, torch.nn.Module) and is_compiled(thing):
             raise CaptureError(
                 f"{name or 'the module'} is compiled by torch.compile, which hides its kernels."
-                " Capture the module that was compiled (its ._orig_mod)"
+                " Capture the module that was compiled (its ._orig_mod), or do not call .compile()"
             )
+
+
+def _refuse_compiled() -> None:
+    raise _forbidden(
+        "the step calls what torch.compile made, whose kernels have other last bits than those"
+        " that can be captured",
+        "Call what was compiled, as it is",
+    )
 
 
 @contextmanager

@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         if func is LIFT and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         name = schema_of(func).name.split("::")[1]
-        if name in RESIZING:
+        if name in RESIZING and not _keeps_its_size(name, args):
             raise CaptureError(
                 f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
                 " planned tensor cannot grow. Make a new tensor instead"
@@ -351,6 +351,13 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
         tuple(tensor.stride()),
         int(tensor.storage_offset()),
     )
+
+
+def _keeps_its_size(name: str, args: Sequence[Any]) -> bool:
+    """Whether it resizes to the size that is there, as an op with `out=` does."""
+    own = tuple(args[0].size())
+    size = {"resize_": lambda: tuple(args[1]), "resize_as_": lambda: tuple(args[1].size())}
+    return name in size and size[name]() == own
 
 
 def _undrawn(given: Any) -> Any:

@@ -103,6 +103,11 @@ class StateReads:
         if found:
             number, key, old, new = found
             label = self._search.holders[number].say(key)
+            if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+                return (
+                    f"{label} becomes another tensor in a call, and a captured step keeps the"
+                    " first. Write into it in place, with copy_()"
+                )
             return (
                 f"{label} changes from {brief(old)} to {brief(new)} in a call, and a captured step"
                 " runs no python. Keep it in a tensor (a buffer), or change it outside of the step"

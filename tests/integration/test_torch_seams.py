@@ -28,11 +28,9 @@ class _Seen(t.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Any] = []
-        self.kwargs: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.ops.append(func)
-        self.kwargs.append(kwargs)
         return func(*args, **(kwargs or {}))
 
 
@@ -78,24 +76,27 @@ def _grad_mode() -> bool:
         t.set_grad_enabled(before)
 
 
-def _generator_in_an_op() -> bool:
-    """An op gets another object for a generator, with the same key."""
-    own, seen = torch.Generator(), _Seen()
-    with seen:
-        torch.rand(1, generator=own)
-    return t.generator_key(seen.kwargs[-1]["generator"]) == t.generator_key(own)
+def _generator_by_its_key() -> bool:
+    own, default = torch.Generator(), torch.default_generator
+    return t.generator_key(own) == t.generator_key(own) != t.generator_key(default)
+
+
+def _sees_a_compiled_call() -> bool:
+    seen: list[int] = []
+    compiled = torch.compile(torch.neg, backend="eager")
+    with t.compiled_calls(lambda: seen.append(1)):
+        compiled(torch.ones(1))
+    return bool(seen)
 
 
 def _keeps_only_with_autograd() -> bool:
     """The workspace of an LSTM's kernel, in the two modes."""
-    lstm, x = torch.nn.LSTM(2, 2), torch.ones(1, 1, 2)
-    given: Any = (x, *lstm.all_weights[0], torch.zeros(1, 2), torch.zeros(1, 2))
-    options = (False, [], 2, 2, 1, True, False, False, True)
+    given: Any = (torch.ones(1, 1, 2), *torch.nn.LSTM(2, 2).all_weights[0], *torch.zeros(2, 1, 2))
+    given += (False, [], 2, 2, 1, True, False, False, True)
     assert {"mkldnn_rnn_layer"} == t.ASKING_AUTOGRAD
-    kept = [torch.mkldnn_rnn_layer(*given, *options)[3]]
     with torch.no_grad():
-        kept.append(torch.mkldnn_rnn_layer(*given, *options)[3])
-    return kept[0].numel() > 0 and kept[1] is None
+        without = torch.mkldnn_rnn_layer(*given)[3]
+    return torch.mkldnn_rnn_layer(*given)[3].numel() > 0 and without is None
 
 
 def _cudnn_benchmark() -> bool:
@@ -326,11 +327,12 @@ TORCH: dict[str, Callable[[], bool]] = {
     "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "CHILDREN": lambda: t.CHILDREN in vars(torch.nn.Linear(1, 1)),
     "HELD": _held,
+    "compiled_calls": _sees_a_compiled_call,
     "schema_of": lambda: t.schema_of(aten.add_.Tensor).is_mutable,
     "packet_of": lambda: t.packet_of(aten.mm.default) is aten.mm,
     "name_of": lambda: t.name_of(aten.mm.default) == "mm",
     "storage_key": _shared_key,
-    "generator_key": _generator_in_an_op,
+    "generator_key": _generator_by_its_key,
     "version_of": _versions,
     "gradient_hooks": _hooked,
     "hook_keys": _hooked,
