@@ -99,12 +99,16 @@ def single_trace(
     reads: StateReads,
     learned: Learned,
 ) -> TraceSketch:
-    """Trace a step once, leave nothing of it behind, and return what it did."""
+    """Trace a step once that was captured before, leave nothing of it behind, and return what it
+    did. What it still changes in Python is no preparation, and is refused."""
     clock = Clock(device, around.generators)
+    effects = StepEffects()
     try:
         recorder, result = _watched_trace(
-            step, batch, around, clock, device, reads, StepEffects(), learned
+            step, batch, around, clock, device, reads, effects, learned
         )
+        if changed := reads.changed_since({}) or effects.repeated():
+            raise CaptureError(changed)
         return TraceSketch.of(recorder, result, around)
     finally:
         clock.restore()

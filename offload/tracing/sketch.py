@@ -51,7 +51,10 @@ class TraceSketch:
             _, name, where = longer[min(len(self.ops), len(other.ops))]
             return where, f"{name} is called only once in two calls"
         if self.storages != other.storages:
-            return "", "other tensors, or tensors made from other numbers"
+            return "", (
+                "a tensor made from other python numbers, or a tensor that no op of torch makes, as"
+                " from_numpy and get_state do"
+            )
         if self.result != other.result:
             return "", f"what it returns: {_difference(self.result, other.result)}"
         return "", ""

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
+from types import FrameType
 from typing import Any, TextIO
 
 from offload.errors import CaptureError
-from offload.program.frames import say_frame, user_frame
+from offload.program.frames import TORCH, say_frame, user_frame
 
 CHANGING = frozenset(
     {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
@@ -26,6 +27,7 @@ CHANGING = frozenset(
 """Audit events of what changes the world outside of the process."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
 CODE = (".py", ".pyc", ".so")
+COMPILERS = tuple(f"{TORCH}{name}" for name in ("_inductor", "_dynamo", "_functorch"))
 HANDLES = "callHandlers"
 ADVICE = "and a captured step runs no python. Do it in a hook (on_train_batch_end)"
 
@@ -63,8 +65,8 @@ class StepEffects:
             raise CaptureError(self._refused)
 
     def repeated(self) -> str:
-        """Say what the step does in every call; empty if nothing."""
-        if len(self._said) > 1 and self._said[-1]:
+        """Say what the last trace did outside of the process; empty if nothing."""
+        if self._said[-1]:
             return f"{self._said[-1][0]} in every call, {ADVICE}"
         return ""
 
@@ -90,7 +92,7 @@ class StepEffects:
 
     def audited(self, event: str, args: tuple[Any, ...]) -> None:
         """Judge an audit event of Python's."""
-        if get_ident() != self._thread:
+        if get_ident() != self._thread or _by_a_compiler(sys._getframe(2)):
             return
         if event == "open":
             path, mode, flags = args
@@ -107,6 +109,15 @@ class StepEffects:
         line = say_frame(user_frame(sys._getframe(1)))
         self._refused = f"{line}: {what}, {ADVICE}"
         raise CaptureError(self._refused)
+
+
+def _by_a_compiler(frame: FrameType | None) -> bool:
+    """Whether torch compiles something, which is refused by itself."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Held:

@@ -66,10 +66,6 @@ CHANGES: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "set": (lambda m, x: m.buffer.set_(x), "set_ changes the size"),
     "data": (lambda m, x: setattr(m.buffer, "data", x), "assigns .data"),
     "replaced": (lambda m, x: setattr(m, "buffer", x * 2), "buffer'] keeps a tensor of the step"),
-    "replaced by another": (
-        lambda m, x: setattr(m, "buffer", m.other),
-        "buffer'] becomes another tensor in a call",
-    ),
     "replaced by its copy": (
         lambda m, x: m._buffers.update(buffer=nn.Parameter(m.other, False)),
         "buffer'] becomes another tensor in a call",
@@ -87,6 +83,13 @@ def test_a_buffer_that_a_step_resizes_or_replaces_is_refused(how: str) -> None:
     assert message in str(refused.value)
     assert module.buffer is before
     assert before.tolist() == [0.0] * 3
+
+
+def test_a_buffer_that_the_first_call_replaces_for_good_is_replaced() -> None:
+    module = Keeps(lambda m, x: setattr(m, "buffer", m.other))
+    graph = traced(module, torch.randn(3))
+    assert module.buffer is module.other
+    assert graph.tasks
 
 
 def test_a_resize_to_the_size_that_is_there_is_captured() -> None:

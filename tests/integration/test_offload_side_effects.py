@@ -238,3 +238,42 @@ def test_what_only_the_first_step_sets_is_set_and_the_step_is_planned() -> None:
     effect = Effect(initialise, lambda m: (m.count, m.holder.values))
     planned, _ = run(effect, False, budget="100%")
     assert planned == (7, {"kind": "single"})
+
+
+class Steps(L.LightningModule):
+    """Adds what differs from step to step to a set, which is no change if it is there already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: set[int] = set()
+        self.done = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.add(self.trainer.fit_loop.total_batch_idx)
+        self.done = True
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        assert self.done
+        self.done = False
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_an_effect_that_a_second_trace_does_not_repeat_happens_in_later_steps() -> None:
+    data = TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,)))
+    module = Steps()
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        strategy=OffloadStrategy(check_first_steps=0),
+    )
+    with pytest.warns(UserWarning, match=r"trains eagerly.*changes from .* in a call"):
+        trainer.fit(module, DataLoader(data, 4))
+    assert module.seen == {*range(6)}

@@ -15,7 +15,8 @@ from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
-from watched_ways import WAYS, Way
+from watched_kept import Way
+from watched_ways import WAYS
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in ol.QUIET]
 STEPS, CHANGED = 6, 4

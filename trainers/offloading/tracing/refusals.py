@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from offload import CaptureError, OffloadError
+from offload.optimizer.updates import check_optimizer
 from offload.program.frames import is_foreign
 from offload.torch_seams import BatchNorm, is_fused
 from trainers.offloading.tracing.hooks import hooks_of, unplannable, where
@@ -46,6 +47,12 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
         yield f"{type(module).__name__} optimizes manually (automatic_optimization = False)"
     if len(trainer.optimizers) != 1:
         yield f"there are {len(trainer.optimizers)} optimizers, and a plan has one"
+    for optimizer in trainer.optimizers:
+        # Said before the closure runs: an optimizer may call it several times, or not at all.
+        try:
+            check_optimizer(optimizer)
+        except CaptureError as error:
+            yield str(error)
     for hook in MODULE_HOOKS:
         if is_overridden(hook, module):
             yield f"{type(module).__name__} overrides {hook} ({where(module, hook)})"
