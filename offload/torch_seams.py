@@ -242,16 +242,32 @@ def compiled_calls(seen: Callable[[], None]) -> Iterator[None]:
     frames: Any = _of(_of(torch, "_dynamo"), "eval_frame")
     chosen = _of(frames, "_callback_from_stance")
 
-    def asked(callback: Any) -> Any:
+    def _asked(callback: Any) -> Any:
         if (choice := chosen(callback)) is not None:
             seen()
         return choice
 
-    frames._callback_from_stance = asked
+    frames._callback_from_stance = _asked
     try:
         yield
     finally:
         frames._callback_from_stance = chosen
+
+
+def counts_steps(step: Any) -> bool:
+    """Whether a learning rate schedule has wrapped this `optimizer.step`, to count its calls."""
+    return getattr(step, "_wrapped_by_lr_sched", False)
+
+
+LAST_RATES = "_last_lr"
+# Where a learning rate schedule keeps what `get_last_lr()` returns; there is no setter.
+
+
+def swap_last_rates(schedule: Any, rates: list[Any]) -> list[Any]:
+    """Set what `get_last_lr()` returns, and return what it was."""
+    before = _of(schedule, LAST_RATES)
+    setattr(schedule, LAST_RATES, rates)
+    return before
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

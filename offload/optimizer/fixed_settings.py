@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from offload.torch_seams import counts_steps
+
 FLAGS = ("foreach", "fused", "amsgrad", "capturable", "differentiable")
 
 
@@ -33,7 +35,7 @@ def is_patched(optimizer: Optimizer) -> bool:
     """Whether somebody has replaced `optimizer.step`. A learning rate schedule's wrapper around the
     class's own method, which only counts the calls, is no replacement."""
     step = vars(optimizer).get("step")
-    while step is not None and getattr(step, "_wrapped_by_lr_sched", False):
+    while step is not None and counts_steps(step):
         step = getattr(step, "__wrapped__", None)
     own = getattr(type(optimizer), "step", None)
     return step is not None and getattr(step, "__func__", step) is not own

@@ -37,6 +37,8 @@ COMMON = frozenset(
     | {"offload", "trainers"}
 )
 """Libraries whose classes nobody changes at run time."""
+PROFILERS = "lightning.pytorch.profilers"
+"""Their hooks note what runs, and no step depends on that."""
 HEAP_TYPE, IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
@@ -67,6 +69,8 @@ def is_looked_into(kind: type) -> bool:
     root = module.split(".", 1)[0]
     if root == "torch":
         return module.startswith(TORCH) or issubclass(kind, torch.nn.Module)
+    if module.startswith(PROFILERS):
+        return False
     return root not in STANDARD and root not in ("builtins", "numpy", "offload", "trainers")
 
 

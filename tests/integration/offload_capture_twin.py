@@ -47,11 +47,10 @@ def main(case: str) -> None:
         return
     model = offload_models.cases()[case]
     plain = captured(model)
-    asked: list[int] = []
     real = stand_ins.is_away
 
     def everywhere(tensor: torch.Tensor, device: torch.device) -> bool:
-        asked.append(tensor.numel())
+        object.__setattr__(everywhere, "asked", True)  # not as a step would change a value
         return True
 
     stand_ins.is_away = everywhere
@@ -59,7 +58,7 @@ def main(case: str) -> None:
         blind = captured(model)
     finally:
         stand_ins.is_away = real
-    assert asked, "there were no stand-ins"
+    assert getattr(everywhere, "asked", False), "there were no stand-ins"
     for one, other in zip(plain, blind, strict=True):
         if one != other:
             sys.exit(f"{one}\n{other}")

@@ -270,6 +270,34 @@ def _compiles_alone() -> bool:
 
 
 PLAIN = loaders.torch_seams.plain_results
+
+
+def _hooks_of_all_modules() -> bool:
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    found = any(t.GLOBAL_HOOKS)
+    handle.remove()
+    return found and not any(t.GLOBAL_HOOKS)
+
+
+def _scheduled() -> tuple[Any, Any]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.5)
+    before = optimizer.step
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert not t.counts_steps(before)
+    return optimizer, schedule
+
+
+def _step_is_counted() -> bool:
+    optimizer, _ = _scheduled()
+    return t.counts_steps(optimizer.step)
+
+
+def _last_rates() -> bool:
+    _, schedule = _scheduled()
+    before = t.swap_last_rates(schedule, [0.25])
+    return before == [0.5] and schedule.get_last_lr() == [0.25] and t.LAST_RATES in vars(schedule)
+
+
 TORCH: dict[str, Callable[[], bool]] = {
     "pytree": lambda: t.pytree.tree_leaves({"a": [1, (2,)]}) == [1, 2],
     "TorchDispatchMode": lambda: aten.mul.Tensor in _ops(lambda: torch.ones(2) * 2),
@@ -327,6 +355,10 @@ TORCH: dict[str, Callable[[], bool]] = {
     "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "CHILDREN": lambda: t.CHILDREN in vars(torch.nn.Linear(1, 1)),
     "HELD": _held,
+    "GLOBAL_HOOKS": _hooks_of_all_modules,
+    "counts_steps": _step_is_counted,
+    "LAST_RATES": _last_rates,
+    "swap_last_rates": _last_rates,
     "compiled_calls": _sees_a_compiled_call,
     "schema_of": lambda: t.schema_of(aten.add_.Tensor).is_mutable,
     "packet_of": lambda: t.packet_of(aten.mm.default) is aten.mm,

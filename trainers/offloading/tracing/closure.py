@@ -19,7 +19,7 @@ import lightning as L
 import torch
 
 from offload import CaptureError
-from offload.torch_seams import pytree
+from offload.torch_seams import LAST_RATES, pytree, swap_last_rates
 from offload.watching.state_reads import StateReads
 from offload.watching.watched_state import WatchedState
 from trainers.offloading.tracing.batch_texts import BatchText
@@ -208,7 +208,7 @@ class TracedStep:
         for group in _groups(self._trainer):
             self.reads.ignore(group, "lr")
         for scheduler in _schedulers(self._trainer):
-            self.reads.ignore(vars(scheduler), "_last_lr")
+            self.reads.ignore(vars(scheduler), LAST_RATES)
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, TraceNotes]:
         """Call the step; return its output and what was noted."""
@@ -336,7 +336,7 @@ def _live_numbers(trainer: L.Trainer) -> list[LiveNumber]:
         *(
             LiveNumber(f"last lr {n} of schedule {number}", partial(_last_rate, scheduler, n))
             for number, scheduler in enumerate(_schedulers(trainer))
-            for n in range(len(scheduler._last_lr))
+            for n in range(len(scheduler.get_last_lr()))
         ),
         LiveNumber("epoch", lambda: trainer.current_epoch),
         LiveNumber("global_step", lambda: trainer.global_step),
@@ -350,7 +350,7 @@ def _groups(trainer: L.Trainer) -> list[dict[str, Any]]:
 def _schedulers(trainer: L.Trainer) -> list[Any]:
     """The learning rate schedules that remember the rates that they have set."""
     found = [config.scheduler for config in trainer.lr_scheduler_configs]
-    return [scheduler for scheduler in found if isinstance(vars(scheduler).get("_last_lr"), list)]
+    return [scheduler for scheduler in found if isinstance(vars(scheduler).get(LAST_RATES), list)]
 
 
 def _last_rate(scheduler: Any, number: int) -> Any:
@@ -378,7 +378,7 @@ def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     before = epoch.processed, epoch.completed, steps.completed
     rates = [(group, group["lr"]) for group in _groups(trainer)]
-    last = [(scheduler, scheduler._last_lr) for scheduler in _schedulers(trainer)]
+    last = [(scheduler, scheduler.get_last_lr()) for scheduler in _schedulers(trainer)]
     try:
         # Each moves by another amount, so that they can be told apart.
         epoch.processed = OpaqueProgress.of(kind, epoch.processed + 3 * really)
@@ -387,11 +387,11 @@ def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
         for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # the sum also changes a rate of 0
         for number, (scheduler, rate) in enumerate(last, 1) if really else ():
-            scheduler._last_lr = [each * 0.7 + number * 1e-5 for each in rate]
+            swap_last_rates(scheduler, [each * 0.7 + number * 1e-5 for each in rate])
         yield
     finally:
         epoch.processed, epoch.completed, steps.completed = before
         for group, rate in rates:
             group["lr"] = rate
         for scheduler, known in last:
-            scheduler._last_lr = known
+            swap_last_rates(scheduler, known)
