@@ -27,7 +27,12 @@ ROOT = Path(__file__).parent.parent.parent
 WANTED = "not ddp and not spawn"
 """Trainers of several processes name a strategy themselves."""
 
-REASONS: dict[str, str] = {}
+REASONS = {
+    "RecursionError": "the test puts a mock that calls the strategy's own method in the place of"
+    " Strategy's, which that method calls in turn",
+    "runs on one device, and the trainer has 2": "the test asks for two devices in the"
+    " environment; one-device strategies refuse that",
+}
 """By a part of the message of a failure: why the test fails."""
 
 

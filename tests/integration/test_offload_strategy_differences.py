@@ -1,10 +1,11 @@
-"""A planned step that is not plain Lightning's ends a run with a budget; else Lightning goes on."""
+"""Where a planned step cannot be plain Lightning's: with a budget the run ends, else it goes on."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from trainers import OffloadStrategy
@@ -58,3 +59,22 @@ def test_a_difference_names_where_to_look() -> None:
     said = r"head\.bias is first used by head\.addmm \(.*:\d+ in forward\)\. Numbers that the step"
     with pytest.raises(DifferenceFound, match=rf"{said} read in Python: .*drop\.p = 0\.2"):
         ol.train(OffloadStrategy(budget="100%"), Sly)
+
+
+class CallsTwice(torch.optim.SGD):
+    """Calls its closure twice, as optimizers with a line search do."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        closure()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [CallsTwice, torch.optim.LBFGS])
+def test_an_optimizer_that_calls_its_closure_itself_is_left_to_lightning(kind: Any) -> None:
+    class Module(ol.Module):
+        def configure_optimizers(self) -> Any:
+            return kind(self.parameters(), lr=0.05)
+
+    with pytest.warns(UserWarning, match="trains eagerly, without offloading: optimizer"):
+        ours = ol.train(OffloadStrategy(), Module)
+    assert ol.differences(ol.train("auto", Module), ours) == []
