@@ -76,29 +76,6 @@ def _grad_mode() -> bool:
         t.set_grad_enabled(before)
 
 
-def _generator_by_its_key() -> bool:
-    own, default = torch.Generator(), torch.default_generator
-    return t.generator_key(own) == t.generator_key(own) != t.generator_key(default)
-
-
-def _sees_a_compiled_call() -> bool:
-    seen: list[int] = []
-    compiled = torch.compile(torch.neg, backend="eager")
-    with t.compiled_calls(lambda: seen.append(1)):
-        compiled(torch.ones(1))
-    return bool(seen)
-
-
-def _keeps_only_with_autograd() -> bool:
-    """The workspace of an LSTM's kernel, in the two modes."""
-    given: Any = (torch.ones(1, 1, 2), *torch.nn.LSTM(2, 2).all_weights[0], *torch.zeros(2, 1, 2))
-    given += (False, [], 2, 2, 1, True, False, False, True)
-    assert {"mkldnn_rnn_layer"} == t.ASKING_AUTOGRAD
-    with torch.no_grad():
-        without = torch.mkldnn_rnn_layer(*given)[3]
-    return torch.mkldnn_rnn_layer(*given)[3].numel() > 0 and without is None
-
-
 def _cudnn_benchmark() -> bool:
     before = torch.backends.cudnn.benchmark
     try:
@@ -200,34 +177,9 @@ def _hooked() -> bool:
     return empty and alike and named and t.has_gradient_end_hooks(p)
 
 
-def _optimizer() -> torch.optim.SGD:
-    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-
-
-def _step_hooks(register: str) -> bool:
-    optimizer = _optimizer()
-    before = t.has_step_hooks(optimizer)
-    getattr(optimizer, register)(lambda *_: None)
-    return not before and t.has_step_hooks(optimizer)
-
-
-def _schedule_is_quiet() -> bool:
-    """Warnings are errors: a schedule warns where an optimizer has not stepped."""
-    optimizer = _optimizer()
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    t.mark_stepped(optimizer)
-    schedule.step()
-    return True
-
-
 def _fused_says_so() -> bool:
     p = [torch.nn.Parameter(torch.ones(1))]
     return t.is_fused(torch.optim.Adam(p, fused=True)) and not t.is_fused(torch.optim.Adam(p))
-
-
-def _compiled() -> bool:
-    plain = torch.nn.Linear(1, 1)
-    return t.is_compiled(torch.compile(plain)) and not t.is_compiled(plain)  # type: ignore[arg-type]
 
 
 def _left_alone() -> bool:
@@ -270,32 +222,6 @@ def _compiles_alone() -> bool:
 
 
 PLAIN = loaders.torch_seams.plain_results
-
-
-def _hooks_of_all_modules() -> bool:
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    found = any(t.GLOBAL_HOOKS)
-    handle.remove()
-    return found and not any(t.GLOBAL_HOOKS)
-
-
-def _scheduled() -> tuple[Any, Any]:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.5)
-    before = optimizer.step
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    assert not t.counts_steps(before)
-    return optimizer, schedule
-
-
-def _step_is_counted() -> bool:
-    optimizer, _ = _scheduled()
-    return t.counts_steps(optimizer.step)
-
-
-def _last_rates() -> bool:
-    _, schedule = _scheduled()
-    before = t.swap_last_rates(schedule, [0.25])
-    return before == [0.5] and schedule.get_last_lr() == [0.25] and t.LAST_RATES in vars(schedule)
 
 
 TORCH: dict[str, Callable[[], bool]] = {
@@ -352,27 +278,16 @@ TORCH: dict[str, Callable[[], bool]] = {
     "default_group": _group_needed,
     "SEEDED_FORWARD": lambda: _names_of_attention(t.SEEDED_FORWARD),
     "SEEDED_BACKWARD": lambda: _names_of_attention(t.SEEDED_BACKWARD),
-    "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "CHILDREN": lambda: t.CHILDREN in vars(torch.nn.Linear(1, 1)),
     "HELD": _held,
-    "GLOBAL_HOOKS": _hooks_of_all_modules,
-    "counts_steps": _step_is_counted,
-    "LAST_RATES": _last_rates,
-    "swap_last_rates": _last_rates,
-    "compiled_calls": _sees_a_compiled_call,
     "schema_of": lambda: t.schema_of(aten.add_.Tensor).is_mutable,
     "packet_of": lambda: t.packet_of(aten.mm.default) is aten.mm,
     "name_of": lambda: t.name_of(aten.mm.default) == "mm",
     "storage_key": _shared_key,
-    "generator_key": _generator_by_its_key,
     "version_of": _versions,
     "gradient_hooks": _hooked,
     "hook_keys": _hooked,
     "has_gradient_end_hooks": _hooked,
-    "is_compiled": _compiled,
-    "has_step_hooks": lambda: _step_hooks("register_step_pre_hook")
-    and _step_hooks("register_step_post_hook"),
-    "mark_stepped": _schedule_is_quiet,
     "is_fused": _fused_says_so,
     "left_to_each_rank": _left_alone,
     "standalone_compile": _compiles_alone,

@@ -5,8 +5,17 @@ micro-batches 4, 8, 16, then whenever the audits so far took less than a share o
 
 from time import monotonic
 
+import lightning as L
+
 EARLY = (4, 8, 16)
 """These micro-batches are audited whatever it takes."""
+EDGES = 4
+"""So are so many that are the first or the last one of an epoch, where steps often differ."""
+
+
+def at_edge(trainer: L.Trainer) -> bool:
+    """Whether this micro-batch is the first or the last one of an epoch."""
+    return trainer.is_last_batch or trainer.fit_loop.epoch_loop.batch_idx == 0
 
 
 class AuditSchedule:
@@ -18,6 +27,7 @@ class AuditSchedule:
         self._count = 0
         self._begun = 0.0
         self._spent = 0.0
+        self._edges = 0
         self.last = 0
         """The micro-batch of the last audit."""
 
@@ -26,13 +36,17 @@ class AuditSchedule:
         """The number of micro-batches so far."""
         return self._count
 
-    def due(self) -> bool:
-        """Count a micro-batch, and return whether it is audited."""
+    def due(self, edge: bool) -> bool:
+        """Count a micro-batch, and return whether it is audited. `edge`: whether it is the first or
+        the last one of an epoch."""
         self._count += 1
         if not self._share:
             return False
         if self._count == 1:
             self._begun = monotonic()
+        if edge and self._edges < EDGES:
+            self._edges += 1
+            return True
         if self._count in EARLY:
             return True
         if self._count < EARLY[-1]:

@@ -27,7 +27,7 @@ from offload.tracing.ranks import Ranks
 from offload.tracing.training import Clip, Parameter, TrainingStep
 from offload.watching.state_reads import StateReads
 from trainers.offloading.hardware.meter import Meter
-from trainers.offloading.steps.audit import AuditSchedule
+from trainers.offloading.steps.audit import AuditSchedule, at_edge
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
@@ -87,7 +87,7 @@ class StepGraphs:
         found = self._cache.find(key := self._key(micro, parts))
         if found is None:
             found = self._cache.renewed(key, lambda: self._retraced(micro, parts))
-        elif self._audits.due():
+        elif self._audits.due(at_edge(self._module.trainer)):
             self._audit(found, micro, parts)
         return found
 
