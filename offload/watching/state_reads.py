@@ -45,6 +45,8 @@ class StateReads:
             self._search.meet(thing, name or type(thing).__name__)
             for path, part in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
                 self._search.meet(part, f"{name}.{path}".strip(".") or type(thing).__name__)
+        collecting = gc.isenabled()
+        gc.disable()  # callbacks of the collector are no part of the step
         self._search.spies.put()
         try:
             if self._traced:
@@ -55,6 +57,8 @@ class StateReads:
         finally:
             self._traced = True
             self._search.spies.remove()
+            if collecting:
+                gc.enable()
         self._search.meet_closures()
 
     @contextmanager

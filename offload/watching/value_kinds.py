@@ -27,7 +27,9 @@ CONTAINERS = (dict, list, set, deque, np.ndarray, array, bytearray)
 FIXED = (tuple, frozenset)
 OPAQUE = (torch.Tensor, torch.dtype, torch.device, torch.Generator, Enum)
 DICE = (random.Random, np.random.Generator, np.random.RandomState)
-LOOKED_INTO = {"argparse", "collections", "configparser", "queue", "types", "weakref", "__main__"}
+LOOKED_INTO = frozenset(
+    {"argparse", "collections", "configparser", "queue", "types", "weakref", "__main__"}
+)
 STANDARD = frozenset(sys.stdlib_module_names) - LOOKED_INTO
 """Python's own modules, whose objects are not looked into."""
 TORCH = ("torch.nn", "torch.optim", "torch.distributions", "torch.utils.data")
