@@ -171,10 +171,9 @@ def _fixed(
     graph: TaskGraph, noted: StateReads, around: Surroundings, optimizer: Optimizer | None
 ) -> TaskGraph:
     """The graph of a direct capture, which says what has changed since."""
-    program = graph.program
     tensors = [t for _, t, in_module in around.tensors.values() if in_module]
-    fixed = FixedAtCapture.of(noted.state(), tensors, optimizer, program.device.type)
-    return replace(graph, program=replace(program, changed=fixed.changed))
+    fixed = FixedAtCapture.of(noted.state(), tensors, optimizer)
+    return replace(graph, program=replace(graph.program, changed=fixed.changed))
 
 
 def traced_training_step(

@@ -15,15 +15,13 @@ from offload.torch_seams import hook_keys
 from offload.watching.watched_state import WatchedState
 
 
-def torch_settings(kind: str) -> tuple[Any, ...]:
-    """Return torch's settings that choose ops while a step is traced for devices of this kind."""
+def torch_settings() -> tuple[Any, ...]:
+    """Return torch's settings that choose ops while a step is traced. Autocast is none of them: a
+    step may be captured in its block and run outside of it."""
     cuda = torch.backends.cuda
     return (
         torch.get_default_dtype(),
         torch.get_default_device(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled(kind),
-        torch.get_autocast_dtype(kind),
         torch.are_deterministic_algorithms_enabled(),
         cuda.flash_sdp_enabled(),
         cuda.mem_efficient_sdp_enabled(),
@@ -39,8 +37,6 @@ class FixedAtCapture:
     tensors: tuple[torch.Tensor, ...]
     """The tensors of the step whose `requires_grad` and hooks count."""
     optimizer: Optimizer | None
-    kind: str
-    """The type of the device."""
     expected: tuple[Any, ...]
 
     @classmethod
@@ -49,13 +45,12 @@ class FixedAtCapture:
         watched: WatchedState,
         tensors: Sequence[torch.Tensor],
         optimizer: Optimizer | None,
-        kind: str,
     ) -> "FixedAtCapture":
-        return cls(watched, tuple(tensors), optimizer, kind, _facts(tensors, optimizer, kind))
+        return cls(watched, tuple(tensors), optimizer, _facts(tensors, optimizer))
 
     def changed(self) -> str:
         """Say what has changed since the capture; empty if nothing has."""
-        now = _facts(self.tensors, self.optimizer, self.kind)
+        now = _facts(self.tensors, self.optimizer)
         if now != self.expected:
             names = ("requires_grad", "the hooks of tensors", "the optimizer", "torch's settings")
             pairs = zip(names, now, self.expected, strict=True)
@@ -65,12 +60,10 @@ class FixedAtCapture:
         return str(self.watched.changes()[0])
 
 
-def _facts(
-    tensors: Sequence[torch.Tensor], optimizer: Optimizer | None, kind: str
-) -> tuple[Any, ...]:
+def _facts(tensors: Sequence[torch.Tensor], optimizer: Optimizer | None) -> tuple[Any, ...]:
     return (
         tuple([t.requires_grad for t in tensors]),
         hook_keys(tensors),
         None if optimizer is None else fixed_settings(optimizer),
-        torch_settings(kind),
+        torch_settings(),
     )
