@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
@@ -78,3 +80,12 @@ def test_an_optimizer_that_calls_its_closure_itself_is_left_to_lightning(kind: A
     with pytest.warns(UserWarning, match="trains eagerly, without offloading: optimizer"):
         ours = ol.train(OffloadStrategy(), Module)
     assert ol.differences(ol.train("auto", Module), ours) == []
+
+
+def test_a_callback_that_holds_mocks_is_looked_into_like_any_other() -> None:
+    class Remembers(L.Callback):
+        def __init__(self) -> None:
+            self.calls = [mock.call(1), mock.call.deeper.still(2), mock.Mock()]
+
+    ours = ol.train(OffloadStrategy(), callbacks=[Remembers()])
+    assert ol.differences(ol.train("auto", callbacks=[Remembers()]), ours) == []

@@ -128,7 +128,8 @@ def _inside(thing: Any) -> list[Any]:
     if isinstance(thing, list | tuple | set | dict) and len(thing) <= WIDE:
         found += thing.values() if isinstance(thing, dict) else thing
     if callable(thing):
-        cells: Any = getattr(thing, "__closure__", None) or ()
+        cells: Any = getattr(thing, "__closure__", None)
+        cells = cells if type(cells) is tuple else ()  # a mock has any attribute
         found += [getattr(thing, "__self__", None), *map(_content, cells)]
     return found
 
