@@ -28,8 +28,8 @@ WANTED = "not ddp and not spawn"
 """Trainers of several processes name a strategy themselves."""
 
 REASONS = {
-    "maximum recursion depth exceeded": "the test puts a mock that calls the strategy's own method in the place of"
-    " Strategy's, which that method calls in turn",
+    "maximum recursion depth exceeded": "the test puts a mock that calls the strategy's own"
+    " method in the place of Strategy's, which that method calls in turn",
     "runs on one device, and the trainer has 2": "the test asks for two devices in the"
     " environment; one-device strategies refuse that",
 }
