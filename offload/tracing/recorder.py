@@ -68,8 +68,8 @@ class Recorder(TorchDispatchMode):
         it."""
         # Without `export` it would read a user's single numbers for `.item()` and bake them in.
         self._fakes = FakeTensorMode(export=True)
-        # Its table of results is one for the whole process, and forgets what two results share.
-        self._fakes.cache_enabled = False
+        # Its table of earlier results is one for the whole process: each trace begins with none.
+        FakeTensorMode.cache_clear()
         self._modules = modules
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, FakeTensor] = {}
