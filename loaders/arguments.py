@@ -55,6 +55,14 @@ class Serving:
                 " lower batch_size"
             )
 
+    def check_share(self, share: int, samples: int, world_size: int) -> None:
+        """`share` is the number of samples of a pass on this rank."""
+        if self.batch_size > share:
+            raise ValueError(
+                f"batch_size {self.batch_size} is larger than a rank's share of the data set"
+                f" ({share} of {samples} samples on {world_size} ranks): lower it"
+            )
+
 
 def first_serving(reuse: Any, reaugment: bool, batch_size: int) -> Serving:
     """`reuse` is what the user gave: a number, or "auto", which begins with 1."""

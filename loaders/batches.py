@@ -5,7 +5,7 @@
 
 User code may draw from the generators that all threads share (torch, numpy, random). So it runs on
 the consumer's thread, one sample at a time. For each sample the generators are seeded by its key,
-and afterwards put back.
+and afterwards put back (`transforming`).
 """
 
 import inspect
@@ -25,14 +25,16 @@ from loaders.pixels.augmentation import Augmentation, Draws, reads_slots
 from loaders.pixels.placing import Images, SlotPictures
 from loaders.slots.leaves import as_tensor
 from loaders.slots.slab import Slab
-from loaders.sources.samplers import seeded_randomness
+from loaders.sources.randomness import seeded_randomness
 from loaders.stats import BatchInfo
+from loaders.transforming import RepetitionCheck, SeededFunction
 
 # A batch is nested as the user's samples are: only its leaves have types here.
 Batch = Any
 Collate = Callable[[list[Any]], Batch]
 Transform = Callable[[Any], Any]
 AugmentOn = Literal["cpu", "device"]
+SEEDED = "let it draw from torch, numpy.random, random, or generators among its attributes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,15 @@ class BatchMaker:
             )
         self._batched = cast(Augmentation, augment) if batched and not on_device else None
         self._on_device = cast(Augmentation, augment) if batched and on_device else None
-        self._transform = cast(Transform, augment) if augment is not None and not batched else None
+        self._transform = None
+        self._check = RepetitionCheck(augment, "let it draw from `draws` alone")
+        if augment is not None and not batched:
+            self._transform = SeededFunction(cast(Transform, augment))
+            self._check = RepetitionCheck(augment, SEEDED)
         self._slab = slab
-        self._collate = collate
+        self._collate = None if collate is None else SeededFunction(collate)
+        self._in_columns = not (self._transform or self._collate or slab.batches_by_kind)
+        """Whether a worker makes whole columns, because no code needs single samples."""
         self._keys = keys
         self._blocks = blocks
 
@@ -86,7 +94,7 @@ class BatchMaker:
         """Make as much of a batch as a worker's thread may."""
         started = time.perf_counter()
         columns = samples = None
-        if self._transform is None and self._collate is None:
+        if self._in_columns:
             columns = [
                 self._augmented(info, slots)
                 if column is self._slab.picture and self._batched is not None
@@ -106,8 +114,7 @@ class BatchMaker:
             samples = self._transformed(samples, gathered.info)
         if self._collate is None:
             return torch.utils.data.default_collate(samples)
-        with seeded_randomness(int(self._keys(gathered.info)[0])):
-            return self._collate(samples)
+        return self._collate(samples, int(self._keys(gathered.info)[0]))
 
     def augmented_on_device(self, info: BatchInfo, batch: Batch) -> Batch:
         """Augment a batch on the training device, where that was asked for."""
@@ -132,23 +139,26 @@ class BatchMaker:
         )
         if isinstance(images, SlotPictures) and not reads_slots(augment):
             images = images.gather()
-        return augment(cast(Any, images), Draws(self._keys(info)))
+        keys = self._keys(info)
+        if reads_slots(augment):
+            return augment(cast(Any, images), Draws(keys))
+        return self._check.call(lambda pixels: augment(pixels, Draws(keys)), images)
 
     def _transformed(self, samples: Sequence[Any], info: BatchInfo) -> list[Any]:
         """Run the user's own code on each sample's picture, with generators seeded for it."""
-        done = []
-        for sample, key in zip(samples, self._keys(info), strict=True):
-            with seeded_randomness(int(key)):
-                change = partial(self._transformed_picture, key)
-                done.append(self._slab.with_picture(sample, change, self._slab.nest.sample))
-        return done
+        keys = self._keys(info).tolist()
+        return [
+            self._slab.with_picture(sample, partial(self._changed, key), self._slab.nest.sample)
+            for sample, key in zip(samples, keys, strict=True)
+        ]
 
-    def _transformed_picture(self, key: np.uint64, picture: Any) -> Any:
-        if self._transform is not None:
-            return self._transform(picture)
+    def _changed(self, key: int, picture: Any) -> Any:
+        if (transform := self._transform) is not None:
+            return self._check.call(lambda argument: transform(argument, key), picture)
         assert self._batched is not None
         pixels = cast(torch.Tensor, as_tensor(picture))
-        return self._batched(pixels[None], Draws(np.array([key], dtype=np.uint64)))[0]
+        with seeded_randomness(key):
+            return self._batched(pixels[None], Draws(np.array([key], dtype=np.uint64)))[0]
 
 
 def takes_draws(augment: Augmentation | Transform) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from loaders.adopting.adoption import from_dataloader
+from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
     Serving,
@@ -52,7 +52,9 @@ from loaders.passes import PassReplay, PassRun, PlannedPass
 from loaders.pipeline import Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
 from loaders.rank_order import ORDER_STREAM, LoaderRanks, RankOrder
+from loaders.read_check import ReadCheck
 from loaders.stats import BatchInfo, LoaderStats
+from loaders.summary import Announcement
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
@@ -116,6 +118,9 @@ class ReuseLoader:
         )
         self._next.check(self._order.samples)
         self._identity = LoaderIdentity(opened.dataset, sampler)
+        self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None)
+        self._reads.check(self._next)
+        self._announcement = Announcement(self._setup, self._order.ranks, self._tuner is not None)
         self.dataset = opened.dataset
         self.workers = reading.count
         self.buffer_batches = buffer_batches
@@ -145,10 +150,11 @@ class ReuseLoader:
     ) -> "ReuseLoader":
         """Serve what `loader` serves, with its batch size, workers, sampler and collate function.
         `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
-        adopted = from_dataloader(loader)
-        for note in adopted.notes:
-            log.warning("%s", note)
-        return cls(**{**adopted.arguments(), "reuse": reuse, **changes})
+        adopted = adopted_arguments(loader, changes)
+        made = cls(**{"reuse": reuse, **adopted.arguments})
+        made._announcement.adopted = adopted
+        made._announcement.say(made._next)
+        return made
 
     # ---- what a training loop uses --------------------------------------------------------------
 
@@ -169,13 +175,7 @@ class ReuseLoader:
         pipeline = self._pipeline
         if pipeline is None:
             return replace(self._stats, skipped=len(self._skipped))
-        return replace(
-            self._stats,
-            skipped=len(self.skipped),
-            buffer_bytes=pipeline.slab.nbytes if pipeline.slab else 0,
-            batch_bytes=pipeline.blocks.made_bytes,
-            cache_bytes=pipeline.cache.nbytes if pipeline.cache else 0,
-        )
+        return replace(self._stats, skipped=len(self.skipped), **pipeline.bytes_taken)
 
     @property
     def reuse(self) -> int:
@@ -213,6 +213,7 @@ class ReuseLoader:
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
         serving.check(self._order.samples)
+        self._reads.check(serving)
         self._next = serving
 
     def limit_pass(self, batches: int | None) -> None:
@@ -261,11 +262,13 @@ class ReuseLoader:
         """Continue after the last batch that was served when `state` was taken."""
         check_state(state, self.state_dict())
         self._identity.check(state.get("identity"))
+        running, following = Serving(**state["running"]), Serving(**state["next"])
+        self._reads.check(running, following)
         self._leave()
         if self._pipeline is not None and self._following is not None:
             self._pipeline.stop()  # what was decoded ahead is not what comes next
             self._following = None
-        self._running, self._next = Serving(**state["running"]), Serving(**state["next"])
+        self._running, self._next = running, following
         self._pass, self._served_batches = state["pass"], state["served_batches"]
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
         self._resuming = self._served_batches > 0
@@ -304,11 +307,8 @@ class ReuseLoader:
     def _begin(self, batches: int) -> PassRun:
         serving, pass_index, first = self._running, self._pass, self._served_batches
         share = self._order.share
-        if serving.batch_size > share:
-            raise ValueError(
-                f"batch_size {serving.batch_size} is larger than a rank's share of the data set"
-                f" ({share} of {len(self.dataset)} samples on {self.world_size} ranks): lower it"
-            )
+        serving.check_share(share, len(self.dataset), self.world_size)
+        self._announcement.begin_pass(serving)
         pipeline = self._pipeline_of_this_process()
         plan = ReuseBuffer(
             samples=share,

@@ -4,7 +4,6 @@ dataset (path or map-style) --backend--> map-style data set --split_dataset--> d
 the random part of its transform, and that part; or, if all of it is in memory, its columns
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,8 @@ from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
 from loaders.options import BatchOptions, CacheOptions, DecodingOptions
-
-log = logging.getLogger(__name__)
+from loaders.slots.leaves import leaves_of, picture_number
+from loaders.sources.randomness import seeded_randomness
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,23 @@ def open_dataset(
     split = None
     if batches.augment is None and decoding.once is None:
         dataset, split = split_dataset(dataset)
-        if split is not None and split.decode is None and split.augment is None:
-            log.warning("%s", split.report)
+        split = None if split is None else _for_its_pictures(split, dataset)
     if decoding.once is not None or cache.kind is not None or batches.collate is not None:
         return OpenedDataset(dataset, split, None)
     there = decoded_columns(dataset)
     return OpenedDataset(
         dataset, split, None if there is None else DecodedColumns(tuple(there[0]), there[1])
     )
+
+
+def _for_its_pictures(split: TransformSplit, dataset: Any) -> TransformSplit:
+    """The split for pictures as the data set's first sample has one."""
+    if not split.rest:
+        return split
+    try:
+        with seeded_randomness():  # torchvision's FakeData draws
+            sample = dataset[0]
+    except Exception:  # whoever needs this sample is told
+        return split
+    number = picture_number(sample)
+    return split if number is None else split.seen(leaves_of(sample)[number])

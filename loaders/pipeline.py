@@ -6,7 +6,6 @@ A pipeline knows nothing of the loader that made it. So a loader that nobody hol
 and its pipeline is closed then.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from loaders.blocks import Blocks
 from loaders.cache.cache_setup import CacheSetup
 from loaders.device import DeviceFeed
 from loaders.errors import BufferTooSmall
+from loaders.joint_parts import check_joint_parts
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import BatchOptions, DecodingOptions, WorkerOptions
 from loaders.order.reuse import Serve
@@ -34,8 +34,6 @@ from loaders.workers.pass_order import PassOrder
 from loaders.workers.prefetcher import Prefetcher
 from loaders.workers.processes import WorkerProcesses
 from loaders.workers.reader import Reader
-
-log = logging.getLogger(__name__)
 
 AHEAD = 2
 """This many batches are made before the consumer asks for them."""
@@ -78,6 +76,7 @@ class Pipeline:
             decoding.on_error,
             self.cache,
             self._processes.borrow if self._processes else None,
+            partial(check_joint_parts, given="once", augment=decoding.once),
         )
         pinned = setup.batches.pin_memory and torch.cuda.is_available()
         self.blocks = Blocks(AHEAD + HELD, pinned)
@@ -154,6 +153,15 @@ class Pipeline:
         return feed.send(batch, partial(self._maker.augmented_on_device, gathered.info))
 
     @property
+    def bytes_taken(self) -> dict[str, int]:
+        """The memory that the pipeline takes, as `LoaderStats` calls it."""
+        return {
+            "buffer_bytes": self.slab.nbytes if self.slab else 0,
+            "batch_bytes": self.blocks.made_bytes,
+            "cache_bytes": self.cache.nbytes if self.cache else 0,
+        }
+
+    @property
     def slots(self) -> int:
         return self.slab.slots if self.slab else 0
 
@@ -226,7 +234,8 @@ class Pipeline:
         if split is not None and slab.picture is not None:
             split = split.seen(slab.picture.template)
             augment = split.augment
-            log.info("%s", split.report)
+        elif split is None:
+            check_joint_parts(slab.nest.template, "augment", augment)
         return BatchMaker(slab, augment, batches.collate, keys, self.blocks, batches.augment_on)
 
     def _measured(self) -> tuple[int, int]:

@@ -15,13 +15,14 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -32,23 +33,20 @@ from torch.utils.data import (
     default_collate,
 )
 
-from loaders.adopting.torchvision_steps import Size, is_from
+from loaders.adopting.thread_safety import safe_in_threads
+from loaders.adopting.torchvision_datasets import (
+    NOT_ONE_PICTURE,
+    READ_TRANSFORMS,
+    known_size,
+    torchvision_reader,
+)
+from loaders.adopting.torchvision_steps import is_from
 from loaders.adopting.transforms import Decode, TransformSplit, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
 
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any
-
-NOT_ONE_PICTURE = frozenset(
-    {"HMDB51", "Kinetics", "LFWPairs", "LSUN", "MovingMNIST", "PhotoTour", "UCF101"}
-)
-"""Data sets of torchvision whose samples are videos or pairs, or come from a data set inside."""
-READ_TRANSFORMS = frozenset(
-    {"Cityscapes", "CocoDetection", "Kitti", "OxfordIIITPet", "Places365", "SBDataset"}
-    | {"VOCDetection", "VOCSegmentation"}
-)
-"""Data sets of torchvision that apply `.transforms` (picture, target), and not `.transform`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +64,23 @@ class Adopted:
     """The collate function. None: it is torch's default_collate."""
     pin_memory: bool
     seed: int | None = None
+    """The seed of its generator or its DistributedSampler. None: it has neither."""
     rank: int | None = None
     world_size: int | None = None
+    worker_kind: Literal["thread", "process"] = "thread"
     notes: tuple[str, ...] = ()
     """The settings that have no effect, each in a sentence."""
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of `ReuseLoader`."""
+        """As arguments of `ReuseLoader`, but for those that are None."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["notes"]
-        if found["seed"] is None:
-            del found["seed"]  # the default applies
-        return found
+        return {name: value for name, value in found.items() if value is not None}
 
 
-def from_dataloader(dataloader: DataLoader[Any]) -> Adopted:
+def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted:
+    """`splits`: whether the data set's transform will be split, so that threads run only the part
+    that we know."""
     _check(dataloader)
     batches = cast(BatchSampler, dataloader.batch_sampler)
     collate = dataloader.collate_fn
@@ -95,9 +95,18 @@ def from_dataloader(dataloader: DataLoader[Any]) -> Adopted:
         collate=None if collate is default_collate else collate,
         pin_memory=dataloader.pin_memory,
         seed=generator.initial_seed() if generator is not None else None,
+        worker_kind=_worker_kind(dataloader, splits),
         notes=tuple(_without_effect(dataloader)),
     )
     return _with_order(adopted, batches.sampler)
+
+
+def _worker_kind(dataloader: DataLoader[Any], splits: bool) -> Literal["thread", "process"]:
+    dataset = dataloader.dataset
+    if dataloader.num_workers == 0:
+        return "thread"  # a single one
+    safe = safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
+    return "thread" if safe else "process"
 
 
 def _check(dataloader: DataLoader[Any]) -> None:
@@ -201,7 +210,10 @@ def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
             dataset = copy.copy(dataset)
             dataset.dataset = inner
         return dataset, split
-    owner = _torchvision_reader(dataset)
+    whole = _split_parts(dataset)
+    if whole is not None:
+        return whole
+    owner = torchvision_reader(dataset)
     if owner is None:
         holder = _holder_of_transform(dataset)
         if holder is None:
@@ -215,7 +227,7 @@ def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
         return dataset, None
     if owner in NOT_ONE_PICTURE:
         return dataset, _left_alone(f"a sample of {owner} is more than one picture")
-    split = split_transform(transform, _known_size(dataset, owner))
+    split = split_transform(transform, known_size(dataset, owner))
     made = copy.copy(dataset)
     made.transform = split.decode
     if both is not None:
@@ -224,22 +236,35 @@ def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
     return made, split
 
 
+def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
+    """A ConcatDataset with its parts split, if what is redone is the same for all of them."""
+    if type(dataset) is not ConcatDataset:
+        return None
+    made, splits = zip(*map(split_dataset, dataset.datasets), strict=True)
+    first = splits[0]
+    if any(split is None or split.left_whole for split in splits):
+        return None
+    if not all(_redoes_the_same(split, first) for split in splits):
+        return dataset, _left_alone("the data sets inside of ConcatDataset have other transforms")
+    whole = copy.copy(dataset)
+    whole.datasets = list(made)
+    return whole, first
+
+
+def _redoes_the_same(one: TransformSplit, other: TransformSplit) -> bool:
+    same_steps = [*map(id, one.rest)] == [*map(id, other.rest)] or (one.batched and other.batched)
+    return same_steps and (one.size, one.augment) == (other.size, other.augment)
+
+
 def _left_alone(why: str) -> TransformSplit:
+    why = f"transform not split: {why}"
     return TransformSplit(
         None,
         None,
         batched=True,
-        report=f"transform not split: {why}; it runs once a pass, and its result is cached even if"
-        " it is random: give the data set without it, and give what is random as augment=",
+        report=f"{why}; all of it runs when a sample is decoded: give what is random as augment=",
+        left_whole=why,
     )
-
-
-def _torchvision_reader(dataset: DataSet) -> str | None:
-    """The class of torchvision whose [i] reads this data set. None: the user wrote its [i]."""
-    reader = getattr(type(dataset), "__getitem__", None)
-    if not f"{getattr(reader, '__module__', '')}.".startswith("torchvision.datasets."):
-        return None
-    return cast(Any, reader).__qualname__.split(".")[0]
 
 
 def _holder_of_transform(dataset: DataSet) -> str | None:
@@ -258,20 +283,6 @@ def _holder_of_transform(dataset: DataSet) -> str | None:
         inside = list(inside.values()) if isinstance(inside, Mapping) else inside
         open_ += [*(inside if isinstance(inside, list | tuple) else ()), own.get("dataset")]
     return None
-
-
-def _known_size(dataset: DataSet, owner: str) -> Size | None:
-    match owner:
-        case "CIFAR10" | "SVHN":
-            return 32, 32
-        case "MNIST" | "QMNIST":
-            return 28, 28
-        case "STL10":
-            return 96, 96
-        case "FakeData":
-            return dataset.image_size[1], dataset.image_size[2]
-        case _:
-            return None
 
 
 # ---- samples that are in memory already ---------------------------------------------------------
@@ -295,7 +306,7 @@ def decoded_columns(
         return [_view(dataset.pixels).permute(0, 3, 1, 2), _view(dataset.labels)], None
     if type(dataset) is TensorDataset:
         return list(dataset.tensors), None
-    owner = _torchvision_reader(dataset)
+    owner = torchvision_reader(dataset)
     if owner not in ("CIFAR10", "MNIST") or dataset.target_transform is not None:
         return None
     decode = dataset.transform

@@ -96,6 +96,8 @@ class TransformSplit:
     """The transforms that `augment` was made of."""
     size: Size | None = None
     """The size of the pictures that `decode` returns, where that is known."""
+    left_whole: str = ""
+    """Why the transform was not split, if it was not."""
 
     def seen(self, picture: object) -> "TransformSplit":
         """The split for pictures like this one, which `decode` returned. Before one is seen, they
@@ -113,7 +115,7 @@ def split_transform(
 ) -> TransformSplit:
     """Split a transform. `size` is the height and width of the data set's pictures, where that is
     known."""
-    steps = tuple(_flat(transform))
+    steps = tuple(flat_steps(transform))
     cached = 0
     form: Form = "picture"
     for step in steps:
@@ -162,7 +164,7 @@ def _split(
 # ---- where to cut -------------------------------------------------------------------------------
 
 
-def _flat(transform: object) -> Iterator[Step]:
+def flat_steps(transform: object) -> Iterator[Step]:
     """The single transforms of a nest of lists, in order."""
     inner: Sequence[object] | None = None
     if isinstance(transform, list | tuple):
@@ -173,7 +175,7 @@ def _flat(transform: object) -> Iterator[Step]:
         inner = cast(Any, transform).transforms
     if inner is not None:
         for each in inner:
-            yield from _flat(each)
+            yield from flat_steps(each)
     elif callable(transform):
         yield transform
     elif transform is not None:

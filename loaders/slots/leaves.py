@@ -3,9 +3,11 @@
     (picture, {"label": 3, "name": "a"})  ->  leaves [picture, 3, "a"]  ->  columns of a batch
 
 Tensors, arrays, pictures and numbers are stored as arrays. Where a user's own code wants one sample
-at a time, they come back as what they were. Anything else (strings, None, ...) stays an object.
+at a time, they come back as what they were, a subclass of a tensor with its attributes. Anything
+else (strings, None, ...) stays an object, and every serve gets a copy of its own.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from loaders.errors import CacheError, LoaderError, SampleShapeError
 from loaders.pixels.picture_modes import as_rgb
 from loaders.torch_seams import plain_results
 
@@ -41,11 +44,18 @@ class Chunk:
     """The exception that reading `ids[len(samples)]` raised. The ids behind it were not read."""
 
 
-Fetch = Callable[[Sequence[int]], Chunk]
+Fetch = Callable[[Sequence[int], Sequence[int]], Chunk]
+"""Reads samples by their ids. A worker process draws random numbers for each from its key."""
 
 PLAIN_PICTURES = ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")
 """The modes of Pillow in which an array of pixels is the whole picture. Others (palettes, bits) are
 stored as RGB."""
+
+
+NOT_PICTURES = frozenset({"BoundingBoxes", "KeyPoints", "Mask"})
+"""Classes of torchvision's tensors that say where something is in a picture."""
+DISPATCH = "__torch_dispatch__"  # a class that has one of its own is a tensor only in name
+NEVER_CHANGED = (str, bytes, int, float, complex, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,28 @@ def leaves_of(sample: Sample) -> list[Any]:
     return [sample]
 
 
+def places_of(sample: Sample, where: str = "") -> list[str]:
+    """Where each leaf is in the sample, in the order of `leaves_of`: as [1]['boxes']."""
+    if isinstance(sample, dict):
+        return [p for key in _keys(sample) for p in places_of(sample[key], f"{where}[{key!r}]")]
+    if isinstance(sample, tuple | list):
+        return [p for n, part in enumerate(sample) for p in places_of(part, f"{where}[{n}]")]
+    return [where]
+
+
+def picture_number(sample: Sample) -> int | None:
+    """The number of the leaf that is the picture: the first array with two dimensions or more, as
+    the sample itself lists its parts, and no mask, boxes or key points of torchvision's. None: it
+    has none."""
+    leaves = leaves_of(sample)
+    for number in _listed(Nest(sample).sample(range(len(leaves)))):
+        value = as_tensor(leaves[number])
+        places = is_tv_tensor(type(value)) and type(value).__name__ in NOT_PICTURES
+        if isinstance(value, torch.Tensor) and value.ndim >= 2 and not places:
+            return number
+    return None
+
+
 def structure_of(sample: Sample) -> object:
     """What is equal for two samples exactly if they are nested alike."""
     if isinstance(sample, dict):
@@ -106,6 +138,12 @@ def as_tensor(leaf: Any) -> Leaf:
 
 def as_stored(leaf: Any) -> Leaf:
     """A leaf as the cache keeps it: arrays become tensors, plain values stay as they are."""
+    if kind_of(leaf) is not None and attributes_of(leaf):
+        raise CacheError(
+            f"a part of a sample is a {type(leaf).__name__} with attributes"
+            f" ({', '.join(attributes_of(leaf))}), which the decoded cache does not keep: leave the"
+            " cache off, or return a plain tensor and these values beside it"
+        )
     return leaf if type(leaf) in (int, float, bool, str) else as_tensor(leaf)
 
 
@@ -120,6 +158,53 @@ def like(template: Any, stored: torch.Tensor) -> Any:
     return stored if isinstance(template, torch.Tensor) else stored.item()
 
 
+def kind_of(leaf: Any) -> type[torch.Tensor] | None:
+    """The subclass of torch.Tensor that a leaf is. None: it is none, or not one of a user's."""
+    kind = type(leaf)
+    if kind is torch.Tensor or kind is Picture or not isinstance(leaf, torch.Tensor):
+        return None
+    if getattr(kind, DISPATCH) is not getattr(torch.Tensor, DISPATCH):
+        raise SampleShapeError(
+            f"a part of a sample is a {kind.__name__}, whose memory is not that of one tensor, so"
+            " it cannot be stored and given back: return plain tensors"
+        )
+    return kind
+
+
+def attributes_of(leaf: Any) -> dict[str, Any]:
+    """What a tensor of a subclass holds beside its values."""
+    return getattr(leaf, "__dict__", {})
+
+
+def as_kind(
+    stored: torch.Tensor, kind: type[torch.Tensor] | None, attributes: dict[str, Any]
+) -> torch.Tensor:
+    """`stored` as a tensor of this subclass, with copies of these attributes."""
+    if kind is None:
+        return stored
+    made = stored if type(stored) is kind else stored.as_subclass(kind)
+    vars(made).update(own_object(attributes))
+    return made
+
+
+def is_tv_tensor(kind: type | None) -> bool:
+    return kind is not None and f"{kind.__module__}.".startswith("torchvision.tv_tensors.")
+
+
+def own_object(thing: Any) -> Any:
+    """A copy that nobody else holds: what one serve changes in it, no other serve sees."""
+    if isinstance(thing, NEVER_CHANGED):
+        return thing
+    try:
+        return copy.deepcopy(thing)
+    except Exception as error:
+        raise LoaderError(
+            f"a part of a sample is a {type(thing).__name__} and cannot be copied: {error}; every"
+            " serve needs a copy of its own, or what one serve changes in it would stay for the"
+            " next: give it a __deepcopy__, or leave it out of the sample"
+        ) from error
+
+
 def own(sample: Sample) -> Sample:
     """A copy of the sample in memory of its own, as the data set returned it."""
     return Nest(sample).sample([_own_leaf(leaf) for leaf in leaves_of(sample)])
@@ -128,7 +213,17 @@ def own(sample: Sample) -> Sample:
 def _own_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Picture):
         return _as_picture(leaf.clone(), leaf.picture_mode)
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return as_kind(leaf.clone(), kind_of(leaf), attributes_of(leaf))
+
+
+def _listed(nested: Any) -> list[int]:
+    """The numbers in a nest of numbers, in the order in which its dicts list their keys."""
+    if isinstance(nested, dict | tuple | list):
+        inside = nested.values() if isinstance(nested, dict) else nested
+        return [number for part in inside for number in _listed(part)]
+    return [nested]
 
 
 def _as_picture(pixels: torch.Tensor, mode: str) -> Image.Image:

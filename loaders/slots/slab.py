@@ -13,7 +13,6 @@ Different threads may write to different slots at the same time. The memory that
 for themselves is counted; growing past `limit_bytes` is an error, and never happens silently.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from types import MappingProxyType
@@ -24,9 +23,24 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.blocks import Blocks
-from loaders.errors import BufferTooSmall, SampleShapeError
+from loaders.errors import SampleShapeError
 from loaders.pixels.kernels import Pictures
-from loaders.slots.leaves import Leaf, Nest, Sample, as_tensor, leaves_of, like, structure_of
+from loaders.slots.allowance import Allowance
+from loaders.slots.leaves import (
+    Leaf,
+    Nest,
+    Sample,
+    as_kind,
+    as_tensor,
+    attributes_of,
+    is_tv_tensor,
+    kind_of,
+    leaves_of,
+    like,
+    own_object,
+    picture_number,
+    structure_of,
+)
 
 NUMBERS = MappingProxyType({int: torch.int64, float: torch.float64, bool: torch.bool})
 
@@ -61,15 +75,18 @@ class Slab:
                 self.columns.append(Arrays(leaf, value, slots, number, allowance, there))
             else:
                 self.columns.append(Objects(slots))
-        # The first leaf with two dimensions or more is the picture that is augmented.
-        self.picture = next(
-            (c for c in self.columns if isinstance(c, Arrays) and len(c.shape) >= 2), None
-        )
+        number = picture_number(template)
+        self.picture_number = -1 if number is None else number
+        """The number of the leaf that is augmented. -1: there is no picture."""
+        there = None if number is None else self.columns[number]
+        self.picture = there if isinstance(there, Arrays) else None
 
     @property
-    def picture_number(self) -> int:
-        """The number of the picture among the leaves."""
-        return next(n for n, column in enumerate(self.columns) if column is self.picture)
+    def batches_by_kind(self) -> bool:
+        """Whether only torch's own stacking knows the class of a batch: some leaf is a tensor of a
+        user's subclass. (Torchvision's become plain tensors.)"""
+        kinds = [c.kind for c in self.columns if isinstance(c, Arrays)]
+        return any(kind is not None and not is_tv_tensor(kind) for kind in kinds)
 
     @property
     def interleaved(self) -> bool:
@@ -124,26 +141,6 @@ class Slab:
         return nest(leaves)
 
 
-class Allowance:
-    """The bytes that all columns of a slab together may take, rows and larger slots."""
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self._taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, nbytes: int, slot_bytes: int) -> None:
-        """Take `nbytes` for a slot of `slot_bytes`. A negative number gives bytes back."""
-        with self._lock:
-            if self.limit is not None and self._taken + nbytes > self.limit:
-                raise BufferTooSmall(
-                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
-                    f" {self._taken} of at most {self.limit} bytes; raise buffer_bytes, lower"
-                    " batch_size, or store smaller samples"
-                )
-            self._taken += nbytes
-
-
 class Objects:
     """A column of leaves that are neither arrays nor numbers."""
 
@@ -158,10 +155,11 @@ class Objects:
     def at(self, slot: int) -> object:
         return self._held[slot]
 
-    copy = at
+    def copy(self, slot: int) -> object:
+        return own_object(self._held[slot])
 
     def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> list[object]:
-        return [self._held[slot] for slot in slots.tolist()]
+        return [own_object(self._held[slot]) for slot in slots.tolist()]
 
 
 class Arrays:
@@ -181,6 +179,10 @@ class Arrays:
         decoded: torch.Tensor | None = None,
     ) -> None:
         self.template = template
+        self.kind = kind_of(template)
+        """The subclass of torch.Tensor that the leaves are. None: it is none."""
+        self._attributes: dict[int, dict[str, Any]] = {}
+        """What the leaves of that subclass hold beside their values, slot by slot."""
         self.dtype = value.dtype
         # The data set's own columns may have gaps, or another order of dimensions than its samples
         # (torchvision's CIFAR10 has planes).
@@ -212,6 +214,17 @@ class Arrays:
         return self.memory.nbytes + sum(own.nbytes for own in list(self._own.values()))
 
     def write(self, slot: int, leaf: Any, sample_id: int) -> None:
+        if kind_of(leaf) is not self.kind:
+            raise SampleShapeError(
+                f"part {self.number} of sample {sample_id} is a {type(leaf).__name__}, the first"
+                f" one was a {type(self.template).__name__}: let the data set return parts of one"
+                " kind"
+            )
+        if self.kind is not None:
+            self._attributes[slot] = {**attributes_of(leaf)}
+        self._fill(slot, leaf, sample_id)
+
+    def _fill(self, slot: int, leaf: Any, sample_id: int) -> None:
         if not self.shape and type(leaf) in NUMBERS:
             if NUMBERS[type(leaf)] != self.dtype:
                 raise self._of_another_type(NUMBERS[type(leaf)], sample_id)
@@ -248,20 +261,18 @@ class Arrays:
         return row
 
     def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
-        if not self.shape:
-            self.write(slot, leaf, sample_id)
-            return
-        array = self._arranged(leaf, sample_id)
-        if not array.flags.c_contiguous:
-            self.write(slot, leaf, sample_id)
-            return
-        self._place(slot, array, elsewhere=True)
+        array = self._arranged(leaf, sample_id) if self.shape else None
+        if array is None or not array.flags.c_contiguous:
+            self._fill(slot, leaf, sample_id)
+        else:
+            self._place(slot, array, elsewhere=True)
 
     def at(self, slot: int) -> torch.Tensor:
         return self._uncarried(self._row(slot), 0)
 
     def copy(self, slot: int) -> Any:
-        return like(self.template, self.at(slot).clone(memory_format=torch.preserve_format))
+        made = like(self.template, self.at(slot).clone(memory_format=torch.preserve_format))
+        return as_kind(made, self.kind, self._attributes.get(slot, {})) if self.kind else made
 
     def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> torch.Tensor:
         """A copy of these slots as a batch. The slots may be refilled at once."""

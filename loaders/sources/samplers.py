@@ -10,9 +10,8 @@ A sampler that names a rank (`named_rank`) draws the share of that rank, which i
 Any other sampler draws the order of all ranks, of which every rank takes its share.
 """
 
-import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
@@ -25,10 +24,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from loaders.errors import LoaderError
+from loaders.sources.randomness import generators_of, seeded_randomness
 
 SAMPLER_STREAM = 2
 """Samplers draw from another stream of the seed than order and augmentation."""
-MASK = (1 << 64) - 1
 RANK_NAMES = ("rank", "_rank", "shard_index", "process_index")
 """What samplers call the rank for which they draw: torch's, and those of other libraries."""
 COUNT_NAMES = (
@@ -62,7 +61,8 @@ class SamplerOrder:
         if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
             set_epoch(pass_index)
         wanted = len(cast(Any, sampler))
-        with seeded_randomness(seed, SAMPLER_STREAM, pass_index, owner=sampler):
+        held = generators_of(sampler)
+        with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
             drawn = list(islice(sampler, wanted + 1))
         if len(drawn) != wanted:
             gave = "more" if len(drawn) > wanted else str(len(drawn))
@@ -139,52 +139,3 @@ def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     before = np.empty_like(ids)
     before[by_id] = np.arange(len(ids)) - first
     return before
-
-
-@contextmanager
-def seeded_randomness(*entropy: int, owner: object = None) -> Iterator[None]:
-    """Seed the generators of torch (CPU), numpy and Python, and those that `owner` holds, from
-    `entropy`; put them back at the end."""
-    numbers = np.random.SeedSequence([each & MASK for each in entropy])
-    with ExitStack() as back:
-        for generator in [torch.default_generator, random, np.random, *_held_by(owner)]:
-            [seed] = numbers.spawn(1)
-            back.callback(_seed(generator, int(seed.generate_state(1, np.uint64)[0])))
-        yield
-
-
-def _seed(generator: Any, seed: int) -> Callable[[], object]:
-    """Seed a generator of any kind; returns a function that restores its state."""
-    if isinstance(generator, torch.Generator):
-        state = generator.get_state()
-        generator.manual_seed(seed)
-        return lambda: generator.set_state(state)
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        kept = bits.state
-        bits.state = type(bits)(seed).state
-        return lambda: setattr(bits, "state", kept)
-    if generator is np.random or isinstance(generator, np.random.RandomState):
-        legacy = generator.get_state()
-        generator.seed(seed % (1 << 32))
-        return lambda: generator.set_state(legacy)
-    python = generator.getstate()
-    generator.seed(seed)
-    return lambda: generator.setstate(python)
-
-
-def _held_by(owner: object) -> Iterator[object]:
-    """The generators among the attributes of a sampler, and of the samplers inside it."""
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    known: set[int] = set()
-    samplers = [owner]
-    while samplers:
-        holder = samplers.pop()
-        for value in getattr(holder, "__dict__", {}).values():
-            if id(value) in known:
-                continue
-            known.add(id(value))
-            if isinstance(value, Sampler):
-                samplers.append(value)
-            elif isinstance(value, kinds):
-                yield value

@@ -79,15 +79,16 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def read(self, ids: Sequence[int]) -> Chunk:
-        """Read samples. Their arrays are tensors over the staging area: copy them before the next
-        `read`. PIL pictures become `Picture`s; everything else is as the data set returned it."""
+    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk:
+        """Read samples, with the generators seeded by their keys, if there are some. Their arrays
+        are tensors over the staging area: copy them before the next `read`. PIL pictures become
+        `Picture`s; everything else is as the data set returned it."""
         wanted = [int(i) for i in ids]
         with self._reading:
             try:
                 while True:
                     try:
-                        return self._ask(wanted)
+                        return self._ask(wanted, [int(key) for key in keys])
                     except _Gone:
                         self._restart(wanted)
             except BaseException:
@@ -125,10 +126,10 @@ class WorkerProcess:
 
     # ---- under the lock of `read` ---------------------------------------------------------------
 
-    def _ask(self, ids: list[int]) -> Chunk:
+    def _ask(self, ids: list[int], keys: list[int]) -> Chunk:
         pipe = self._pipe or self._start()
         try:
-            pipe.send_bytes(pickle.dumps(ids))
+            pipe.send_bytes(pickle.dumps((ids, keys)))
         except OSError as error:
             raise _Gone from error
         reply = self._receive(pipe)
@@ -176,7 +177,7 @@ class WorkerProcess:
             self._end()
             error = reply.failure.error(self._who)
             raise SourceError(
-                f"the data set ({type(self.dataset).__name__}) cannot be rebuilt in a process of"
+                f"the data set ({self._kind}) cannot be rebuilt in a process of"
                 f" its own: {error}; define its class in a module that can be imported, not in a"
                 " notebook or a function; or decode in threads"
             ) from error
@@ -187,7 +188,7 @@ class WorkerProcess:
             return pickle.dumps(self.dataset, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise SourceError(
-                f"the data set ({type(self.dataset).__name__}) cannot be sent to a process of its"
+                f"the data set ({self._kind}) cannot be sent to a process of its"
                 f" own: {error}; open files, locks and lambdas cannot be pickled: open them in"
                 " __getitem__, leave them out in __getstate__, or decode in threads"
             ) from error
@@ -261,6 +262,10 @@ class WorkerProcess:
                     process.close()
                     return code
         return code
+
+    @property
+    def _kind(self) -> str:
+        return type(getattr(self.dataset, "probed", self.dataset)).__name__
 
     @property
     def _who(self) -> str:

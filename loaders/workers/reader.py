@@ -26,7 +26,17 @@ from loaders.cache.cache import DecodedCache
 from loaders.errors import DecodeError, LoaderError, SampleShapeError
 from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
 from loaders.pixels.placing import pictures_in_place
-from loaders.slots.leaves import Chunk, Fetch, Nest, Sample, as_stored, as_tensor, leaves_of, own
+from loaders.slots.leaves import (
+    Chunk,
+    Fetch,
+    Nest,
+    Sample,
+    as_stored,
+    as_tensor,
+    leaves_of,
+    own,
+    picture_number,
+)
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import unwrapped
 from loaders.workers.decode_work import Done
@@ -39,6 +49,8 @@ OnError = Literal["raise", "skip"]
 
 REPLACEMENTS = 10
 """If this many samples in a row are unreadable, the data set is given up."""
+READING = 1 << 41
+"""Reading that draws random numbers draws as if this were the number of the serve."""
 ONCE = 1 << 40
 """An augmentation that is drawn once a pass draws as if this were the number of the serve."""
 
@@ -69,18 +81,21 @@ class Reader:
         on_error: OnError,
         cache: DecodedCache | None,
         borrow: Borrow | None,
+        look: Callable[[Sample], None] = lambda _: None,
     ) -> None:
         """`borrow()` lends a function that reads samples by their ids in a worker process. Without
-        it, the calling thread reads them."""
+        it, the calling thread reads them. `look` is shown a sample before `once` changes it."""
         self._dataset = dataset
         self._seed = seed
         self._once = once
+        self._look = look
         self._on_error = on_error
         self._cache = cache
         self._base, self._rows = unwrapped(dataset)
         self._many = getattr(self._base, "__getitems__", None)
         self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
         self._borrow: Borrow = borrow or (lambda: nullcontext(self._fetch))
+        self._elsewhere = borrow is not None
         self._at_once = bool(borrow or self._many or once)
         """Whether reading several samples at once is cheaper."""
         self._scratch = Blocks(spare=MOST_IN_CHUNK)
@@ -120,7 +135,7 @@ class Reader:
         order = PassOrder(pass_index, ids[:1] if self._on_error == "raise" else ids)
         sample_id = int(ids[0])
         with self._borrow() as fetch:
-            chunk = fetch([sample_id])
+            chunk = fetch([sample_id], self._keys([sample_id], [0], order))
             if chunk.error is None:
                 sample = self._first[sample_id] = own(chunk.samples[0])
             else:
@@ -128,14 +143,14 @@ class Reader:
                 sample = own(replacement)
         if self._once is None:
             return sample
+        self._look(sample)
         leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
-        dimensions = [getattr(leaf, "ndim", 0) for leaf in leaves]
-        if max(dimensions, default=0) < 2:
+        number = picture_number(sample)
+        if number is None:
             raise LoaderError(
                 "once was given, but no part of a sample has two dimensions or more, so there is no"
                 " picture to crop: leave once out"
             )
-        number = next(n for n, many in enumerate(dimensions) if many >= 2)
         nowhere = np.zeros(1, dtype=np.int64)
         leaves[number] = self._cropped([leaves[number]], [sample_id], nowhere, order)[0]
         return Nest(sample).sample(leaves)
@@ -153,7 +168,9 @@ class Reader:
         """Read samples up to the first unreadable one, and replace that one or raise its error.
         Returns the jobs that are left."""
         ids = [int(order.progress.ids[position]) for position, _ in missed]
-        chunk = fetch(ids if self._at_once else ids[:1])
+        keys = self._keys(ids, [position for position, _ in missed], order)
+        many = len(ids) if self._at_once else 1
+        chunk = fetch(ids[:many], keys[:many])
         read = [
             (job, sample_id, sample)
             for job, sample_id, sample in zip(missed, ids, chunk.samples, strict=False)
@@ -166,8 +183,17 @@ class Reader:
         self._keep_decoded([(failed, sample_id, sample)], order, slab, done)
         return missed[len(read) + 1 :]
 
-    def _fetch(self, ids: Sequence[int]) -> Chunk:
-        """Read from the data set on this thread."""
+    def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
+        """What a worker process seeds by, in case that reading draws random numbers."""
+        if not self._elsewhere:
+            return []
+        which = np.asarray(ids, dtype=np.int64)
+        serves = order.draws(np.asarray(positions), np.full_like(which, READING))
+        return draw_keys(self._seed, order.pass_index, which, serves).tolist()
+
+    def _fetch(self, ids: Sequence[int], _keys: Sequence[int]) -> Chunk:
+        """Read from the data set on this thread. Threads share the generators, so none is
+        seeded."""
         if self._many is not None and len(ids) > 1:
             try:
                 return Chunk(list(self._many(self._of_base(ids))))
@@ -223,7 +249,7 @@ class Reader:
             other = int(order.ids[(position + samples // 2 + step) % samples])
             if other == wanted:
                 continue
-            chunk = fetch([other])
+            chunk = fetch([other], self._keys([other], [position], order))
             if chunk.error is None:
                 order.progress.ids[position] = other
                 return chunk.samples[0], other

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from mmap import mmap
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -28,7 +28,8 @@ import torch
 from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.slots.leaves import PLAIN_PICTURES, Picture, Sample, as_tensor
+from loaders.slots.leaves import PLAIN_PICTURES, Picture, Sample, as_kind, as_tensor, kind_of
+from loaders.sources.randomness import SeededGenerators, generators_of
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
 FIRST_BYTES = 1 << 16
@@ -49,6 +50,9 @@ class Staged:
     start: int
     mode: str | None
     """The mode of the PIL picture that it was. None: it was another kind of array."""
+    kind: type[torch.Tensor] | None = None
+    """The subclass of torch.Tensor that it is, and its attributes. None: it is none."""
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def view(self, area: mmap) -> torch.Tensor:
         """The leaf as a tensor over the area, without a copy. It keeps the area mapped, and its
@@ -62,7 +66,7 @@ class Staged:
         if self.mode is not None:
             leaf = leaf.as_subclass(Picture)
             leaf.picture_mode = self.mode
-        return leaf
+        return as_kind(leaf, self.kind, self.attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +148,12 @@ class Staging:
             -(-self._end // ALIGNMENT) * ALIGNMENT,
             _stored_mode(leaf) if isinstance(leaf, Image.Image) else None,
         )
+        kind = kind_of(leaf)
         self._end = staged.start + value.numel() * value.element_size()
         if self._end > len(self.area):
             self.area = self._grow(max(self._end, 2 * len(self.area)))
         staged.view(self.area).copy_(value)
-        return staged
+        return staged if kind is None else replace(staged, kind=kind, attributes={**vars(leaf)})
 
     def send(self, pipe: Connection, samples: list[bytes], failure: Failure | None) -> None:
         grown = self._told != len(self.area)
@@ -182,27 +187,45 @@ def work(pipe: Connection, inherited: tuple[Connection, Any] | None) -> None:
             theirs, dataset = inherited
             theirs.close()  # while it is open here, the pipe would never close
         staging.send(pipe, [], None)
+        generators = SeededGenerators(generators_of(dataset))
         while True:
             while not pipe.poll(LOOK_SECONDS):
                 if os.getppid() != parent:
                     raise EOFError
-            _answer(pipe, dataset, pickle.loads(pipe.recv_bytes()), staging)
+            ids, keys = pickle.loads(pipe.recv_bytes())
+            _answer(pipe, SeededReads(dataset, generators, ids, keys), staging)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # this ends the process even if a thread of the data set still runs
 
 
-def _answer(pipe: Connection, dataset: Any, ids: list[int], staging: Staging) -> None:
+@dataclass(frozen=True, slots=True)
+class SeededReads:
+    """What a request asks for. With keys, the random numbers of a sample depend on its key alone,
+    and not on the process and on what that has read before."""
+
+    dataset: Any
+    generators: SeededGenerators
+    ids: list[int]
+    keys: list[int]
+
+    def read(self, number: int) -> Sample:
+        if self.keys:
+            self.generators.seed(self.keys[number])
+        return self.dataset[self.ids[number]]
+
+
+def _answer(pipe: Connection, wanted: SeededReads, staging: Staging) -> None:
     samples: list[bytes] = []
     failure: Failure | None = None
     staging.begin()
-    for number, sample_id in enumerate(ids):
+    for number, sample_id in enumerate(wanted.ids):
         if pipe.poll():
             raise EOFError  # the parent sends nothing before an answer, so it has closed the pipe
         staging.note(number)
         try:
-            samples.append(_pack(dataset[sample_id], sample_id, staging))
+            samples.append(_pack(wanted.read(number), sample_id, staging))
         except BaseException as error:
             failure = Failure.of(error)
             break

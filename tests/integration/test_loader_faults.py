@@ -93,7 +93,8 @@ def test_after_a_failure_the_loader_can_be_iterated_again() -> None:
     broken = [True]
 
     def read(i: int) -> torch.Tensor:
-        if i == 5 and broken.pop() if broken else False:
+        # Sample 6 is none of those that are read when the loader is made (test_read_check).
+        if i == 6 and broken.pop() if broken else False:
             raise Unreadable
         return torch.tensor(i)
 
@@ -254,12 +255,12 @@ def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> Non
     old_worker: list[threading.Thread] = []
 
     def read(i: int) -> torch.Tensor:
-        if i == 9 and not old_worker:
+        if i == 10 and not old_worker:
             old_worker.append(threading.current_thread())
             reading.set()
             held.wait(1)  # a loader that waits here for its old worker to end is right, too
             return torch.tensor(-1)
-        if i == 10 and threading.current_thread() in old_worker:
+        if i == 11 and threading.current_thread() in old_worker:
             went_on.set()
         return torch.tensor(i)
 
@@ -271,7 +272,7 @@ def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> Non
     with contextlib.suppress(LoaderError):  # refusing a second iterator is right, too
         for batch in new:
             served += batch.tolist()
-            if 9 in served and not held.is_set():
+            if 10 in served and not held.is_set():
                 held.set()
                 while not went_on.wait(0.05) and old_worker[0].is_alive():
                     pass

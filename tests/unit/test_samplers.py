@@ -18,7 +18,8 @@ from torch.utils.data import (
 
 from loaders import ReuseLoader
 from loaders.errors import LoaderError
-from loaders.sources.samplers import NamedRank, SamplerOrder, named_rank, seeded_randomness
+from loaders.sources.randomness import seeded_randomness
+from loaders.sources.samplers import NamedRank, SamplerOrder, named_rank
 
 TEN: Any = list(range(10))
 

@@ -1,0 +1,74 @@
+"""Whether several threads may read a data set at once.
+
+A DataLoader reads in processes, so that each has file handles, positions and caches of its own. Our
+threads share them: one moves to its sample in an open file, another reads there. So only data sets
+whose reading is known to share nothing are read by threads where a DataLoader had processes.
+"""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from loaders.adopting.torchvision_datasets import SAFE_IN_THREADS, torchvision_reader
+from loaders.adopting.torchvision_steps import torchvision_name
+from loaders.adopting.transforms import Decode, flat_steps
+from loaders.errors import SourceError
+
+IN_MEMORY = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
+CALLS_OTHERS = frozenset({"Lambda", "RandomApply", "RandomChoice", "RandomOrder"})
+"""Transforms of torchvision that call functions of the user's."""
+
+
+def safe_in_threads(dataset: Any) -> bool:
+    """Whether reading `dataset` from several threads is known to be safe."""
+    kind = type(dataset)
+    if kind is Subset:
+        return safe_in_threads(dataset.dataset)
+    if kind is ConcatDataset:
+        return all(map(safe_in_threads, dataset.datasets))
+    if kind is StackDataset:
+        inside = dataset.datasets
+        return all(map(safe_in_threads, inside.values() if isinstance(inside, dict) else inside))
+    if kind in IN_MEMORY or kind.__module__.startswith("loaders."):
+        return True
+    if torchvision_reader(dataset) not in SAFE_IN_THREADS:
+        return False
+    opens = getattr(dataset, "loader", None)  # what a DatasetFolder opens its files with
+    return (
+        dataset.target_transform is None
+        and (opens is None or getattr(opens, "__module__", "") == "torchvision.datasets.folder")
+        and all(map(_is_safe_step, flat_steps(dataset.transform)))
+    )
+
+
+def check_sendable(dataset: Any, num_workers: int) -> None:
+    """Refuse a data set that worker processes would be needed for, and that cannot go there."""
+    try:
+        pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
+    except Exception as error:
+        kind = type(dataset).__name__
+        raise SourceError(
+            f"the DataLoader reads {kind} in processes (num_workers={num_workers}), and it is not"
+            f" known to be safe in threads; but it cannot be sent to a process of its own: {error}."
+            " Define its functions and classes in a module, and open files in [i]; or give"
+            ' worker_kind="thread", if [i] may be called from several threads at once; or'
+            ' worker_kind="process", start_method="fork", which copies this process, as DataLoader'
+            " does on Linux"
+        ) from error
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _is_safe_step(step: Any) -> bool:
+    if isinstance(step, Decode):
+        return all(map(_is_safe_step, step.steps))
+    name = torchvision_name(step)
+    return name is not None and name not in CALLS_OTHERS

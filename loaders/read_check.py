@@ -1,0 +1,86 @@
+"""Refuses data sets whose random reading would be frozen by reuse or by the cache.
+
+    reuse 1, no cache      every serve is read anew: nothing is frozen, and nothing is checked
+    reaugment=False        every serve of a pass repeats one read: the user asked for just that
+    reuse                  all serves of a pass would show one outcome of [i]
+    cache                  all serves of the whole run would
+
+It is found out once, when it first matters: where the loader is made, or by `set_reuse`.
+"""
+
+from typing import Any
+
+from loaders.adopting.probing import ProbedReads, variation
+from loaders.arguments import Serving
+from loaders.errors import CacheError, SourceError, WorkerDied
+from loaders.opened_dataset import OpenedDataset
+from loaders.options import WorkerOptions
+from loaders.slots.leaves import Chunk
+from loaders.sources.datasets import unwrapped
+from loaders.workers.processes import WorkerProcess
+
+
+class ReadCheck:
+    """What is known of reading the samples of one data set twice."""
+
+    def __init__(
+        self, opened: OpenedDataset, workers: WorkerOptions, cached: bool, tuned: bool
+    ) -> None:
+        """`tuned`: whether the reuse may go up by itself."""
+        self._dataset = opened.dataset
+        self._left_whole = "" if opened.split is None else opened.split.left_whole
+        self._workers = workers
+        self._cached = cached
+        self._tuned = tuned
+        self._known = opened.decoded is not None or _is_ours(opened.dataset)
+        self._variation: str | None = None
+
+    def check(self, *servings: Serving) -> None:
+        """Raise an error if one of `servings` would freeze what is random."""
+        repeated = any(s.reaugment and (s.reuse > 1 or self._tuned) for s in servings)
+        if not repeated and not self._cached:
+            return
+        if not self._known:
+            self._variation, self._known = self._probed(), True
+        if self._variation is None:
+            return
+        kind = type(self._dataset).__name__
+        why = f" ({self._left_whole})" if self._left_whole else ""
+        move = (
+            f"reading {kind} is random: {self._variation}{why}; give the data set without what is"
+            " random, and give that as augment= (or in a collate function): then it is drawn anew"
+            " for every serve"
+        )
+        if self._cached:
+            raise CacheError(
+                f"{move}. With a cache, one draw would be served for the whole run: or leave the"
+                " cache off, with reuse=1"
+            )
+        raise SourceError(
+            f"{move}. With reuse, one draw would be served several times: or give"
+            " reaugment=False, if every serve of a pass may repeat its draw, or reuse=1"
+        )
+
+    def _probed(self) -> str | None:
+        samples, probed = len(self._dataset), ProbedReads(self._dataset)
+        if self._workers.kind == "thread":
+            return variation(samples, lambda ids: _read_here(probed, ids[0]))
+        name = "perfect-probe"
+        with WorkerProcess(probed, self._workers.start_method, name) as process:
+            process.read([])  # it raises an error where the data set cannot be sent there
+            try:
+                return variation(samples, process.read)
+            except WorkerDied:  # a pass says so too, and may skip that sample
+                return None
+
+
+def _read_here(probed: ProbedReads, sample_id: int) -> Chunk:
+    try:
+        return Chunk([probed[sample_id]])
+    except Exception as error:
+        return Chunk([], error)
+
+
+def _is_ours(dataset: Any) -> bool:
+    """Whether our own code reads it, which draws nothing."""
+    return type(unwrapped(dataset)[0]).__module__.startswith("loaders.")

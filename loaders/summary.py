@@ -1,0 +1,129 @@
+"""What a loader says of itself, once: what is cached and redone, the seed, who reads, its rank.
+
+made from a DataLoader   said at once: a WARNING if something has no effect, else at level INFO
+made by hand             said when its first pass begins, at level INFO
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from loaders.adopted import AdoptedArguments, check_same_seed
+from loaders.adopting.torchvision_steps import name_of
+from loaders.arguments import Serving
+from loaders.options import WorkerKind
+from loaders.pipeline import PipelineSetup
+from loaders.rank_order import LoaderRanks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the summary tells."""
+
+    samples: str
+    """What is cached and what is redone."""
+    reuse: str
+    cache: str
+    """Where decoded samples stay from pass to pass. Empty: nowhere."""
+    seed: int
+    seed_from: str
+    workers: int
+    """0: nothing is read, for it lies decoded in memory."""
+    worker_kind: WorkerKind
+    kind_because: str
+    rank: int | None
+    """None: torch.distributed is asked when a pass begins."""
+    world_size: int | None
+    no_effect: tuple[str, ...] = ()
+    """What was given in vain, each in a sentence."""
+
+
+def told_of(
+    setup: PipelineSetup,
+    serving: Serving,
+    tuned: bool,
+    ranks: LoaderRanks,
+    adopted: AdoptedArguments | None,
+) -> Told:
+    """`tuned`: whether the reuse is chosen by measuring. `adopted`: what came from a DataLoader."""
+    workers, opened = setup.workers, setup.opened
+    reuse = "auto" if tuned else str(serving.reuse)
+    known = _ranks_known(ranks)
+    return Told(
+        opened.split.report if opened.split else _samples(opened.dataset, setup.batches.augment),
+        reuse if serving.reaugment else f"{reuse} with the same draws",
+        setup.cache.kind if setup.cache else "",
+        setup.seed,
+        adopted.seed_from if adopted else "",
+        0 if opened.decoded else workers.count,
+        workers.kind,
+        adopted.kind_because if adopted else "",
+        ranks.rank if known else None,
+        ranks.world_size if known else None,
+        adopted.notes if adopted else (),
+    )
+
+
+def _ranks_known(ranks: LoaderRanks) -> bool:
+    """Whether ranks were given or torch.distributed runs; else it may be started later."""
+    given = ranks.given_world_size is not None or ranks.given_rank is not None
+    return given or (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _samples(dataset: Any, augment: Any) -> str:
+    cached = f"cached: what {type(dataset).__name__} reads"
+    return cached if augment is None else f"{cached}; redone at every serve: {name_of(augment)}"
+
+
+def summary(told: Told) -> str:
+    """One line, with its parts in a fixed order."""
+    kind = {"thread": "threads", "process": "processes"}[told.worker_kind]
+    kind = told.worker_kind if told.workers == 1 else kind
+    readers = f"read by {told.workers} {kind}{_because(told.kind_because)}"
+    ranks = "ranks as torch.distributed says"
+    if told.world_size is not None:
+        ranks = f"rank {told.rank} of {told.world_size}"
+    parts = [
+        told.samples,
+        f"reuse {told.reuse}",
+        f"kept in the cache ({told.cache})" if told.cache else "",
+        f"seed {told.seed}{_because(told.seed_from)}",
+        readers if told.workers else "read by nobody: it lies decoded in memory",
+        ranks,
+        *told.no_effect,
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _because(why: str) -> str:
+    return f" ({why})" if why else ""
+
+
+class Announcement:
+    """Says the summary of one loader, once."""
+
+    def __init__(self, setup: PipelineSetup, ranks: LoaderRanks, tuned: bool) -> None:
+        self.adopted: AdoptedArguments | None = None
+        self._setup = setup
+        self._ranks = ranks
+        self._tuned = tuned
+        self._said = self._compared = False
+
+    def say(self, serving: Serving) -> None:
+        if self._said:
+            return
+        self._said = True
+        told = told_of(self._setup, serving, self._tuned, self._ranks, self.adopted)
+        log.log(logging.WARNING if told.no_effect else logging.INFO, "%s", summary(told))
+
+    def begin_pass(self, serving: Serving) -> None:
+        """Say it, if it was not said. By now torch.distributed runs, if it will: seeds that came
+        from DataLoaders are compared once."""
+        self.say(serving)
+        if not self._compared and self.adopted is not None and self.adopted.compare_seeds:
+            check_same_seed(self._setup.seed)
+        self._compared = True
