@@ -47,7 +47,8 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
         because = f"{kind} is known to be safe in them"
         if given["worker_kind"] == "process":
             dataset = split_dataset(dataloader.dataset)[0] if splits else dataloader.dataset
-            check_sendable(dataset, dataloader.num_workers)
+            if changes.get("start_method") != "fork":
+                check_sendable(dataset, dataloader.num_workers)
             because = f'{kind} is not known to be safe in threads; worker_kind="thread" if it is'
     compare = "seed" not in changes and given.get("world_size") is None
     return AdoptedArguments({**given, "seed": seed}, seed_from, because, adopted.notes, compare)

@@ -32,7 +32,8 @@ MOVES_NOTHING = frozenset(
 )
 """Transforms of torchvision that leave every pixel where it is."""
 PLACES = re.compile(
-    r"\['(b(ounding_)?box(es)?|segmentations?|(key_?)?points?|landmarks?|masks?|polygons?)'\]$",
+    r"\['((b|bounding_)?box(es)?|segmentations?|(key_?)?points?|landmarks?|masks?|polygons?)'\]"
+    r"(\[\d+\])*$",
     re.IGNORECASE,
 )
 """The names that such parts have in a dict."""

@@ -215,7 +215,8 @@ def _own_leaf(leaf: Any) -> Any:
         return _as_picture(leaf.clone(), leaf.picture_mode)
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return as_kind(leaf.clone(), kind_of(leaf), attributes_of(leaf))
+    kind = kind_of(leaf)
+    return as_kind(leaf.clone(), kind, attributes_of(leaf))
 
 
 def _listed(nested: Any) -> list[int]:

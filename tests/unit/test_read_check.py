@@ -1,4 +1,4 @@
-"""Random reading is refused where reuse or a cache would freeze it, whoever draws, and from what."""
+"""Random reading is refused where reuse or a cache would freeze it, whoever draws from what."""
 
 import functools
 import random
@@ -183,7 +183,7 @@ cached = {"cache": "ram", "cache_bytes": 1 << 20}
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_reading_is_refused_with_reuse_and_with_a_cache(name: str) -> None:
-    with pytest.raises(LoaderError, match="is random: .*augment=.*reaugment=False"):
+    with pytest.raises(LoaderError, match=r"is random: .*augment=.*reaugment=False"):
         ReuseLoader(RANDOM[name](), 4, reuse=3, workers=1)
     with pytest.raises(LoaderError, match="is random: "):
         ReuseLoader(RANDOM[name](), 4, reuse="auto", workers=1)
@@ -209,9 +209,9 @@ def test_reuse_that_comes_later_is_refused_when_it_comes() -> None:
             loader.set_reuse(2, reaugment=True)
         frozen = loader.state_dict()
     fresh = {**frozen, "next": {**frozen["next"], "reaugment": True}}
-    with ReuseLoader(Augmenting("aug", FLIP), 4, reuse=1, workers=1) as loader:
-        with pytest.raises(LoaderError, match="is random"):
-            loader.load_state_dict(fresh)
+    resumed = ReuseLoader(Augmenting("aug", FLIP), 4, reuse=1, workers=1)
+    with pytest.raises(LoaderError, match="is random"):
+        resumed.load_state_dict(fresh)
 
 
 # ---- what is not random -------------------------------------------------------------------------
@@ -288,9 +288,9 @@ def test_what_a_data_set_draws_once_comes_from_the_users_own_seed() -> None:
 
 def test_the_look_leaves_every_generator_as_it_was() -> None:
     pipe = Pipe()
-    data = Read(
-        lambda i: pipe(plain(i)) if NUMBERS.rand() + random.random() + np.random.rand() else 0
-    )
+
+    def read(_: int) -> Any:
+        return pipe(plain(0)), NUMBERS.rand() + random.random() + np.random.rand()
 
     def states() -> str:
         held = (pipe.random_generator.bit_generator.state, pipe.py_random.getstate())
@@ -299,7 +299,7 @@ def test_the_look_leaves_every_generator_as_it_was() -> None:
 
     before = states()
     with pytest.raises(LoaderError, match="is random"):
-        ReuseLoader(data, 4, reuse=3, workers=1)
+        ReuseLoader(Read(read), 4, reuse=3, workers=1)
     assert states() == before
 
 

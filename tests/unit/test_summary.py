@@ -1,0 +1,193 @@
+"""One line that says what a loader does, and where the seed of an adopted DataLoader comes from."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets, transforms
+
+from loaders import LoaderError, ReuseLoader
+from loaders.adopted import check_same_seed
+from loaders.summary import Told, summary
+
+TEN: Any = list(range(10))
+TOLD = Told(
+    samples="cached: Resize; redone at every serve: RandomCrop (RandomCrop is random)",
+    reuse="3",
+    cache="",
+    seed=42,
+    seed_from="torch.initial_seed()",
+    workers=4,
+    worker_kind="process",
+    kind_because="Own is not known to be safe in threads",
+    rank=1,
+    world_size=2,
+)
+
+
+def test_a_summary_says_everything_once_and_in_order() -> None:
+    assert summary(TOLD) == (
+        "cached: Resize; redone at every serve: RandomCrop (RandomCrop is random); reuse 3;"
+        " seed 42 (torch.initial_seed()); read by 4 processes (Own is not known to be safe in"
+        " threads); rank 1 of 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"workers": 1}, "read by 1 process "),
+        ({"worker_kind": "thread", "kind_because": ""}, "read by 4 threads;"),
+        ({"workers": 0}, "read by nobody: it lies decoded in memory"),
+        ({"seed_from": ""}, "seed 42;"),
+        ({"cache": "disk"}, "kept in the cache (disk)"),
+        ({"rank": None, "world_size": None}, "; ranks as torch.distributed says"),
+        ({"no_effect": ("timeout=3 has no effect",)}, "rank 1 of 2; timeout=3 has no effect"),
+    ],
+)
+def test_each_part_of_a_summary(change: dict[str, Any], said: str) -> None:
+    assert said in summary(replace(TOLD, **change))
+    assert summary(TOLD) != summary(replace(TOLD, **change))
+
+
+def adopt(dataset: Any = TEN, changes: Any = None, **how: Any) -> ReuseLoader:
+    loader = DataLoader(dataset, 2, **{"num_workers": 1, **how})
+    return ReuseLoader.from_dataloader(loader, **{"reuse": 2, **(changes or {})})
+
+
+# ---- said once ----------------------------------------------------------------------------------
+
+
+def test_an_adopted_loader_says_one_line_and_warns_only_of_what_has_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    with adopt() as loader:
+        list(loader), list(loader)
+    [record] = caplog.records
+    assert record.levelno == logging.INFO
+    assert "cached: what list reads; reuse 2; seed" in record.getMessage()
+    caplog.clear()
+    given: dict[str, Any] = {"persistent_workers": True, "timeout": 3, "in_order": False}
+    with adopt(**given) as loader:
+        list(loader)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    for name in given:
+        assert record.getMessage().count(name) == 1
+
+
+def test_a_loader_made_by_hand_says_its_line_when_its_first_pass_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    pictures = datasets.FakeData(
+        6, (3, 8, 8), 2, transforms.Compose([transforms.Resize(6), transforms.ToTensor()])
+    )
+    loader = ReuseLoader(pictures, 2, reuse=2, workers=1, buffer_bytes=10**6, seed=5)
+    assert caplog.records == []
+    with loader:
+        list(loader)
+        loader.set_reuse(3, batch_size=3)
+        list(loader)
+    [record] = caplog.records
+    assert record.levelno == logging.INFO
+    said = record.getMessage()
+    assert said.startswith("cached: Resize; redone at every serve: ToTensor (")
+    assert said.endswith("reuse 2; seed 5; read by 1 thread; ranks as torch.distributed says")
+
+
+# ---- the seed -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seeded() -> Any:
+    before = torch.get_rng_state()
+    torch.manual_seed(1234)
+    torch.rand(3)
+    yield 1234
+    torch.set_rng_state(before)
+
+
+def test_the_seed_is_that_of_the_process_as_a_dataloader_has_it(
+    seeded: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    assert adopt(shuffle=True).seed == adopt().seed == seeded
+    assert "seed 1234 (torch.initial_seed())" in caplog.text
+    torch.manual_seed(5)
+    assert adopt(shuffle=True).seed == 5
+
+
+def test_another_seed_of_the_process_is_another_order() -> None:
+    def order(seed: int) -> list[int]:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            with adopt(shuffle=True) as loader:
+                return [i for batch in loader for i in batch.tolist()]
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_what_says_a_seed_of_its_own_comes_first(
+    seeded: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    generator = torch.Generator().manual_seed(77)
+    assert adopt(shuffle=True, generator=generator).seed == 77
+    assert "seed 77 (of its generator)" in caplog.text
+    sampler = DistributedSampler(TEN, num_replicas=2, rank=1, seed=9)
+    assert adopt(sampler=sampler).seed == 9
+    assert "seed 9 (of its DistributedSampler)" in caplog.text
+    assert adopt(changes={"seed": 3}).seed == 3
+    assert "seed 3;" in caplog.text
+
+
+def test_ranks_that_are_given_cannot_compare_seeds_and_so_have_the_same(seeded: int) -> None:
+    for rank in range(2):
+        assert adopt(changes={"rank": rank, "world_size": 2}).seed == 0
+    assert adopt(changes={"rank": 0, "world_size": 1}).seed == seeded
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This process is rank 0 of 2; the other one's seed is what the test says."""
+
+    def start(other: int) -> list[int]:
+        asked: list[int] = []
+
+        def gather(found: list[Any], mine: int) -> None:
+            asked.append(mine)
+            found[:] = [mine, other]
+
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+        return asked
+
+    return start
+
+
+def test_ranks_with_different_seeds_are_refused(seeded: int, two_ranks: Any) -> None:
+    two_ranks(seeded + 1)
+    loader = adopt(shuffle=True)
+    with loader, pytest.raises(LoaderError, match=r"different seeds .*1234, 1235.*seed="):
+        list(loader)
+
+
+def test_ranks_with_the_same_seed_are_asked_once(seeded: int, two_ranks: Any) -> None:
+    asked = two_ranks(seeded)
+    with adopt(shuffle=True) as loader:
+        list(loader), list(loader)
+    assert asked == [seeded]
+    with adopt(changes={"seed": 3}) as loader:
+        list(loader)
+    assert asked == [seeded], "what the user gave is the user's"
+
+
+def test_one_process_has_nobody_to_ask() -> None:
+    check_same_seed(3)
