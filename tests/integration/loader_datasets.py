@@ -1,7 +1,9 @@
 """Data sets for the tests of `ReuseLoader`'s options: a worker process has to import them."""
 
 import os
+import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,31 @@ def served(loader: Any, batches: int | None = None) -> list[tuple[tuple[int, ...
         if len(taken) == batches:
             break
     return taken
+
+
+class Drawing(Pictures):
+    """Reading draws random numbers, from everything there is."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.own = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = [float(torch.rand(())), np.random.rand(), random.random(), self.own.random()]
+        return torch.tensor(drawn, dtype=torch.float64), index
+
+
+class SharedFile(Pictures):
+    """All samples come out of one file, which is opened once: seek, then read."""
+
+    def __init__(self, size: int, path: Path) -> None:
+        super().__init__(size)
+        self.path = path
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.file is None:
+            self.file = self.path.open("rb")
+        self.file.seek(index)
+        time.sleep(0.0001)
+        return torch.tensor(list(self.file.read(1))), index

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import pytest
 from products import every_value
+from torch.utils.data import DataLoader
 
-from loaders import ReuseLoader
+from loaders import LoaderError, ReuseLoader
 from loaders.errors import PassEnded, WorkerDied
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
@@ -58,6 +59,42 @@ def test_processes_serve_what_threads_do_and_read_it_as_often(sets: Any, tmp_pat
     assert (
         0 <= counted.stat().st_size - processes.stats.decoded - processes.stats.extra_decodes <= 1
     )
+
+
+def test_what_reading_draws_in_processes_depends_on_seed_pass_and_sample_alone(sets: Any) -> None:
+    def drawn(workers: int, seed: int = 0) -> list[tuple[float, ...]]:
+        options: dict[str, Any] = {"augment": None, "reuse": 1, "seed": seed}
+        with apart(sets.Drawing(12), workers=workers, **options) as loader:
+            rows = [
+                (pass_index, i, *row)
+                for pass_index in range(2)
+                for numbers, ids in loader
+                for i, row in zip(ids.tolist(), numbers.tolist(), strict=True)
+            ]
+        return sorted(rows)
+
+    first = drawn(1)
+    assert drawn(2) == first
+    for column in range(2, 6):
+        assert len({row[column] for row in first}) == 24, "others for every sample and pass"
+    assert {row[2] for row in drawn(1, seed=1)}.isdisjoint(row[2] for row in first)
+
+
+def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_samples(
+    sets: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(200)))
+    theirs = DataLoader(sets.SharedFile(200, tmp_path / "file"), 10, num_workers=2)
+    with ReuseLoader.from_dataloader(theirs, reuse=2) as loader:
+        for values, ids in loader:
+            assert values.flatten().tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_random_reading_is_refused_whoever_reads(kind: Any, sets: Any) -> None:
+    with pytest.raises(LoaderError, match="reading Drawing is random"):
+        apart(sets.Drawing(12), worker_kind=kind, augment=None)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -165,7 +202,7 @@ INTERRUPTED = """
 import multiprocessing, sys, threading
 sys.path.insert(0, {here!r})
 import loader_datasets
-from loaders import ReuseLoader
+from loaders import LoaderError, ReuseLoader
 
 def main():
     loader = ReuseLoader(
