@@ -389,8 +389,7 @@ def test_a_transform_of_one_argument_sees_one_picture_and_one_of_two_a_batch() -
 
     for augment in (one, batch, with_default):
         run_augmentation(augment, pictures(2), many(2))
-    singles, whole = [(3, 7, 9)] * 4, [(2, 3, 7, 9, 2)] * 2  # the first results are made twice
-    assert shapes == [*singles, *whole, *singles]
+    assert shapes == [*[(3, 7, 9)] * 4, *[(2, 3, 7, 9, 2)] * 2, *[(3, 7, 9)] * 4], "made twice"
 
 
 def test_a_frozen_transform_of_torchvision_repeats_its_first_serve() -> None:
