@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from loaders.adopting.adoption import from_dataloader, split_dataset
 from loaders.adopting.thread_safety import check_sendable
-from loaders.errors import LoaderError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,6 @@ class AdoptedArguments:
     """Why threads read, or processes. Empty: it was given, or there is nothing to say."""
     notes: tuple[str, ...]
     """What has no effect."""
-    compare_seeds: bool
-    """Whether the ranks of torch.distributed may have different seeds."""
 
 
 def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -> AdoptedArguments:
@@ -50,8 +47,7 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
             if changes.get("start_method") != "fork":
                 check_sendable(dataset, dataloader.num_workers)
             because = f'{kind} is not known to be safe in threads; worker_kind="thread" if it is'
-    compare = "seed" not in changes and given.get("world_size") is None
-    return AdoptedArguments({**given, "seed": seed}, seed_from, because, adopted.notes, compare)
+    return AdoptedArguments({**given, "seed": seed}, seed_from, because, adopted.notes)
 
 
 def _seed(dataloader: DataLoader[Any], given: Mapping[str, Any]) -> tuple[int, str]:
@@ -61,18 +57,3 @@ def _seed(dataloader: DataLoader[Any], given: Mapping[str, Any]) -> tuple[int, s
     if given.get("world_size") not in (None, 1) or given.get("rank"):
         return 0, "as rank and world_size were given, and no seed"
     return torch.initial_seed(), "torch.initial_seed()"
-
-
-def check_same_seed(seed: int) -> None:
-    """Refuse ranks of torch.distributed with different seeds. Every rank has to call this at the
-    same point."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    seeds: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(seeds, seed)
-    if len(set(seeds)) > 1:
-        raise LoaderError(
-            f"the ranks took different seeds from their DataLoaders ({', '.join(map(str, seeds))}),"
-            " so each would shuffle otherwise, and samples would be served twice or not at all:"
-            " give the same seed= on all ranks, or seed all of them alike before"
-        )

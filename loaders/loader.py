@@ -120,7 +120,7 @@ class ReuseLoader:
         self._identity = LoaderIdentity(opened.dataset, sampler)
         self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None)
         self._reads.check(self._next)
-        self._announcement = Announcement(self._setup, self._order.ranks, self._tuner is not None)
+        self._announcement = Announcement(self._setup, self._order, self._tuner is not None)
         self.dataset = opened.dataset
         self.workers = reading.count
         self.buffer_batches = buffer_batches
@@ -308,7 +308,7 @@ class ReuseLoader:
         serving, pass_index, first = self._running, self._pass, self._served_batches
         share = self._order.share
         serving.check_share(share, len(self.dataset), self.world_size)
-        self._announcement.begin_pass(serving)
+        self._announcement.say(serving)
         pipeline = self._pipeline_of_this_process()
         plan = ReuseBuffer(
             samples=share,

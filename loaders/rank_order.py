@@ -9,8 +9,7 @@ pass. So beginning a pass is something that all ranks do together.
 """
 
 import hashlib
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +19,6 @@ from loaders.errors import LoaderError
 from loaders.sources.datasets import pass_order, samples_per_rank, shared_out
 from loaders.sources.samplers import NamedRank, SamplerOrder, drawn_before, named_rank
 from loaders.workers.pass_order import PassOrder
-
-log = logging.getLogger(__name__)
 
 # Order and augmentation draw from different streams of one seed.
 ORDER_STREAM = 1
@@ -80,13 +77,16 @@ class RankOrder:
     seed: int
     shuffle: bool
     ranks: LoaderRanks
-    _told: list[str] = field(default_factory=list)
-    """The warnings that were given already."""
 
     @property
     def named(self) -> NamedRank | None:
         """The rank whose share the sampler draws. None: it draws the order of all ranks."""
         return None if self.sampler is None else named_rank(self.sampler)
+
+    @property
+    def known(self) -> bool:
+        """Whether the rank is final. If it is not, torch.distributed may still be started."""
+        return self.ranks.known or self.named is not None
 
     @property
     def rank(self) -> int:
@@ -133,7 +133,6 @@ class RankOrder:
         if not self.ranks.all_together:
             if mine["wrong"]:
                 raise LoaderError(mine["wrong"])
-            self._warn_of_unknown_ranks()
             return order.drawn if self.named is None else f"rank {self.rank}: {order.drawn}"
         everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
         if problem := next((told["wrong"] for told in everybodys if told["wrong"]), None):
@@ -161,9 +160,9 @@ class RankOrder:
             "shared": named is not None,
             "pass": order.pass_index,
             "samples": 0 if named else self.samples,
-            "seed": self.seed if self.sampler is None else None,
+            "seed": self.seed,
             "shuffle": self.shuffle if self.sampler is None else None,
-            "order": "" if named else order.drawn,
+            "order": "" if named else order.drawn or f"our own of seed {self.seed}",
             "drawn": order.drawn,
             "batches": batches,
         }
@@ -179,16 +178,18 @@ class RankOrder:
             " the sampler for this rank, or give rank= and world_size= as the sampler has them"
         )
 
-    def _warn_of_unknown_ranks(self) -> None:
+    @property
+    def unknown_draws(self) -> str:
+        """What to say if ranks share what a sampler draws, and nothing can compare it. Empty: there
+        is nothing to say."""
         alone = self.world_size == 1 or self.sampler is None or self.named is not None
-        if alone or _distributed() or self._told:
-            return
-        self._told.append(
+        if alone or _distributed():
+            return ""
+        return (
             f"the sampler {type(self.sampler).__name__} names no rank, so every one of"
             f" {self.world_size} ranks takes its share of what it draws; nothing can compare their"
             " draws without torch.distributed: see that it draws the same on all of them"
         )
-        log.warning("%s", self._told[-1])
 
 
 def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
@@ -201,15 +202,15 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             f"the sampler draws the share of one rank on {one}, and the order of all on {all_}:"
             " give every rank the same kind of sampler"
         )
-    for key, words in (
-        ("pass", "pass {}"), ("samples", "{} samples"), ("seed", "seed {}"),
-        ("shuffle", "shuffle {}"),
-    ):  # fmt: skip
+    differs = ["pass", "samples", "shuffle"]
+    differs += ["seed"] if first["order"] != other["order"] else []  # a sampler may draw none of it
+    for key in differs:
         if first[key] != other[key]:
             raise LoaderError(
-                f"the ranks do not share one order: there is {words.format(other[key])} on {here},"
-                f" but {first[key]} on {there}; give every rank the same data set, seed and order,"
-                " or world_size=1 to a loader that serves its own rank alone"
+                f"the ranks do not share one order: there is {_said(key, other)} on {here}, but"
+                f" {first[key]} on {there}; give every rank the same data set, seed and order"
+                " (from_dataloader takes torch.initial_seed(), if it is given no seed=), or"
+                " world_size=1 to a loader that serves its own rank alone"
             )
     if first["order"] != other["order"]:
         raise LoaderError(
@@ -224,6 +225,10 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             " rank the same number of samples and the same batch_size and reuse, or world_size=1"
             " where no rank waits for another"
         )
+
+
+def _said(key: str, told: dict[str, Any]) -> str:
+    return f"{told[key]} samples" if key == "samples" else f"{key} {told[key]}"
 
 
 def _digest(data: bytes) -> str:

@@ -1,21 +1,21 @@
 """What a loader says of itself, once: what is cached and redone, the seed, who reads, its rank.
 
-made from a DataLoader   said at once: a WARNING if something has no effect, else at level INFO
-made by hand             said when its first pass begins, at level INFO
+made from a DataLoader   said at once
+made by hand             said when its first pass begins
+
+It is a WARNING if something has no effect or cannot be compared, else at level INFO.
 """
 
 import logging
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from loaders.adopted import AdoptedArguments, check_same_seed
+from loaders.adopted import AdoptedArguments
 from loaders.adopting.torchvision_steps import name_of
 from loaders.arguments import Serving
 from loaders.options import WorkerKind
 from loaders.pipeline import PipelineSetup
-from loaders.rank_order import LoaderRanks
+from loaders.rank_order import RankOrder
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +38,21 @@ class Told:
     rank: int | None
     """None: torch.distributed is asked when a pass begins."""
     world_size: int | None
-    no_effect: tuple[str, ...] = ()
-    """What was given in vain, each in a sentence."""
+    notes: tuple[str, ...] = ()
+    """What was given in vain, and what cannot be compared, each in a sentence."""
 
 
 def told_of(
     setup: PipelineSetup,
     serving: Serving,
     tuned: bool,
-    ranks: LoaderRanks,
+    order: RankOrder,
     adopted: AdoptedArguments | None,
 ) -> Told:
     """`tuned`: whether the reuse is chosen by measuring. `adopted`: what came from a DataLoader."""
     workers, opened = setup.workers, setup.opened
     reuse = "auto" if tuned else str(serving.reuse)
-    known = _ranks_known(ranks)
+    unknown = order.unknown_draws
     return Told(
         opened.split.report if opened.split else _samples(opened.dataset, setup.batches.augment),
         reuse if serving.reaugment else f"{reuse} with the same draws",
@@ -62,16 +62,10 @@ def told_of(
         0 if opened.decoded else workers.count,
         workers.kind,
         adopted.kind_because if adopted else "",
-        ranks.rank if known else None,
-        ranks.world_size if known else None,
-        adopted.notes if adopted else (),
+        order.rank if order.known else None,
+        order.world_size if order.known else None,
+        (*(adopted.notes if adopted else ()), *([unknown] if unknown else ())),
     )
-
-
-def _ranks_known(ranks: LoaderRanks) -> bool:
-    """Whether ranks were given or torch.distributed runs; else it may be started later."""
-    given = ranks.given_world_size is not None or ranks.given_rank is not None
-    return given or (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _samples(dataset: Any, augment: Any) -> str:
@@ -94,7 +88,7 @@ def summary(told: Told) -> str:
         f"seed {told.seed}{_because(told.seed_from)}",
         readers if told.workers else "read by nobody: it lies decoded in memory",
         ranks,
-        *told.no_effect,
+        *told.notes,
     ]
     return "; ".join(filter(None, parts))
 
@@ -106,24 +100,17 @@ def _because(why: str) -> str:
 class Announcement:
     """Says the summary of one loader, once."""
 
-    def __init__(self, setup: PipelineSetup, ranks: LoaderRanks, tuned: bool) -> None:
+    def __init__(self, setup: PipelineSetup, order: RankOrder, tuned: bool) -> None:
         self.adopted: AdoptedArguments | None = None
         self._setup = setup
-        self._ranks = ranks
+        self._order = order
         self._tuned = tuned
-        self._said = self._compared = False
+        self._said = False
 
     def say(self, serving: Serving) -> None:
+        """`serving` is how the first pass will be served."""
         if self._said:
             return
         self._said = True
-        told = told_of(self._setup, serving, self._tuned, self._ranks, self.adopted)
-        log.log(logging.WARNING if told.no_effect else logging.INFO, "%s", summary(told))
-
-    def begin_pass(self, serving: Serving) -> None:
-        """Say it, if it was not said. By now torch.distributed runs, if it will: seeds that came
-        from DataLoaders are compared once."""
-        self.say(serving)
-        if not self._compared and self.adopted is not None and self.adopted.compare_seeds:
-            check_same_seed(self._setup.seed)
-        self._compared = True
+        told = told_of(self._setup, serving, self._tuned, self._order, self.adopted)
+        log.log(logging.WARNING if told.notes else logging.INFO, "%s", summary(told))

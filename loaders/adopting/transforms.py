@@ -35,6 +35,7 @@ from loaders.adopting.torchvision_steps import (
 )
 from loaders.errors import LoaderError
 from loaders.pixels.augmentation import Augmentation, Chain
+from loaders.slots.leaves import mode_of
 
 DETERMINISTIC = frozenset(
     {"CenterCrop", "Grayscale", "Identity", "PILToTensor", "Pad", "RGB", "Resize", "ToImage"}
@@ -46,8 +47,8 @@ RANDOM = frozenset(
     | {"JPEG", "RandAugment", "ScaleJitter", "TrivialAugmentWide"}
 )  # and every class whose name begins with Random
 
-MODES = frozenset({"1", "F", "I", "L", "LA", "RGB", "RGBA"})
-"""The modes of Pillow that an array of pixels can be converted back to."""
+MODES = frozenset({"F", "I", "L", "RGB", "RGBA"})
+"""The modes of Pillow that are stored as they are, and that an array of pixels tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,10 @@ def split_transform(
 
 
 def form_of(picture: object) -> Form:
-    if isinstance(picture, Image.Image):
-        if picture.mode not in MODES:
+    if (mode := mode_of(picture)) is not None:
+        if mode not in MODES:
             raise LoaderError(
-                f"a picture of Pillow's mode {picture.mode!r} cannot be stored and given back to a"
+                f"a picture of Pillow's mode {mode!r} cannot be stored and given back to a"
                 " transform as it was: let the data set convert it to RGB"
             )
         return "picture"

@@ -42,20 +42,17 @@ GO_ON = "to go on with what is here nevertheless, take 'identity' out of the sav
 
 
 class LoaderIdentity:
-    """The identity of one loader. It is found when it is first asked for, before anything is
-    read."""
+    """The identity of one loader. Make it before any sample is read: a data set may count or keep
+    what it reads in an attribute with one entry for each sample."""
 
     def __init__(self, dataset: Any, sampler: Any) -> None:
-        self._dataset = dataset
         self._sampler = sampler
-        self._parts: dict[str, str] | None = None
+        self._parts = data_parts(dataset) | sampler_parts(sampler)
         self._order = ""
         self._expected = ""
         self._told = False
 
     def state(self, in_a_pass: bool) -> dict[str, str]:
-        if self._parts is None:
-            self._parts = data_parts(self._dataset) | sampler_parts(self._sampler)
         order = self._expected or self._order
         return self._parts | ({"order": order} if in_a_pass and order else {})
 

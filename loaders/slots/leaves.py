@@ -26,7 +26,8 @@ Leaf = torch.Tensor | object
 
 
 class Picture(torch.Tensor):
-    """The pixels of a former PIL picture, as `as_tensor` arranges them, and the picture's mode."""
+    """The pixels of a former PIL picture, as `as_tensor` arranges them, and the mode that the
+    picture had."""
 
     picture_mode: str
     # The result of any operation on it is a plain tensor.
@@ -48,8 +49,8 @@ Fetch = Callable[[Sequence[int], Sequence[int]], Chunk]
 """Reads samples by their ids. A worker process draws random numbers for each from its key."""
 
 PLAIN_PICTURES = ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")
-"""The modes of Pillow in which an array of pixels is the whole picture. Others (palettes, bits) are
-stored as RGB."""
+"""The modes of Pillow in which an array of pixels is the whole picture. Others (palettes, bits,
+grey with transparency) are stored as RGB, and cannot be given back."""
 
 
 NOT_PICTURES = frozenset({"BoundingBoxes", "KeyPoints", "Mask"})
@@ -147,10 +148,24 @@ def as_stored(leaf: Any) -> Leaf:
     return leaf if type(leaf) in (int, float, bool, str) else as_tensor(leaf)
 
 
-def like(template: Any, stored: torch.Tensor) -> Any:
-    """The tensor `stored` as an object of the type of `template`. It must own its memory."""
-    if isinstance(template, Image.Image):
-        return _as_picture(stored, template.mode if template.mode in PLAIN_PICTURES else "RGB")
+def mode_of(leaf: Any) -> str | None:
+    """The mode of a picture of Pillow, or of what was one. None: it was none."""
+    if isinstance(leaf, Picture):
+        return leaf.picture_mode
+    return leaf.mode if isinstance(leaf, Image.Image) else None
+
+
+def like(template: Any, stored: torch.Tensor, mode: str | None) -> Any:
+    """The tensor `stored` as an object of the type of `template`; a picture of Pillow in its own
+    `mode`. It must own its memory."""
+    if mode is not None:
+        if mode not in PLAIN_PICTURES:
+            raise SampleShapeError(
+                f"a picture of Pillow's mode {mode!r} is stored as RGB, so it cannot be given to a"
+                " transform or a collate function as it was: let the data set convert it, as with"
+                ' convert("RGB")'
+            )
+        return _as_picture(stored, mode)
     if isinstance(template, np.ndarray):
         return stored.numpy()
     if isinstance(template, np.generic):
@@ -212,7 +227,11 @@ def own(sample: Sample) -> Sample:
 
 def _own_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Picture):
-        return _as_picture(leaf.clone(), leaf.picture_mode)
+        if leaf.picture_mode in PLAIN_PICTURES:
+            return _as_picture(leaf.clone(), leaf.picture_mode)
+        kept = leaf.clone().as_subclass(Picture)
+        kept.picture_mode = leaf.picture_mode
+        return kept
     if not isinstance(leaf, torch.Tensor):
         return leaf
     kind = kind_of(leaf)

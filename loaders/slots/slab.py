@@ -37,6 +37,7 @@ from loaders.slots.leaves import (
     kind_of,
     leaves_of,
     like,
+    mode_of,
     own_object,
     picture_number,
     structure_of,
@@ -183,6 +184,9 @@ class Arrays:
         """The subclass of torch.Tensor that the leaves are. None: it is none."""
         self._attributes: dict[int, dict[str, Any]] = {}
         """What the leaves of that subclass hold beside their values, slot by slot."""
+        self._mode = mode_of(template)
+        self._modes: dict[int, str] = {}
+        """The modes of those pictures of Pillow that have another mode than the first one."""
         self.dtype = value.dtype
         # The data set's own columns may have gaps, or another order of dimensions than its samples
         # (torchvision's CIFAR10 has planes).
@@ -222,7 +226,15 @@ class Arrays:
             )
         if self.kind is not None:
             self._attributes[slot] = {**attributes_of(leaf)}
+        if self._mode is not None:
+            self._note_mode(slot, mode_of(leaf))
         self._fill(slot, leaf, sample_id)
+
+    def _note_mode(self, slot: int, mode: str | None) -> None:
+        if mode is None or mode == self._mode:
+            self._modes.pop(slot, None)
+        else:
+            self._modes[slot] = mode
 
     def _fill(self, slot: int, leaf: Any, sample_id: int) -> None:
         if not self.shape and type(leaf) in NUMBERS:
@@ -261,6 +273,7 @@ class Arrays:
         return row
 
     def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
+        self._modes.pop(slot, None)
         array = self._arranged(leaf, sample_id) if self.shape else None
         if array is None or not array.flags.c_contiguous:
             self._fill(slot, leaf, sample_id)
@@ -271,7 +284,8 @@ class Arrays:
         return self._uncarried(self._row(slot), 0)
 
     def copy(self, slot: int) -> Any:
-        made = like(self.template, self.at(slot).clone(memory_format=torch.preserve_format))
+        stored = self.at(slot).clone(memory_format=torch.preserve_format)
+        made = like(self.template, stored, self._modes.get(slot, self._mode))
         return as_kind(made, self.kind, self._attributes.get(slot, {})) if self.kind else made
 
     def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> torch.Tensor:

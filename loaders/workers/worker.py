@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.slots.leaves import PLAIN_PICTURES, Picture, Sample, as_kind, as_tensor, kind_of
+from loaders.slots.leaves import Picture, Sample, as_kind, as_tensor, kind_of, mode_of
 from loaders.sources.randomness import SeededGenerators, generators_of
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
@@ -146,7 +146,7 @@ class Staging:
             tuple(value.shape[d] for d in outer_first),
             tuple(outer_first.index(d) for d in range(value.ndim)),
             -(-self._end // ALIGNMENT) * ALIGNMENT,
-            _stored_mode(leaf) if isinstance(leaf, Image.Image) else None,
+            mode_of(leaf),
         )
         kind = kind_of(leaf)
         self._end = staged.start + value.numel() * value.element_size()
@@ -254,10 +254,6 @@ def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
     if hasattr(sample, "_fields"):
         return type(sample)(*parts)
     return tuple(parts) if isinstance(sample, tuple) else parts
-
-
-def _stored_mode(picture: Image.Image) -> str:
-    return picture.mode if picture.mode in PLAIN_PICTURES else "RGB"
 
 
 def _nameless_file() -> int:

@@ -61,6 +61,11 @@ def cases(rank: int) -> dict[str, Any]:
     def sampled(sampler: Any, batch_size: int = 10, **options: Any) -> ReuseLoader:
         return ReuseLoader(DATA, batch_size, 1, sampler=sampler, workers=1, **options)
 
+    def adopted(seed: int) -> ReuseLoader:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return ReuseLoader.from_dataloader(DataLoader(DATA, 10, shuffle=True), reuse=1)
+
     return {
         "torch's own": lambda: sampled(DistributedSampler(DATA, shuffle=False)),
         "a subclass": lambda: sampled(OwnDistributed(DATA, shuffle=False)),
@@ -79,6 +84,10 @@ def cases(rank: int) -> dict[str, Any]:
         "other lengths": lambda: sampled(Sharded(rank, WORLD, 30 + 20 * rank)),
         "other data": lambda: ReuseLoader(DATA[: 100 - 50 * rank], 10, 1, workers=1),
         "other seeds": lambda: ReuseLoader(DATA, 10, 1, workers=1, seed=rank),
+        "other seeds, a sampler that draws nothing": lambda: sampled(DATA, seed=rank),
+        "other seeds for a sampler": lambda: sampled(RandomSampler(DATA), seed=rank),
+        "other seeds for shares": lambda: sampled(Sharded(rank, WORLD), seed=rank),
+        "other seeds of processes": lambda: adopted(3 + rank),
         "other shuffles": lambda: ReuseLoader(DATA, 10, 1, workers=1, shuffle=rank == 0),
         "one rank twice": lambda: ReuseLoader(DATA, 10, 1, workers=1, rank=0, world_size=WORLD),
         "another world": lambda: sampled(Sharded(0, 1)),

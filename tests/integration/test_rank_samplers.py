@@ -34,6 +34,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("unrepeated", 0, 0),
         ("all agree", 0, 1),
         ("no sampler", 0, 1),
+        ("other seeds, a sampler that draws nothing", 0, 1),
+        ("other seeds for shares", 1, 0),
     ],
 )
 def test_the_ranks_together_serve_what_the_samplers_say(
@@ -60,6 +62,8 @@ def test_a_loader_that_is_told_to_be_alone_waits_for_nobody(told: list[dict[str,
         ("unrepeated, one batch less", "5 batches on rank 1, but 6 on rank 0.*Unrepeated"),
         ("other data", "50 samples on rank 1, but 100 on rank 0"),
         ("other seeds", "seed 1 on rank 1, but 0 on rank 0"),
+        ("other seeds for a sampler", "seed 1 on rank 1, but 0 on rank 0"),
+        ("other seeds of processes", r"seed 4 on rank 1, but 3 on rank 0.*initial_seed.*seed="),
         ("other shuffles", "shuffle False on rank 1, but True on rank 0"),
         ("one rank twice", "2 loaders say that they are rank 0"),
         ("another world", "Sharded draws for rank 0 of 1, but this process is rank"),

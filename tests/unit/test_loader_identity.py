@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import (
     ConcatDataset,
+    DataLoader,
     RandomSampler,
     Sampler,
     Subset,
@@ -213,3 +214,59 @@ def test_a_refused_state_changes_nothing() -> None:
     with pytest.raises(StateError):
         loader.load_state_dict(saved(Rows(rows(2)), 3))
     assert loader.state_dict() == before
+
+
+class Counted(Rows):
+    """Keeps, with one entry for each sample, what it has read."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.reads, self.kept = [0] * SAMPLES, np.zeros(SAMPLES)
+
+    def __getitem__(self, index: int) -> int:
+        self.reads[index] += 1
+        self.kept[index] = index
+        return index
+
+
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_what_a_data_set_writes_down_when_it_is_read_is_no_part_of_its_identity(reuse: int) -> None:
+    with ReuseLoader(Counted(), 4, reuse, workers=1) as loader:
+        whole = [batch.tolist() for batch in loader]
+    with ReuseLoader(Counted(), 4, reuse, workers=1) as first:
+        begun = [batch.tolist() for _, batch in zip(range(3), first, strict=False)]
+        state = first.state_dict()
+    with ReuseLoader(Counted(), 4, reuse, workers=1) as second:
+        second.load_state_dict(state)
+        assert whole[3:] == [batch.tolist() for batch in second]
+    assert begun == whole[:3]
+
+
+# ---- adopted from a DataLoader ------------------------------------------------------------------
+
+
+def adopted(seed: int, shuffle: bool = True, **options: Any) -> ReuseLoader:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        rows: Any = Rows(list(range(SAMPLES)))
+        theirs = DataLoader(rows, 4, shuffle=shuffle, **options)
+        return ReuseLoader.from_dataloader(theirs, reuse=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": True}, {"shuffle": False}, {"sampler": WeightedRandomSampler([1.0] * 40, 40)}],
+)
+def test_an_adopted_loader_goes_on_under_the_same_seed_of_the_process(options: Any) -> None:
+    options = {"shuffle": False, **options}
+    with adopted(5, **options) as whole:
+        expected = [batch.tolist() for batch in whole]
+    with adopted(5, **options) as first:
+        begun = [batch.tolist() for _, batch in zip(range(3), first, strict=False)]
+        state = json.loads(json.dumps(first.state_dict()))
+    assert begun == expected[:3]
+    with adopted(5, **options) as second:
+        second.load_state_dict(state)
+        assert [batch.tolist() for batch in second] == expected[3:]
+    with adopted(6, **options) as other, pytest.raises(StateError, match="seed=5"):
+        other.load_state_dict(state)

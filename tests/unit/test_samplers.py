@@ -229,10 +229,3 @@ def test_a_rank_that_contradicts_the_loaders_is_refused() -> None:
         ids_of(loader)
     alone = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=0, world_size=1)
     assert ids_of(alone) == [0, 1, 2, 3, 4]
-
-
-def test_a_draw_that_no_rank_can_compare_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    loader = ReuseLoader(TEN, 2, 1, sampler=TEN, workers=1, rank=0, world_size=2)
-    with loader:
-        list(loader), list(loader)
-    assert caplog.text.count("list names no rank, so every one of 2 ranks takes its share") == 1

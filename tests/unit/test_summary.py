@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
-from loaders import LoaderError, ReuseLoader
-from loaders.adopted import check_same_seed
+from loaders import ReuseLoader
 from loaders.summary import Told, summary
 
 TEN: Any = list(range(10))
@@ -45,7 +44,7 @@ def test_a_summary_says_everything_once_and_in_order() -> None:
         ({"seed_from": ""}, "seed 42;"),
         ({"cache": "disk"}, "kept in the cache (disk)"),
         ({"rank": None, "world_size": None}, "; ranks as torch.distributed says"),
-        ({"no_effect": ("timeout=3 has no effect",)}, "rank 1 of 2; timeout=3 has no effect"),
+        ({"notes": ("timeout=3 has no effect",)}, "rank 1 of 2; timeout=3 has no effect"),
     ],
 )
 def test_each_part_of_a_summary(change: dict[str, Any], said: str) -> None:
@@ -78,6 +77,30 @@ def test_an_adopted_loader_says_one_line_and_warns_only_of_what_has_no_effect(
     assert record.levelno == logging.WARNING
     for name in given:
         assert record.getMessage().count(name) == 1
+
+
+def test_a_draw_that_no_rank_can_compare_makes_the_line_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    loader = ReuseLoader(TEN, 2, 1, sampler=TEN, workers=1, rank=0, world_size=2)
+    with loader:
+        list(loader), list(loader)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().count("list names no rank, so every one of 2 ranks takes") == 1
+
+
+def test_a_sampler_that_names_a_rank_says_whose_share_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+
+    class Own(DistributedSampler[int]):
+        """Named by its attributes, not by its class."""
+
+    adopt(sampler=Own(TEN, num_replicas=2, rank=1))
+    assert "; rank 1 of 2" in caplog.text
 
 
 def test_a_loader_made_by_hand_says_its_line_when_its_first_pass_begins(
@@ -150,44 +173,3 @@ def test_ranks_that_are_given_cannot_compare_seeds_and_so_have_the_same(seeded: 
     for rank in range(2):
         assert adopt(changes={"rank": rank, "world_size": 2}).seed == 0
     assert adopt(changes={"rank": 0, "world_size": 1}).seed == seeded
-
-
-@pytest.fixture
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """This process is rank 0 of 2; the other one's seed is what the test says."""
-
-    def start(other: int) -> list[int]:
-        asked: list[int] = []
-
-        def gather(found: list[Any], mine: int) -> None:
-            asked.append(mine)
-            found[:] = [mine, other]
-
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
-        return asked
-
-    return start
-
-
-def test_ranks_with_different_seeds_are_refused(seeded: int, two_ranks: Any) -> None:
-    two_ranks(seeded + 1)
-    loader = adopt(shuffle=True)
-    with loader, pytest.raises(LoaderError, match=r"different seeds .*1234, 1235.*seed="):
-        list(loader)
-
-
-def test_ranks_with_the_same_seed_are_asked_once(seeded: int, two_ranks: Any) -> None:
-    asked = two_ranks(seeded)
-    with adopt(shuffle=True) as loader:
-        list(loader), list(loader)
-    assert asked == [seeded]
-    with adopt(changes={"seed": 3}) as loader:
-        list(loader)
-    assert asked == [seeded], "what the user gave is the user's"
-
-
-def test_one_process_has_nobody_to_ask() -> None:
-    check_same_seed(3)
