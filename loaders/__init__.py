@@ -2,10 +2,11 @@
 
 Folders in the order in which a sample flows: `adopting` (what a user already has), `sources` and
 `backends` (which samples, read by whom), `order` (who is served when; pure), `workers` (threads and
-processes that read), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and
-augmentation). Files beside them put these together: `loader` (`ReuseLoader`), `arguments` and
-`options` (what it may be asked for), `opened_dataset` (what is read, or lies in memory already),
-`pipeline`, `passes`, `batches`.
+processes that read), `identity` (what a data set is made of), `cache` (the decoded cache), `slots`
+(the slab), `pixels` (decoding and augmentation). Files beside them put these together: `loader`
+(`ReuseLoader`), `arguments`, `options` and `adopted` (what it may be asked for, or a DataLoader
+says), `opened_dataset` (what is read, or lies in memory already), `read_check` and `joint_parts`
+(what is refused), `rank_order`, `pipeline`, `passes`, `batches`, `summary`.
 """
 
 from loaders.errors import LoaderError
