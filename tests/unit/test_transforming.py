@@ -133,7 +133,9 @@ def batched_without_draws(images: torch.Tensor, draws: Any) -> torch.Tensor:
     return images + torch.rand(len(images), 1, 1, 1)
 
 
-@pytest.mark.parametrize("augment", [Unseedable(), batched_without_draws], ids=str)
+@pytest.mark.parametrize(
+    "augment", [Unseedable(), batched_without_draws], ids=["object", "function"]
+)
 def test_an_augmentation_that_cannot_be_repeated_is_named_once(
     augment: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
