@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from offload.torch_seams import storage_key
+from offload.tracing.cpu_values import FOLDED
 from offload.tracing.recorder import Recorder
 from offload.tracing.surroundings import Surroundings
 from offload.tracing.tape import Storage
@@ -50,7 +51,9 @@ class TraceSketch:
             longer = max(self.ops, other.ops, key=len)
             _, name, where = longer[min(len(self.ops), len(other.ops))]
             return where, f"{name} is called only once in two calls"
-        if self.storages != other.storages:
+        if len(self.storages) != len(other.storages) or not all(
+            map(_same, self.storages, other.storages)
+        ):
             return "", (
                 "a tensor made from other python numbers, or a tensor that no op of torch makes, as"
                 " from_numpy and get_state do"
@@ -67,6 +70,25 @@ def _difference(one: str, other: str) -> str:
     return f"...{one[start : start + 40]} against ...{other[start : start + 40]}"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTensor:
+    """A tensor that nothing leads to: one that no op of torch has made, or one that the user holds
+    somewhere."""
+
+    number: int
+    """The id of the tensor object."""
+    digest: str
+    """Of its bytes when it was traced."""
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two storages are one. A step makes the same tensor anew, or changes one that it
+    keeps."""
+    if isinstance(one, FoundTensor) and isinstance(other, FoundTensor):
+        return one.number == other.number or one.digest == other.digest
+    return bool(one == other)
+
+
 def _identity(storage: Storage, around: Surroundings) -> Any:
     """The identity of the user's tensor; what was made of Python numbers is told by its bytes."""
     tensor = storage.tensor
@@ -78,4 +100,5 @@ def _identity(storage: Storage, around: Surroundings) -> Any:
     if key in around.sharing:
         return id(around.sharing[key][0])
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+    return digest if storage.kind in ("literal", FOLDED) else FoundTensor(id(tensor), digest)

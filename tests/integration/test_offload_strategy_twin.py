@@ -108,7 +108,11 @@ def test_the_first_steps_are_compared_on_streams_too(monkeypatch: pytest.MonkeyP
     broken: Any = lambda *a, lr, **k: real(*a, lr=lr * (1 + 1e-6), **k)  # noqa: E731
     monkeypatch.setattr(updates, "adam", broken)
     with pytest.raises(DifferenceFound, match="differs after a planned and an eager step"):
-        ol.train(OnTwin(check_first_steps=2))
+        ol.train(OnTwin(check_first_steps=2, budget="100%"))
+    with pytest.warns(UserWarning, match="trains eagerly, without offloading: .* differs after"):
+        ours = ol.train(OnTwin(check_first_steps=2))
+    monkeypatch.setattr(updates, "adam", real)
+    assert ol.differences(plain("plain"), ours) == []
 
 
 # ---- a device that is lost ---------------------------------------------------------------------
@@ -304,4 +308,4 @@ def test_a_kernel_that_varies_is_named_once_and_a_wrong_one_is_still_found(
         pytest.warns(UserWarning, match="differ in the last bits"),
         pytest.raises(DifferenceFound, match=r"They are .* apart, .* would pass"),
     ):
-        ol.train(OnTwin(check_first_steps=2), max_steps=2, validate=False)
+        ol.train(OnTwin(check_first_steps=2, budget="100%"), max_steps=2, validate=False)
