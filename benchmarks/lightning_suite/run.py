@@ -65,7 +65,7 @@ def reason(message: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--paths", nargs="+", default=PATHS, help="below tests/tests_pytorch")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
