@@ -172,7 +172,7 @@ class One:
         return WatchedValues(self.own, tuple(now), tuple(now.values()), self.say)
 
 
-class Dice:
+class KnownGenerator:
     """A random generator of Python or numpy: its state is what it holds."""
 
     def __init__(self, own: Any, label: str) -> None:

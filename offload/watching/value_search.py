@@ -30,7 +30,7 @@ from offload.errors import CaptureError
 from offload.program.frames import INSTALLED
 from offload.torch_seams import HELD, FakeTensor
 from offload.watching.executed_code import has_closures, is_read, names_of
-from offload.watching.holders import Dice, Holder, Items, Names, One, inside
+from offload.watching.holders import Holder, Items, KnownGenerator, Names, One, inside
 from offload.watching.spies import METHODS, Spies
 from offload.watching.value_kinds import (
     CONTAINERS,
@@ -60,7 +60,7 @@ class ValueSearch:
 
     def __init__(self) -> None:
         self.holders: dict[Any, Holder] = {}
-        self.dice: list[Dice] = []
+        self.dice: list[KnownGenerator] = []
         self.too_large: list[str] = []
         """Containers that are not watched, because they are too large."""
         self.spies = Spies(self._read, self._write)
@@ -200,7 +200,7 @@ class ValueSearch:
                 " it in a hook (on_train_batch_end)"
             )
         elif isinstance(value, DICE):
-            self.dice.append(Dice(value, label))
+            self.dice.append(KnownGenerator(value, label))
         elif is_iterator(value):
             raise CaptureError(
                 f"the step uses {label}, a {kind.__name__}: what it gives next differs in every"

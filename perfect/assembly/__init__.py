@@ -8,7 +8,7 @@ key that it comes from, so that train.py reports it with the line of the file.
 May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backends,
     loaders.errors, loaders.order, loaders.pipeline, loaders.pixels, loaders.sources, method,
     models, offload, offload.running.drivers, offload.sizes, runs, text, trainers,
-    trainers.offloading.
+    trainers.atomic_checkpoint, trainers.offloading.
 """
 
 from perfect.assembly.data import Data, build_augmentation, build_data, split_holdout

@@ -29,11 +29,12 @@ from perfect.models import (
 )
 from perfect.models.classification import ClassificationTask, OptimizerSpec
 from perfect.models.language import LanguageTask
-from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
+from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from perfect.runs.progress import RunProgress
 from perfect.runs.record import RunLog
 from perfect.runs.stall_log import StallLog
 from perfect.runs.stop import StopSignal
+from trainers.atomic_checkpoint import AtomicCheckpointIO
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
 CIFAR10_STD = (63.0, 62.1, 66.7)

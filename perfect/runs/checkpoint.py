@@ -1,14 +1,9 @@
-"""Checkpoints survive a kill at any moment, a full disk, Ctrl-C, and a loss that is not finite.
+"""Checkpoints are written at safe batches, before a stop, and never of a loss that is not finite.
 
-    write PATH.part -> flush to disk -> rename over PATH   the old file stays until the new is whole
-
-Lightning restores a run exactly only from the end of a batch that updates the weights, does not end
-a pass and is not followed by a validation. Such a batch is called safe here, and a checkpoint that
-is due elsewhere waits for the next safe batch (docs/decisions/0004).
+A kill at any moment and a full disk leave the last one intact (trainers/atomic_checkpoint.py).
 """
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,40 +11,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from perfect.errors import Interrupted, LossNotFinite
-from trainers.lightning_seams import is_accumulating, is_pass_over, is_validation_due
+from trainers.atomic_checkpoint import is_safe
+from trainers.lightning_seams import is_accumulating
 
 log = logging.getLogger(__name__)
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints so that no half-written file has the checkpoint's name."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        target = Path(path)
-        part = target.with_name(target.name + ".part")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        except OSError as error:
-            # This is logged and not raised: the other ranks wait for rank 0 at a barrier.
-            part.unlink(missing_ok=True)
-            log.error(
-                "could not write checkpoint %s (%s): the previous one is intact; free some space",
-                target,
-                error,
-            )
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
 
 
 class FiniteLoss(L.Callback):
@@ -137,7 +104,7 @@ class RunCheckpoint(Checkpoint):
         # Under DDP a signal reaches the ranks at different steps: all stop with the first one.
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
         due = trainer.global_step - self._saved_step >= self.every_steps
-        if (due or stop) and _is_safe(trainer):
+        if (due or stop) and is_safe(trainer):
             self._save(trainer)
             if stop:
                 raise Interrupted(trainer.global_step)
@@ -156,9 +123,3 @@ class RunCheckpoint(Checkpoint):
             raise LossNotFinite(trainer.global_step - 1, float("nan"))
         trainer.save_checkpoint(self.path)
         self._saved_step = trainer.global_step
-
-
-def _is_safe(trainer: L.Trainer) -> bool:
-    if is_pass_over(trainer) or is_accumulating(trainer):
-        return False
-    return not is_validation_due(trainer)

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from perfect import Phase, PhaseSwitch, PlateauRule, ReuseLoader, Schedule
 from perfect.callbacks.first_serves import SAMPLE_LOSSES
 from perfect.method.phases import PhaseError
-from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
+from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
+from trainers.atomic_checkpoint import AtomicCheckpointIO
 
 SAMPLES, BATCH = 30, 4
 

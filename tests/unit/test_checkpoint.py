@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from perfect.errors import Interrupted, LossNotFinite
-from perfect.runs.checkpoint import AtomicCheckpointIO, FiniteLoss, RunCheckpoint
+from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
+from trainers.atomic_checkpoint import AtomicCheckpointIO
 
 OLD, NEW = {"step": 1}, {"step": 2, "weights": torch.arange(5)}
 

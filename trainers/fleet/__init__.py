@@ -1,11 +1,14 @@
 """Many jobs on few devices: the arena of a device is lent to one job at a time, for whole steps.
 
-`deciding/` says what happens next, from events alone. The other rooms do it.
+`fleet.py` is what a user calls. `deciding/` says what happens next, from events alone; the other
+rooms do it.
 
-May import: fleet.deciding.
+May import: fleet.deciding, fleet.hosting, fleet.jobs, fleet.keeping, offload.memory, offload.sizes.
 """
 
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.fleet import Fleet
+from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 
-__all__ = ["FleetError", "JobMemory"]
+__all__ = ["Fleet", "FleetError", "FleetResult", "JobMemory", "JobResult"]

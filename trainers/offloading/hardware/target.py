@@ -25,6 +25,7 @@ from offload.running.drivers.driver import Driver
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
 MakeDriver = Callable[[], Driver]
+MakeRunner = Callable[[Plan, Hashable, "Target"], Runner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Target:
     """Makes the driver of the device; None means the engine's own. Tests give one."""
     costs: Costs | None = None
     """None means the planner's default rates."""
+    make_runner: MakeRunner | None = None
+    """Makes the runners of a job whose device has other jobs; None: they have the device alone."""
 
     @property
     def on_gpu(self) -> bool:
@@ -82,6 +85,8 @@ class Target:
         return replace(self, costs=calibrate(self.device, products_of(plugin)))
 
     def runner(self, plan: Plan, key: Hashable = None) -> Runner:
+        if self.make_runner is not None:
+            return self.make_runner(plan, key, self)
         driver = self.driver() if self.driver is not None else None
         return Runner(plan, self.engine, key=key, driver=driver)
 

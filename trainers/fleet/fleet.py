@@ -1,0 +1,363 @@
+"""`Fleet`: many jobs at once, on few devices, each with the bits that it would have alone.
+
+    job's event --> journal --> decide (pure) --> commands --> the devices' hosts
+    fit: this loop, in the caller's thread, until every job has ended
+
+The loop decides and never trains. One device has one process: its jobs' threads are in the caller's
+process if there is one device, and in a spawned process for each of several.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from offload.memory.host_memory import memory_left
+from offload.sizes import is_share, parse_share, parse_size
+from trainers.fleet.deciding.decide import decide
+from trainers.fleet.deciding.events import (
+    Added,
+    Command,
+    DeviceEnded,
+    Event,
+    Finished,
+    InterruptAsked,
+    Restarted,
+    StopAsked,
+    Turn,
+    TurnEnded,
+)
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
+from trainers.fleet.deciding.prediction import predict
+from trainers.fleet.deciding.stop_rule import StopRule
+from trainers.fleet.device_names import Devices, devices_of
+from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
+from trainers.fleet.hosting.device_process import DeviceProcess, pickled
+from trainers.fleet.jobs.dice import Dice
+from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.jobs.lightning_job import LightningJob, Module, give_final_weights
+from trainers.fleet.jobs.seat import SeatSettings
+from trainers.fleet.jobs.sharing_check import check_apart
+from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
+from trainers.fleet.keeping.journal import Journal
+
+Isolation = Literal["thread", "process"]
+Watch = Callable[[FleetState, Event], None]
+
+
+class Fleet:
+    """Add jobs, then call `fit`. A folder with a journal is gone on with."""
+
+    def __init__(
+        self,
+        budget: str | int | None = None,
+        devices: Devices = "auto",
+        *,
+        host_budget: str | int | None = None,
+        stop: StopRule | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        quantum: int | None = None,
+        folder: str | Path = "runs/fleet",
+        isolation: Isolation | None = None,
+        checkpoint_minutes: float = 10.0,
+        watch: Watch | None = None,
+    ) -> None:
+        """`budget`: what a step of any job may take of its device. `host_budget`: what all jobs
+        together may take of the host's memory; None: all that is left when `fit` begins. `metric`,
+        `mode`: what is best; a stop rule has its own. `quantum`: the steps of a turn; None: from
+        measured seconds. `isolation`: where jobs run; None: in threads of this process if there is
+        one device, and in a process for each of several. `watch` is called after every decision."""
+        self.devices = devices_of(devices)
+        self.isolation: Isolation = isolation or ("process" if len(self.devices) > 1 else "thread")
+        self.budget = budget
+        self.folder = Path(folder)
+        self.metric = stop.metric if stop is not None else metric
+        self.mode = getattr(stop, "mode", mode)
+        self._host_budget = host_budget
+        self._stop = stop
+        self._quantum = quantum
+        self._checkpoint_seconds = 60 * checkpoint_minutes
+        self._watch = watch
+        self._check()
+        self._jobs: dict[str, HostedJob] = {}
+        self._waiting: list[str] = []
+        """Jobs that were added before the fleet began."""
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._hosts: list[Host] = []
+        self._state: FleetState | None = None
+        self._held_back: list[Turn] = []
+        """Turns that wait for `fit`, because only plans were asked for."""
+        self._history: dict[str, dict[int, float]] = {}
+        self._journal = Journal(self.folder)
+        self._base: Dice | None = None
+        """The dice of this process when the fleet began."""
+        self._resources = ExitStack()
+        self._ended = False
+
+    def _check(self) -> None:
+        if self.isolation not in ("thread", "process"):
+            raise FleetError(f"isolation={self.isolation!r}: give 'thread' or 'process'")
+        if self.isolation == "thread" and len(self.devices) > 1:
+            raise FleetError(
+                f"isolation='thread' with {len(self.devices)} devices: random generators belong to"
+                " a process, so jobs of two devices cannot run in one. Leave isolation out"
+            )
+        if self.mode not in ("min", "max"):
+            raise FleetError(f"mode={self.mode!r}: give 'min' or 'max'")
+        if self._quantum is not None and (type(self._quantum) is not int or self._quantum < 1):
+            raise FleetError(f"quantum={self._quantum!r}: give a number of steps, 1 or more")
+        if not self._checkpoint_seconds > 0:
+            raise FleetError("checkpoint_minutes: give a number above 0")
+        for name, given, parse in (
+            ("budget", self.budget, _parsed_budget),
+            ("host_budget", self._host_budget, parse_size),
+        ):
+            try:
+                if given is not None:
+                    parse(given)
+            except ValueError as error:
+                raise FleetError(f"{name}: {error}") from None
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        module: Module,
+        *,
+        train: Any,
+        val: Any = None,
+        trainer: Mapping[str, Any] | None = None,
+        offload: Mapping[str, Any] | Literal[False] | None = None,
+        seed: int | None = None,
+        reserve: str | int | None = None,
+    ) -> None:
+        """Add a job, before `fit` or while it runs, from any thread.
+
+        `module`, `train` and `val` may be functions of no arguments, which are called in the job's
+        own turn. `trainer`: arguments of its Trainer. `offload`: options of its `OffloadStrategy`;
+        False trains it with plain Lightning, and `reserve` says what that takes of the device.
+        `seed`: as `seed_everything` at its beginning; None: it begins with the dice as they lie
+        now."""
+        program = LightningJob.of(
+            name, module, train, val, trainer or {}, offload, seed, reserve, self.devices[0]
+        )
+        if self._state is not None and self.isolation == "thread" and not program.makes_all:
+            raise FleetError(
+                f"job {name} was added while the fleet runs, and its module was made outside of"
+                " its turn: that drew random numbers of the job that has the turn. Give a function"
+                " that makes it (module=lambda: Net())"
+            )
+        self.add_program(name, program)
+
+    def add_program(self, name: str, program: JobProgram) -> None:
+        """Add a job that makes its Trainer itself. It may be called from any thread."""
+        if self._ended:
+            raise FleetError(f"job {name} was added after fit() had ended: make another Fleet")
+        if not name or name != Path(name).name or name in (".", ".."):
+            raise FleetError(f"{name!r} cannot be the name of a job: it names a folder, too")
+        if name in self._jobs:
+            raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
+        check_apart(name, program, {known: job.program for known, job in self._jobs.items()})
+        dice = self._base or self._dice()
+        job = HostedJob(program, self.folder / "jobs" / name, dice)
+        self._jobs[name] = pickled(name, job) if self.isolation == "process" else job
+        if self._state is None:
+            self._waiting.append(name)
+        else:
+            self._events.put(Added(name))
+
+    def stop(self, name: str) -> None:
+        """End a job early; its weights are kept. It may be called from any thread."""
+        if name not in self._jobs:
+            raise FleetError(f"there is no job {name!r}: the jobs are {', '.join(self._jobs)}")
+        self._events.put(StopAsked(name, "stop() was called"))
+
+    # ---- the run ---------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Build and plan every job for which there is memory, and predict the whole run."""
+        with self._begun():
+            self._run(lambda: self._only_turns_left(), hold_turns=True)
+        assert self._state is not None
+        return predict(self._state).said()
+
+    def fit(self) -> FleetResult:
+        """Run all jobs to their ends. Ctrl-C lets every job write a checkpoint first."""
+        if self._ended:
+            raise FleetError("fit() has ended: make another Fleet")
+        with self._begun(), self._interruptible():
+            held, self._held_back = self._held_back, []
+            for turn in held:
+                self._do(turn)
+            assert self._state is not None
+            self._run(lambda: self._over)
+        self.close()
+        for name, job in self._jobs.items():
+            if self._state.jobs[name].phase == "finished":
+                give_final_weights(job.program, job.folder)
+        return self.result()
+
+    def result(self) -> FleetResult:
+        """Return what is known of every job now."""
+        states = self._state.jobs if self._state is not None else {}
+        return FleetResult(
+            MappingProxyType(
+                {
+                    name: JobResult(
+                        name, job.phase, job.step, job.metric, job.seconds, job.why,
+                        job.details, self.folder / "jobs" / name,
+                    )
+                    for name, job in states.items()
+                }
+            ),
+            MappingProxyType({name: dict(seen) for name, seen in self._history.items()}),
+            self.metric,
+            self.mode,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End all threads and processes. It may be called again."""
+        self._ended = True
+        self._resources.close()
+        self._journal.close()
+        if self._base is not None and self.isolation == "thread":
+            self._base.roll(self.devices[0])
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Begin the run if it has not begun, and end everything if this block fails."""
+        try:
+            if self._state is None:
+                self._begin()
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        if not self._waiting:
+            raise FleetError("the fleet has no jobs: call add() first")
+        settings = self._settings()
+        past = self._journal.open(self._identity())
+        unknown = {event.job for event in past if isinstance(event, Added)} - set(self._jobs)
+        if unknown:
+            raise FleetError(
+                f"{self._journal.path} has jobs that were not added: {', '.join(sorted(unknown))}."
+                " Add them, or give another folder"
+            )
+        self._base = self._dice()
+        for number, device in enumerate(self.devices):
+            self._hosts.append(self._new_host(number, device))
+        self._state = FleetState.of(settings)
+        for event in past:
+            self._state, _ = decide(self._state, event)
+            self._note(event)
+        if past:
+            self._take(Restarted(), hold_turns=True)
+        for name in self._waiting:
+            if name not in self._state.jobs:
+                self._take(Added(name), hold_turns=True)
+
+    def _new_host(self, number: int, device: torch.device) -> "Host":
+        settings = SeatSettings(device, number, self.budget, self.metric, self._checkpoint_seconds)
+        kind = DeviceHost if self.isolation == "thread" else DeviceProcess
+        return self._resources.enter_context(kind(settings, self._events.put))
+
+    def _run(self, until: Callable[[], bool], hold_turns: bool = False) -> None:
+        while not until():
+            self._take(self._events.get(), hold_turns)
+
+    def _take(self, event: Event, hold_turns: bool) -> None:
+        """Write an event down, decide, and carry the decision out."""
+        assert self._state is not None
+        self._journal.write(event)
+        if isinstance(event, DeviceEnded):
+            self._hosts[event.device] = self._new_host(event.device, self.devices[event.device])
+        self._state, commands = decide(self._state, event)
+        self._note(event)
+        for command in commands:
+            if hold_turns and isinstance(command, Turn):
+                self._held_back.append(command)
+            else:
+                self._do(command)
+        if self._watch is not None:
+            self._watch(self._state, event)
+
+    def _do(self, command: Command) -> None:
+        self._hosts[command.device].do(command, self._jobs[command.job])
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, TurnEnded | Finished) and event.metric is not None:
+            self._history.setdefault(event.job, {})[event.step] = event.metric
+
+    @property
+    def _over(self) -> bool:
+        assert self._state is not None
+        return self._state.over and self._events.empty()
+
+    def _only_turns_left(self) -> bool:
+        """Whether every device that has something to do has been told to run a turn."""
+        assert self._state is not None
+        busy = sum(command is not None for command in self._state.busy)
+        return self._events.empty() and busy == len(self._held_back)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """After the first Ctrl-C in this block, let all jobs leave, and then raise it. A second one
+        is raised at once."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            assert self._state is not None
+            self._take(InterruptAsked(), hold_turns=False)
+            self._run(lambda: self._over)
+            jobs = [job for job in self._state.jobs.values() if not job.ended]
+            raise KeyboardInterrupt(
+                f"{len(jobs)} jobs are checkpointed in {self.folder}: the same program resumes them"
+            ) from None
+
+    def _dice(self) -> Dice:
+        """Return the dice as they lie now. With processes, this one leaves the GPUs alone."""
+        apart = self.isolation == "process"
+        return Dice.now(torch.device("cpu") if apart else self.devices[0])
+
+    # ---- settings --------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what must be the same when the fleet goes on, for the same decisions."""
+        return {"stop": repr(self._stop), "metric": self.metric, "mode": self.mode}
+
+    def _settings(self) -> FleetSettings:
+        device = self.devices[0]
+        on_device = 0
+        if device.type == "cuda":
+            on_device = torch.cuda.get_device_properties(device).total_memory
+        arena = 0 if self.budget is None or is_share(self.budget) else parse_size(self.budget)
+        host = memory_left().nbytes if self._host_budget is None else parse_size(self._host_budget)
+        return FleetSettings(
+            devices=len(self.devices),
+            host_bytes=host,
+            device_bytes=on_device,
+            arena_bytes=arena,
+            quantum=self._quantum,
+            rule=self._stop,
+        )
+
+
+Host = DeviceHost | DeviceProcess
+
+
+def _parsed_budget(given: str | int) -> float:
+    """Return the bytes of a budget, or its share of what a step needs."""
+    if isinstance(given, str) and is_share(given):
+        return parse_share(given)
+    return parse_size(given)

@@ -1,0 +1,7 @@
+"""The jobs of one device: in this process, or in a process of their own.
+
+`device_host.py` has the threads of the jobs and the stage of the device. `device_process.py` is the
+same behind a pipe.
+
+May import: fleet.deciding, fleet.jobs.
+"""

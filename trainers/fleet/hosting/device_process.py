@@ -1,0 +1,160 @@
+"""One device in a process of its own: commands go in through a pipe, events come out of it.
+
+    caller's process                               process of the device
+    do(command)   --pipe-->  main thread: DeviceHost.do   --> a job's thread
+    send(event)  <--pipe--   a thread reads        <-- event --
+
+A process that dies (a segmentation fault, the system's killer) is reported as `DeviceEnded`. Its
+jobs go on from their checkpoints in another process.
+"""
+
+import multiprocessing
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers.fleet.deciding.events import Command, DeviceEnded, Event
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
+from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.jobs.seat import Seat, SeatSettings
+
+JOIN_SECONDS = 30.0
+PROGRAM = "program.pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class PickledProgram:
+    """A job's program in a file. It is read in the job's own thread, under its dice."""
+
+    path: Path
+
+    def __call__(self, seat: Seat) -> None:
+        with self.path.open("rb") as file:
+            program: JobProgram = pickle.load(file)
+        program(seat)
+
+
+def pickled(name: str, job: HostedJob) -> HostedJob:
+    """Return the job with its program in a file of its folder. Raise `FleetError` if it cannot be
+    pickled."""
+    path = job.folder / PROGRAM
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as file:
+            pickle.dump(job.program, file)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        path.unlink(missing_ok=True)
+        raise FleetError(
+            f"job {name} cannot be sent to the process of a device: {error}. Give functions at the"
+            " top level of a module instead of objects (module=make_module), or one device with"
+            " isolation='thread'"
+        ) from error
+    return replace(job, program=PickledProgram(path))
+
+
+class DeviceProcess:
+    """A context manager. `send` is called by a thread of its own."""
+
+    def __init__(self, settings: SeatSettings, send: Callable[[Event], None]) -> None:
+        self._settings = settings
+        self._send = send
+        self._running: str | None = None
+        """The job that was last told to go on, and has not answered."""
+        self._closing = False
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_serve,
+            args=(theirs, settings, torch.get_num_threads()),
+            name=f"perfect-device-{settings.number}",
+            daemon=False,
+        )
+        self._theirs = theirs
+        self._reader = threading.Thread(
+            target=self._read, name=f"perfect-device-{settings.number}-events", daemon=True
+        )
+
+    def start(self) -> None:
+        self._process.start()
+        self._theirs.close()  # the child has its own; with it closed here, its death ends the pipe
+        self._reader.start()
+
+    def do(self, command: Command, job: HostedJob) -> None:
+        """Let a job go on. The device must have nothing else to do."""
+        self._running = command.job
+        with suppress(BrokenPipeError, ConnectionResetError):  # the reader says so
+            self._pipe.send((command, job))
+
+    def _read(self) -> None:
+        try:
+            while True:
+                event: Event = self._pipe.recv()
+                self._running = None
+                self._send(event)
+        except (EOFError, ConnectionResetError):
+            pass
+        if not self._closing:
+            self._process.join()
+            self._send(
+                DeviceEnded(self._settings.number, said(self._process.exitcode), self._running)
+            )
+
+    def close(self) -> None:
+        """End the process. Its jobs must have ended, or are given up."""
+        self._closing = True
+        if self._process.ident is None:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(None)
+        self._process.join(JOIN_SECONDS if self._running is None else 0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._reader.join(JOIN_SECONDS)
+        self._pipe.close()
+
+    def __enter__(self) -> "DeviceProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def said(code: int | None) -> str:
+    """Say how a process ended."""
+    if code is not None and code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with code {code}"
+
+
+def _serve(pipe: Connection, settings: SeatSettings, threads: int) -> None:
+    """Run in the process of a device."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's process tells the jobs to leave
+    torch.set_num_threads(threads)  # the number of threads decides the last bits of some kernels
+    lock = threading.Lock()
+
+    def send(event: Event) -> None:
+        with lock:
+            pipe.send(event)
+
+    with DeviceHost(settings, send) as host:
+        while (received := _received(pipe)) is not None:
+            command, job = received
+            host.do(command, job)
+
+
+def _received(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:  # the caller's process is gone
+        return None

@@ -1,0 +1,8 @@
+"""One job: its thread, its dice, its seat, and what its Trainer is given.
+
+`seat.py` is what a job's program sees of the fleet; `lightning_job.py` is the program of a
+LightningModule.
+
+May import: atomic_checkpoint, fleet.deciding, lightning_seams, loaders, offload, offload.errors,
+    offload.graph, offload.running, offload.sizes, offloading, offloading.hardware.
+"""

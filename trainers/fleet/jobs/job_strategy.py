@@ -1,0 +1,26 @@
+"""`OffloadStrategy` for a job of a fleet: its runners are tenants of the device's one stage."""
+
+from dataclasses import replace
+from typing import Any
+
+from trainers.offloading.hardware.target import MakeRunner, Target
+from trainers.offloading.strategy import OffloadStrategy
+
+
+class JobStrategy(OffloadStrategy):
+    """Plans and offloads the steps of one job."""
+
+    strategy_name = "offload_job"
+
+    def __init__(self, make_runner: MakeRunner, **options: Any) -> None:
+        """`make_runner` returns a runner for a plan as soon as there is memory for it. `options`
+        are those of `OffloadStrategy`."""
+        super().__init__(**options)
+        self._make_runner = make_runner
+
+    def find_target(self) -> Target:
+        return replace(super().find_target(), make_runner=self._make_runner)
+
+    def flush(self) -> None:
+        """Run all updates that are deferred."""
+        self._flush()

@@ -1,0 +1,70 @@
+"""The stage of one device, and what its jobs take of the memory.
+
+All jobs of a device share its stage: one arena, one engine. The stage is made when the first job
+has a plan.
+"""
+
+from collections.abc import Callable, Hashable
+
+from offload import Plan, Runner
+from offload.errors import DeviceLost
+from offload.graph.costs import Costs
+from offload.running.stage import Stage
+from trainers.fleet.deciding.events import JobMemory
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.offloading.hardware.target import Target
+
+
+class Tenancy:
+    """One device's. Only the holder of the baton calls it."""
+
+    def __init__(self) -> None:
+        self._stage: Stage | None = None
+        self._engine = ""
+        self.costs: Costs | None = None
+        """The device's rates, once a job has measured them."""
+
+    def runner(
+        self,
+        plan: Plan,
+        key: Hashable,
+        target: Target,
+        on_tail: Callable[[], None],
+        tail_over: Callable[[], None],
+    ) -> Runner:
+        """Return a runner of this plan on the device's stage."""
+        return Runner(plan, key=key, stage=self._stage_for(plan, target))
+
+    def _stage_for(self, plan: Plan, target: Target) -> Stage:
+        if self._stage is None:
+            driver = target.driver() if target.driver is not None else None
+            workers = plan.costs.host_workers
+            self._stage = Stage(target.device, target.engine, host_workers=workers, driver=driver)
+            self._engine = target.engine
+        if target.engine != self._engine:
+            raise FleetError(
+                f"engine={target.engine!r} was asked for, but the device's other jobs run on"
+                f" {self._engine!r}: give all jobs of a fleet the same engine"
+            )
+        return self._stage
+
+    def memory(self, plan: Plan) -> JobMemory:
+        """Return what a job with this plan takes besides the device's arena."""
+        return JobMemory(host_bytes=plan.host_bytes, passing_bytes=0, device_bytes=0)
+
+    def tail_seconds(self, plan: Plan) -> float:
+        """Return how long only host nodes run at the end of a step."""
+        return 0.0
+
+    def swap_seconds(self) -> float:
+        """Return the seconds that the last change of tenants took."""
+        return 0.0
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the stage. After a lost device nothing is read from it."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            if isinstance(error, DeviceLost):
+                stage.abandon()
+            else:
+                stage.close()

@@ -1,0 +1,71 @@
+"""The callback that lets a job run only in its turns.
+
+    on_train_batch_start   is the turn over?   yes: wait for the next one
+                           must the job end?   yes: keep its weights, and leave
+
+Everything that follows a step (validation, checkpoints, the end of a pass) comes before the next
+`on_train_batch_start`, so it belongs to the turn of its step.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from trainers.fleet.deciding.events import JobMemory
+from trainers.fleet.jobs.job_left import JobLeft
+from trainers.fleet.jobs.job_strategy import JobStrategy
+
+if TYPE_CHECKING:
+    from trainers.fleet.jobs.seat import Seat
+
+STOPPED = "stopped.ckpt"
+"""The weights of a job that was stopped early."""
+
+
+class TurnKeeper(L.Callback):
+    """One job's."""
+
+    reads_weights_between_steps = False
+    """It saves weights through the strategy, which first brings them up to date."""
+
+    def __init__(self, seat: "Seat") -> None:
+        self._seat = seat
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._seat.attach(trainer)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        seat = self._seat
+        if seat.turn_over and isinstance(trainer.strategy, JobStrategy):
+            trainer.strategy.flush()  # residents may only be parked when no update is pending
+        seat.between_steps(lambda: self._without_plan(trainer, pl_module))
+        if seat.leave_asked == "stopped":
+            trainer.save_checkpoint(seat.folder / STOPPED, weights_only=True)
+            raise JobLeft(trainer.global_step)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._seat.batch_over(lambda: self._needed(trainer, pl_module))
+
+    def _without_plan(self, trainer: L.Trainer, module: L.LightningModule) -> JobMemory | None:
+        """Return what a job needs that trains without a plan; None if its plan will say it."""
+        planned = isinstance(trainer.strategy, JobStrategy)
+        return None if planned else self._needed(trainer, module)
+
+    def _needed(self, trainer: L.Trainer, module: L.LightningModule) -> JobMemory:
+        """Return what plain Lightning keeps where the kernels run: what the user says, or else the
+        bytes of weights, gradients and two averages of them, which is what Adam has."""
+        weights = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+        trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        total = self._seat.reserve or weights + 3 * trained
+        if trainer.strategy.root_device.type == "cpu":
+            return JobMemory(host_bytes=total)
+        return JobMemory(host_bytes=0, passing_bytes=weights, device_bytes=total)

@@ -1,0 +1,85 @@
+"""What became of every job of a fleet."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.fleet.deciding.fleet_error import FleetError
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """One job's end."""
+
+    name: str
+    state: str
+    """finished, stopped, failed, or what it was when the fleet was interrupted."""
+    step: int
+    """The optimizer steps that it has done."""
+    metric: float | None
+    """The watched metric as it was last logged."""
+    seconds: float
+    """The seconds that it had a device."""
+    why: str
+    """Why it was stopped, or its error on one line."""
+    details: str
+    """The traceback of a job that failed."""
+    folder: Path
+    """Where its checkpoints and logs are."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """Every job's end, in the order in which they were added."""
+
+    jobs: Mapping[str, JobResult]
+    history: Mapping[str, Mapping[int, float]]
+    """The watched metric of each job, by its step."""
+    metric: str | None
+    mode: str
+
+    @property
+    def ranked(self) -> list[JobResult]:
+        """Return the jobs, best first. Those without a number come last."""
+        sign = -1.0 if self.mode == "max" else 1.0
+
+        def key(job: JobResult) -> tuple[int, float]:
+            if job.metric is None or math.isnan(job.metric):
+                return 2, 0.0
+            return int(job.state != "finished"), sign * job.metric
+
+        return sorted(self.jobs.values(), key=key)
+
+    @property
+    def best(self) -> str:
+        """Return the name of the finished job with the best metric."""
+        if self.metric is None:
+            raise FleetError(
+                "there is no best job, because the fleet watches no metric: give Fleet(metric=...)"
+            )
+        for job in self.ranked:
+            if job.state == "finished" and job.metric is not None and not math.isnan(job.metric):
+                return job.name
+        raise FleetError(f"there is no best job: none has finished with a {self.metric}")
+
+    def table(self) -> str:
+        """Return the jobs as text, best first."""
+        head = ("job", "state", "step", self.metric or "metric", "seconds", "why")
+        rows = [
+            (
+                job.name,
+                job.state,
+                str(job.step),
+                "" if job.metric is None else f"{job.metric:.6g}",
+                f"{job.seconds:.1f}",
+                job.why,
+            )
+            for job in self.ranked
+        ]
+        widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (head, *rows)
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""Every event of a fleet as a line of JSON. Reading them again gives the same decisions.
+
+    {"fleet": {...}}                                      which fleet this is
+    {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
+
+A line is on disk before its decision is carried out. A kill may leave half a line at the end, which
+is dropped: its decision was never carried out.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TextIO
+
+from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
+from trainers.fleet.deciding.fleet_error import FleetError
+
+NAME = "journal.jsonl"
+KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
+
+
+class Journal:
+    """A context manager. `past` are the events of earlier processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        self._file: TextIO | None = None
+
+    def open(self, fleet: Mapping[str, Any]) -> list[Event]:
+        """Open the journal for writing, and return the events that it has. `fleet`: what must be
+        the same for decisions to be the same. Raise `FleetError` if the journal is another's."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._whole_lines()
+        if not lines:
+            self._file = self.path.open("w", encoding="utf-8")
+            self._write({"fleet": dict(fleet)})
+            return []
+        theirs = self._parsed(lines[0], 1).get("fleet")
+        if theirs != json.loads(json.dumps(dict(fleet))):
+            raise FleetError(
+                f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
+                " Give another folder, or delete this one"
+            )
+        past = [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
+        os.truncate(self.path, sum(len(line.encode()) + 1 for line in lines))
+        self._file = self.path.open("a", encoding="utf-8")
+        return past
+
+    def write(self, event: Event) -> None:
+        """Put an event on the disk."""
+        self._write({"event": type(event).__name__, **asdict(event)})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _whole_lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        text = self.path.read_text(encoding="utf-8")
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def _parsed(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise FleetError(
+                f"{self.path}:{number} is damaged ({error}): delete the folder to begin anew"
+            ) from error
+        return found
+
+    def _event(self, line: str, number: int) -> Event:
+        found = self._parsed(line, number)
+        try:
+            kind = KINDS[found.pop("event")]
+            if "memory" in found:
+                found["memory"] = JobMemory(**found["memory"])
+            return kind(**found)
+        except (KeyError, TypeError) as error:
+            raise FleetError(
+                f"{self.path}:{number} is no event of this version ({error}): delete the folder to"
+                " begin anew"
+            ) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_journal(folder: Path) -> list[Event]:
+    """Return the events of a journal, for a report."""
+    journal = Journal(folder)
+    return [
+        journal._event(line, number)
+        for number, line in enumerate(journal._whole_lines()[1:], start=2)
+    ]
