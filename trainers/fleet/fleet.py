@@ -85,7 +85,10 @@ class Fleet:
         self._checkpoint_seconds = 60 * checkpoint_minutes
         self._watch = watch
         self._check()
+        self._programs: dict[str, JobProgram] = {}
+        """As they were given."""
         self._jobs: dict[str, HostedJob] = {}
+        """As the devices get them."""
         self._waiting: list[str] = []
         """Jobs that were added before the fleet began."""
         self._events: SimpleQueue[Event] = SimpleQueue()
@@ -164,9 +167,10 @@ class Fleet:
             raise FleetError(f"{name!r} cannot be the name of a job: it names a folder, too")
         if name in self._jobs:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
-        check_apart(name, program, {known: job.program for known, job in self._jobs.items()})
+        check_apart(name, program, self._programs)
         dice = self._base or self._dice()
         job = HostedJob(program, self.folder / "jobs" / name, dice)
+        self._programs[name] = program
         self._jobs[name] = pickled(name, job) if self.isolation == "process" else job
         if self._state is None:
             self._waiting.append(name)
@@ -199,9 +203,9 @@ class Fleet:
             assert self._state is not None
             self._run(lambda: self._over)
         self.close()
-        for name, job in self._jobs.items():
+        for name, program in self._programs.items():
             if self._state.jobs[name].phase == "finished":
-                give_final_weights(job.program, job.folder)
+                give_final_weights(program, self._jobs[name].folder)
         return self.result()
 
     def result(self) -> FleetResult:
