@@ -3,5 +3,5 @@
 `decide.py` takes a state and an event, and gives the next state and commands. `schedule.py` says
 whose turn it is and where, `admission.py` who has room, `halving.py` who goes on at a rung.
 
-May import: nothing of ours.
+May import: offload.sizes.
 """

@@ -1,86 +1,216 @@
-"""From a state and an event to the next state and commands."""
+"""From a state and an event to the next state and commands. It is a function: nothing else counts.
+
+    event    what happened                                       reports.py
+      who of the lobby has room?                                 admission.py
+      who stops at its rung, who goes on?                        the stop rule
+      for each free device, the first of these:
+        somebody here has to leave                               Leave
+        somebody is moving here, or was never started            Start
+        somebody waits for memory, and one here for its rung     Leave
+        somebody here can train                                  Turn     schedule.py, quantum.py
+        somebody elsewhere is better off here                    Leave, there
+    commands
+
+So a journal of events, told again, gives the same state and the same commands.
+"""
 
 from dataclasses import replace
-from typing import Any
 
-from trainers.fleet.deciding.events import (
-    Added,
-    Command,
-    Event,
-    Failed,
-    Finished,
-    InterruptAsked,
-    Leave,
-    Left,
-    Planned,
-    Restarted,
-    Start,
-    StopAsked,
-    Turn,
-    TurnEnded,
-)
+from trainers.fleet.deciding.admission import admitted, lacks_room, likely
+from trainers.fleet.deciding.events import Command, Event, Leave, Start, Turn
+from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
-
-STEPS = 10
+from trainers.fleet.deciding.quantum import turn_seconds, turn_steps
+from trainers.fleet.deciding.reports import heard
+from trainers.fleet.deciding.schedule import Runnable, even, lay, pick, pull, remaining
 
 
 def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, ...]]:
     """The state after an event, and what devices should do now."""
-    jobs = dict(state.jobs)
-    busy: list[Command | None] = [*state.busy]
-
-    def put(name: str, **changes: Any) -> None:
-        jobs[name] = replace(jobs[name], **changes)
-
-    interrupted = state.interrupted
-    device = getattr(event, "device", None)
-    if device is not None:
-        busy[device] = None
-    match event:
-        case Added():
-            jobs[event.job] = JobState(event.job)
-        case Planned():
-            put(event.job, phase="ready", step=event.step, left=event.left, memory=event.memory)
-        case TurnEnded():
-            put(event.job, phase="ready", step=event.step, left=event.left, metric=event.metric)
-        case Finished():
-            put(event.job, phase="finished", step=event.step, metric=event.metric, device=None)
-        case Failed():
-            put(event.job, phase="failed", error=event.error, details=event.details, device=None)
-        case Left():
-            over = "stopped" if jobs[event.job].ending == "stopped" else "waiting"
-            put(event.job, phase=over, step=event.step, device=None)
-        case StopAsked():
-            put(event.job, ending="stopped")
-        case InterruptAsked():
-            interrupted = True
-        case Restarted():
-            interrupted = False
-            busy[:] = [None for _ in busy]
-        case _:
-            pass
+    state = heard(state, event)
+    _check_rungs(state)
+    state = judged(admitted(state))
     commands: list[Command] = []
-    for number, doing in enumerate(busy):
-        if doing is not None:
-            continue
-        here = [job for job in jobs.values() if job.device == number and job.phase == "ready"]
-        ready = sorted(here, key=lambda job: -job.waited)
-        leaving = [job for job in here if interrupted or job.ending]
-        new = [job.name for job in jobs.values() if job.phase == "waiting" and not interrupted]
-        if leaving:
-            name = leaving[0].name
-            command: Command = Leave(name, number, "interrupted" if interrupted else "stopped")
-            put(name, phase="leaving")
-        elif new:
-            command = Start(new[0], number)
-            put(new[0], phase="starting", device=number)
-        elif ready:
-            command = Turn(ready[0].name, number, max(1, min(STEPS, ready[0].left)), share=False)
-            for job in ready[1:]:
-                put(job.name, waited=job.waited + 1)
-            put(ready[0].name, phase="running", waited=0)
-        else:
-            continue
-        busy[number] = command
-        commands.append(command)
-    return replace(state, jobs=jobs, busy=tuple(busy), interrupted=interrupted), tuple(commands)
+    asked = True
+    while asked:  # a job that was asked to leave may live on a device that is free
+        asked = False
+        for device in range(state.settings.devices):
+            if state.busy[device] is None:
+                state, command, pulled = _next(state, device)
+                asked |= pulled
+                if command is not None:
+                    commands.append(command)
+    _check_progress(state)
+    return state, tuple(commands)
+
+
+# ---- rungs --------------------------------------------------------------------------------------
+
+
+def judged(state: FleetState) -> FleetState:
+    """The state in which every job that stands at a rung waits there for a reason."""
+    rule = state.settings.rule
+    while rule is not None:
+        standing = [j for j in state.jobs.values() if j.phase == "at_rung" and j.alive]
+        if not standing:
+            break
+        seen = {job.name: job.values for job in state.jobs.values()}
+        gone = {job.name for job in state.jobs.values() if not job.alive}
+        verdicts = rule.judge(seen, gone)
+        alive = [name for name in seen if name not in gone]
+        changed: list[JobState] = []
+        for job in standing:
+            if job.name in verdicts:
+                changed.append(_stopped(job, verdicts[job.name]))
+            elif not rule.waits(job.name, seen, alive):
+                changed.append(_goes_on(job))
+        if not changed:
+            said = [replace(j, reason=f"waits at step {j.rung} for the others") for j in standing]
+            return state.put(*said)
+        state = state.put(*changed)
+    return state
+
+
+def _stopped(job: JobState, why: str) -> JobState:
+    if job.device is None:
+        return replace(job, phase="stopped", rung=None, reason=why)
+    return replace(job, ending="stopped", ending_why=why)
+
+
+def _goes_on(job: JobState) -> JobState:
+    assert job.rung is not None
+    phase = "waiting" if job.device is None else "ready"
+    return replace(job, phase=phase, passed=job.rung, rung=None, reason="", waited=0)
+
+
+def _check_rungs(state: FleetState) -> None:
+    """A first rung that no job ever reaches is a mistake in the stop rule."""
+    rule = state.settings.rule
+    first = rule.next_look(0) if rule is not None else None
+    lengths = [job.step + job.left for job in state.jobs.values() if job.memory is not None]
+    unknown = any(job.memory is None and not job.ended for job in state.jobs.values())
+    if rule is None or first is None or unknown or not lengths or first <= max(lengths):
+        return
+    raise FleetError(
+        f"the stop rule {rule!r} looks first at step {first}, and the longest job has"
+        f" {max(lengths)} steps: nobody would ever be stopped; let it look earlier (first=), or"
+        " leave the rule out"
+    )
+
+
+def _check_progress(state: FleetState) -> None:
+    if state.jobs and not state.over and not any(state.busy):
+        said = "; ".join(f"{j.name} {j.phase}: {j.why}" for j in state.jobs.values() if not j.ended)
+        raise FleetError(
+            f"no job can go on, because each waits ({said}): this is a stop rule's fault"
+        )
+
+
+# ---- a free device ------------------------------------------------------------------------------
+
+
+def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None, bool]:
+    """What a free device does now, and whether a job elsewhere was asked to come."""
+    here = [job for job in state.jobs.values() if job.device == device]
+    for job in here:
+        if job.ending or state.interrupted:
+            return (*_leave(state, job, device), False)
+    if state.interrupted:
+        return state, None, False
+    for job in state.jobs.values():
+        if job.phase == "waiting" and job.target == device:
+            return (*_start(state, job, device), False)
+    wanting = next(
+        (j for j in state.jobs.values() if j.phase == "waiting" and j.target is None), None
+    )
+    if wanting is not None:
+        if not (why := likely(state, wanting, device)):
+            return (*_start(state, wanting, device), False)
+        state = state.put(replace(wanting, reason=why))
+    if wanting is not None or state.queue:
+        for job in here:
+            if job.phase == "at_rung":
+                why = f"stands at step {job.rung}, and others wait for memory"
+                asked = replace(job, ending="moved", ending_why=why)
+                return (*_leave(state.put(asked), asked, device), False)
+    return _train(state, device, [job for job in here if job.phase == "ready"])
+
+
+def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
+    why = "moved" if job.ending == "moved" else "stopped"
+    why = "interrupted" if state.interrupted else why
+    leaving = replace(job, phase="leaving", reason=job.ending_why or "interrupted")
+    return _doing(state.put(leaving), Leave(job.name, device, why))
+
+
+def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
+    started = replace(job, phase="starting", device=device, reason="builds, captures and plans")
+    return _doing(state.put(started), Start(job.name, device))
+
+
+def _train(
+    state: FleetState, device: int, ready: list[JobState]
+) -> tuple[FleetState, Command | None, bool]:
+    """A turn for a job of this device, or a job elsewhere is asked to come here."""
+    jobs, devices = runnable(state), state.settings.devices
+    laid = lay(jobs, devices)[device]
+    grains = {job.name: turn_seconds(job, state.settings) for job in ready}
+    may_end_early = state.settings.rule is not None
+    chosen = pick(ready, None if may_end_early else laid, state.last[device], grains)
+    coming = None
+    if movable := _movable(state, device):
+        if chosen is None:
+            coming = pull(laid, movable)
+        elif may_end_early:
+            waiting = {name for name in movable if state.jobs[name].phase == "ready"}
+            coming = even(device, jobs, waiting, devices)
+    if coming is not None:
+        why = f"moves to device {device}, which has less to do"
+        asked = replace(state.jobs[coming], ending="moved", ending_why=why, target=device)
+        state = state.put(asked)
+    if not ready:
+        return state, None, coming is not None
+    chosen = chosen or max(ready, key=lambda job: job.left * job.step_seconds)
+    lone = all(job.ended or job.name == chosen.name for job in state.jobs.values())
+    steps, share = turn_steps(chosen, ready, state.settings, lone)
+    waited = [replace(job, waited=job.waited + 1) for job in ready if job.name != chosen.name]
+    running = replace(chosen, phase="running", waited=0, reason="", tail_left=0.0)
+    last = tuple(chosen.name if d == device else name for d, name in enumerate(state.last))
+    state = replace(state.put(running, *waited), last=last)
+    return (*_doing(state, Turn(chosen.name, device, steps, share)), coming is not None)
+
+
+def _movable(state: FleetState, device: int) -> set[str]:
+    """The jobs elsewhere that could move here; none while one is on its way already."""
+    if any(job.target == device for job in state.jobs.values()):
+        return set()
+    return {
+        job.name
+        for job in state.jobs.values()
+        if job.phase in ("ready", "running") and not job.ending and job.device != device
+        if not lacks_room(state, job, device)
+    }
+
+
+def runnable(state: FleetState) -> list[Runnable]:
+    """The jobs that train or will soon, with what is left of them."""
+    waited_for = any(job.phase == "at_rung" for job in state.jobs.values())
+    default = state.settings.move_seconds
+    return [
+        Runnable(
+            job.name,
+            place,
+            remaining(job, state.settings, waited_for),
+            turn_seconds(job, state.settings),
+            job.start_seconds + state.leave_seconds if job.start_seconds else default,
+        )
+        for job in state.jobs.values()
+        if job.phase in ("ready", "running", "starting", "leaving", "waiting")
+        if job.ending in ("", "moved")
+        if (place := job.target if job.target is not None else job.device) is not None
+    ]
+
+
+def _doing(state: FleetState, command: Command) -> tuple[FleetState, Command]:
+    busy = tuple(command if d == command.device else c for d, c in enumerate(state.busy))
+    return replace(state, busy=busy), command

@@ -9,7 +9,7 @@ stands at a rung: it may have left to make room, and then lives nowhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainers.fleet.deciding.events import Command, JobMemory
@@ -89,6 +89,8 @@ class JobState:
     """The rung at which it stands."""
     ending: Ending = ""
     """What it becomes when it has left: it leaves as soon as its device is free."""
+    ending_why: str = ""
+    """Why it leaves, for people."""
     target: int | None = None
     """The device to which it moves."""
     waited: int = 0
@@ -145,6 +147,10 @@ class FleetState:
     def of(cls, settings: FleetSettings) -> "FleetState":
         """A fleet without jobs."""
         return cls(settings, busy=(None,) * settings.devices, last=(None,) * settings.devices)
+
+    def put(self, *jobs: JobState) -> "FleetState":
+        """The state with other values for some jobs."""
+        return replace(self, jobs={**self.jobs, **{job.name: job for job in jobs}})
 
     @property
     def over(self) -> bool:
