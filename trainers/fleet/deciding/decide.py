@@ -140,7 +140,8 @@ def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
     why = "moved" if job.ending == "moved" else "stopped"
     why = "interrupted" if state.interrupted else why
     leaving = replace(job, phase="leaving", reason=job.ending_why or "interrupted")
-    return _doing(state.put(leaving), Leave(job.name, device, why))
+    queue = tuple(name for name in state.queue if name != job.name)
+    return _doing(replace(state.put(leaving), queue=queue), Leave(job.name, device, why))
 
 
 def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:

@@ -221,7 +221,8 @@ def _stop_asked(state: FleetState, job: JobState, why: str) -> FleetState:
         return state
     if job.device is None:
         return state.put(replace(_gone(job), phase="stopped", reason=why))
-    return state.put(replace(job, ending="stopped", ending_why=why))
+    queue = tuple(name for name in state.queue if name != job.name)
+    return replace(state.put(replace(job, ending="stopped", ending_why=why)), queue=queue)
 
 
 def _device_ended(state: FleetState, event: DeviceEnded) -> FleetState:

@@ -64,27 +64,38 @@ def lay(jobs: Sequence[Runnable], devices: int) -> tuple[tuple[Share, ...], ...]
     if not jobs:
         return tuple(map(tuple, shares))
     end = max(max(job.seconds for job in jobs), sum(job.seconds for job in jobs) / devices)
+    room = [end] * devices
     tape: list[tuple[Runnable, float]] = []
-    for device in _order(jobs, devices, end):
-        room = end
-        here = sorted((j for j in jobs if j.device == device), key=lambda j: (-j.seconds, j.job))
-        tape += [(job, job.seconds) for job in here]
+
+    def fill(device: int) -> None:
         while tape:
             job, seconds = tape[0]
-            part = _part(job, seconds, room)
+            part = _part(job, seconds, room[device])
             if part <= 0 and seconds > 0:
                 break
-            whole = part >= job.seconds
-            shares[device].append(Share(job.job, part, whole, job.device != device))
-            room -= part
+            _give(shares[device], job, part, device)
+            room[device] -= part
             if part < seconds:
                 tape[0] = (job, seconds - part)
                 break
             del tape[0]
-    # The rest is less than is worth a cut: it stays where it is.
-    for job, seconds in tape:
-        shares[job.device].append(Share(job.job, seconds, seconds >= job.seconds, False))
+
+    for device in _order(jobs, devices, end):
+        here = [job for job in jobs if job.device == device]
+        tape += [(job, job.seconds) for job in sorted(here, key=lambda j: (-j.seconds, j.job))]
+        fill(device)
+    for device in sorted(range(devices), key=lambda d: -room[d]):
+        fill(device)  # what the last devices have too much, where room was left before
+    for job, seconds in tape:  # less than is worth a cut: it stays where it is
+        _give(shares[job.device], job, seconds, job.device)
     return tuple(map(tuple, shares))
+
+
+def _give(shares: list[Share], job: Runnable, seconds: float, device: int) -> None:
+    """Let a device do so much more of a job."""
+    seconds += sum(share.seconds for share in shares if share.job == job.job)
+    shares[:] = [share for share in shares if share.job != job.job]
+    shares.append(Share(job.job, seconds, seconds >= job.seconds - 1e-9, job.device != device))
 
 
 def _part(job: Runnable, seconds: float, room: float) -> float:
@@ -103,15 +114,14 @@ def _order(jobs: Sequence[Runnable], devices: int, end: float) -> list[int]:
     order: list[int] = []
     ahead = 0.0
     while left:
-        if ahead > 0:
-            takers = [d for d in left if over[d] < 0] or left
-            enough = [d for d in takers if over[d] + ahead <= 0]
-            # The smallest room that is large enough, or else the largest one.
-            chosen = (
-                max(enough, key=lambda d: over[d]) if enough else min(takers, key=over.__getitem__)
-            )
+        takers = [d for d in left if over[d] < 0]
+        enough = [d for d in takers if over[d] + ahead <= 0]
+        if ahead <= 0 or not takers:
+            chosen = max(left, key=over.__getitem__)
+        elif enough:
+            chosen = max(enough, key=over.__getitem__)  # the smallest room that is large enough
         else:
-            chosen = max(left, key=lambda d: over[d])
+            chosen = min(takers, key=over.__getitem__)  # the largest one
         left.remove(chosen)
         order.append(chosen)
         ahead = max(0.0, ahead + over[chosen])
