@@ -6,6 +6,7 @@
     python benchmarks/offload_cpu.py models     steps of four models against eager, bit for bit
     python benchmarks/offload_cpu.py orders     priority against random and in order, simulated
     python benchmarks/offload_cpu.py workers    updates by 1 to 16 workers of the host, simulated
+    python benchmarks/offload_cpu.py hand_overs   residents out and in again, between two jobs
     python benchmarks/offload_cpu.py all        one after the other
 
 Method  CPU seconds of the whole process, because wall time on a shared machine measures the
@@ -25,7 +26,7 @@ from pathlib import Path
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("planner", "overhead", "models", "orders", "workers")
+PARTS = ("planner", "overhead", "models", "orders", "workers", "hand_overs")
 
 
 def measure(part: str, args: argparse.Namespace) -> Report:
@@ -46,6 +47,10 @@ def measure(part: str, args: argparse.Namespace) -> Report:
         from offloading import workers
 
         return workers.measure(args.smoke)
+    if part == "hand_overs":
+        from offloading import hand_overs
+
+        return hand_overs.measure(args.smoke, args.repeats)
     from offloading import orders
 
     return orders.measure(args.smoke)

@@ -130,6 +130,10 @@ class Arenas:
         on_device = {number: nbytes for number, nbytes in sizes.items() if number != HOST}
         return cls(DeviceArena(on_device, device), HostArena(sizes.get(HOST, 0), device))
 
+    def without_device(self) -> "Arenas":
+        """The host's arena alone: nothing of it refers to the device's."""
+        return Arenas(DeviceArena({}, self.device), self.host, self.origins)
+
     @property
     def sizes(self) -> dict[int, int]:
         return {number: region.nbytes for number, region in self._regions.items()}

@@ -6,14 +6,14 @@
 So the module, `state_dict` and checkpoints see current values without a copy between two steps. The
 user may point a tensor elsewhere (`p.data = ...`, another runner over the same module, an optimizer
 that loads its state). So `settle` compares addresses before every step, copies such values to their
-home and points the tensor there again. `release` gives every tensor memory of its own.
+home and points the tensor there again. `park` moves residents to a waiting place (waiting_place.py)
+while another job has the device. `release` gives every tensor memory of its own.
 
 Only `.data` changes: the tensor object stays the same.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,28 +22,12 @@ from offload.errors import GraphError, StepError
 from offload.graph.memgraph import MemGraph, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
-from offload.program.kernels import CPU, Source
+from offload.memory.tensor_layout import TensorLayout, bytes_of, move_out
+from offload.memory.waiting_place import Leaver, WaitingPlace, room_of
+from offload.program.kernels import Source
 
 Tensors = Mapping[str, Source]
 """The user's tensors by `Buffer.tensor`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """How a tensor lies in its storage. Kernels are bound to that."""
-
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
-        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-
-    def over(self, memory: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
 
 
 class Home:
@@ -65,8 +49,9 @@ class Home:
         self.at = [view.data_ptr() for view in self.views]
         """The addresses of the views' first elements."""
 
-    def bring(self, live: Sequence[torch.Tensor]) -> None:
-        """Copy the values of these tensors here and point the tensors here."""
+    def bring(self, live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
+        """Copy the values of these tensors here and point the tensors here. `non_blocking`: the
+        caller waits for the device before their old memory is used again."""
         for seen, now, at in zip(self.tensors, live, self.at, strict=True):
             if seen is not now and seen.data_ptr() == at:
                 move_out([seen])  # whoever still has the old object must not see the new values
@@ -75,10 +60,10 @@ class Home:
         alike = [TensorLayout.of(tensor) for tensor in live] == self.layouts
         whole = live[0].untyped_storage().nbytes() == len(self.memory)
         if len(strays) == len(live) and len(storages) == 1 and alike and whole:
-            self.memory.copy_(_bytes(live[0]))
+            self.memory.copy_(bytes_of(live[0]), non_blocking=non_blocking)
         else:
             for n in strays:
-                self.views[n].copy_(live[n].detach())
+                self.views[n].copy_(live[n].detach(), non_blocking=non_blocking)
         for n in strays:
             live[n].data = self.views[n]
         self.tensors = list(live)
@@ -98,8 +83,6 @@ class Homes:
             arenas.origins.setdefault(home.key, home.tensors[0].device)
         self._sources = [source for home in self._homes for source in self._source(home.key)]
         self._at = [at for home in self._homes for at in home.at]
-        self._parked: list[tuple[str, list[torch.Tensor]]] = []
-        """Tensors that `park` moved to the host, by the name of their home."""
 
     def _source(self, key: str) -> Sequence[torch.Tensor | Callable[[], torch.Tensor]]:
         found = self._tensors[key]
@@ -108,10 +91,11 @@ class Homes:
     def _live(self, key: str) -> Sequence[torch.Tensor]:
         return _found(self._source(key))
 
-    def settle(self) -> None:
-        """Bring every tensor home with its present values."""
-        self._parked.clear()
-        if self._at_home():
+    def settle(self, waiting: WaitingPlace | None = None) -> None:
+        """Bring every tensor home with its present values. `waiting`: where some may wait; it is
+        empty afterwards."""
+        some = waiting if waiting and waiting.waiting_bytes else None
+        if self._at_home() and some is None:
             return
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
@@ -126,7 +110,11 @@ class Homes:
                 if tensor.data_ptr() != at and self._arenas.contain(tensor.data_ptr()):
                     move_out([tensor])
         for home, live in strays:
-            home.bring(live)
+            waits = some is not None and some.contains(live[0].data_ptr())
+            home.bring(live, non_blocking=waits)
+        if some is not None:
+            self._arenas.rest()
+            some.empty(self._arenas.origins)
 
     def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether exactly these tensor objects are at home at this place."""
@@ -135,14 +123,17 @@ class Homes:
         live = self._live(key)
         return len(live) == len(tensors) and all(map(operator.is_, live, tensors))
 
-    def astray(self) -> str:
-        """The name of a tensor that somebody has pointed elsewhere; empty if all are at home.
+    def astray(self, waiting: WaitingPlace | None = None) -> str:
+        """The name of a tensor that somebody has pointed elsewhere; empty if all are at home, or
+        wait where they were parked.
 
         Tensors whose owners replace the object do not count."""
         if self._at_home():
             return ""
-        known = [home for home in self._homes if not callable(self._tensors[home.key])]
-        return next((h.key for h in known if _addresses(self._live(h.key)) != h.at), "")
+        expected = {home.key: home.at for home in self._homes}
+        expected |= waiting.at if waiting else {}
+        known = {key: at for key, at in expected.items() if not callable(self._tensors[key])}
+        return next((k for k, at in known.items() if _addresses(self._live(k)) != at), "")
 
     def _at_home(self) -> bool:
         return _addresses(_found(self._sources)) == self._at
@@ -159,21 +150,31 @@ class Homes:
             if stays is None or not stays.has(home.key, self.places[home.key], home.tensors):
                 move_out(self._there(home), self._arenas.origins[home.key])
 
-    def park(self) -> None:
-        """Move every tensor that is at home on a device to ordinary memory of the host. `settle`
-        brings it back."""
+    def park(self, waiting: WaitingPlace) -> int:
+        """Move every tensor that is at home on a device to the waiting place. `settle` brings it
+        back. Returns the bytes that moved."""
+        leavers = [
+            Leaver(home.key, home.memory, there)
+            for home in self._homes
+            if self.places[home.key].arena != HOST and (there := self._there(home))
+        ]
+        if not leavers:
+            return 0
         self._arenas.rest()
-        for home in self._homes:
-            if self.places[home.key].arena != HOST:
-                there = self._there(home)
-                move_out(there, CPU)
-                self._parked += [(home.key, there)] if there else []
+        waiting.empty(self._arenas.origins)  # what an interrupted `settle` left there
+        waiting.take(leavers, self._arenas.rest)
+        return waiting.waiting_bytes
 
-    def bring_back(self) -> None:
-        """Move parked tensors that have not come home since to where they were at first."""
-        for key, tensors in self._parked:
-            move_out(tensors, self._arenas.origins[key])
-        self._parked.clear()
+    def forget_device(self) -> None:
+        """Drop what refers to the device's arena, after all tensors have left it. What is at home
+        on the host can still be released."""
+        self._homes = [home for home in self._homes if self.places[home.key].arena == HOST]
+        self._arenas = self._arenas.without_device()
+
+    @property
+    def resident_bytes(self) -> int:
+        """What a waiting place needs for all homes on devices."""
+        return _room_of(self.places[home.key] for home in self._homes)
 
     def _there(self, home: Home) -> list[torch.Tensor]:
         """The tensors of a home that are still at it."""
@@ -234,14 +235,10 @@ def _joined(key: str, pieces: list[tuple[int, Place]]) -> Place:
     return Place(home.arena, home.offset, end)
 
 
-def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> None:
-    """Give tensors that share a storage ordinary memory of their own, on `device` if given."""
-    if tensors:
-        memory = _bytes(tensors[0]).to(device or tensors[0].device, copy=True)
-        for tensor in tensors:
-            tensor.data = TensorLayout.of(tensor).over(memory)
+def resident_bytes(memgraph: MemGraph) -> int:
+    """The bytes that a waiting place needs for all residents of a plan."""
+    return _room_of(places(memgraph).values())
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return empty.set_(tensor.untyped_storage())
+def _room_of(homes: Iterable[Place]) -> int:
+    return sum(room_of(place.nbytes) for place in homes if place.arena != HOST)

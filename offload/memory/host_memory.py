@@ -102,20 +102,19 @@ def _gives_way(stat: Path) -> int:
     return sum(found.get(f"total_{name}", found.get(name, 0)) for name in GIVES_WAY)
 
 
-def check_memory(plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemoryLeft) -> None:
-    """Raise `MemoryTooSmall` unless there is memory for a plan's arenas, which may be larger."""
+def check_memory(
+    plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemoryLeft, waiting: int = 0
+) -> None:
+    """Raise `MemoryTooSmall` unless there is memory for a plan's arenas, which may be larger, and
+    for the place where `waiting` bytes of residents are parked."""
     graph, outside = plan.graph, plan.reserve
     if device_of(graph).type != "cpu":
-        _check_host(plan, arenas.get(HOST, 0), left)
+        _check_host(plan, arenas.get(HOST, 0), left, waiting)
         return
-    sizes: dict[str, int] = {}
-    for b in plan.memgraph.starts:
-        buffer = graph.buffers[b]
-        if buffer.persistent:
-            sizes[buffer.tensor] = sizes.get(buffer.tensor, 0) + buffer.nbytes
+    sizes = moving_sizes(plan)
     moving, twice = sum(sizes.values()), max(sizes.values(), default=0)
-    returned = _returned(graph)
-    needed = max(sum(arenas.values()) - moving + twice + outside + returned, moving)
+    returned = returned_bytes(graph)
+    needed = max(sum(arenas.values()) - moving + twice + outside + returned, moving) + waiting
     if needed <= left.nbytes:
         return
     parts = [
@@ -123,6 +122,7 @@ def check_memory(plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemory
         for arena, nbytes in sorted(arenas.items(), reverse=True)
         if nbytes
     ]
+    parts += [f"residents while they are parked {say_size(waiting)}"] if waiting else []
     parts += [f"what the step returns {say_size(returned)}"] if returned else []
     parts += [f"kernels besides {say_size(outside)}"] if outside else []
     raise MemoryTooSmall(
@@ -136,12 +136,14 @@ def check_memory(plan: RunnablePlan, arenas: Mapping[int, int], left: HostMemory
     )
 
 
-def _check_host(plan: RunnablePlan, nbytes: int, left: HostMemoryLeft) -> None:
-    """Check a plan for a device: its host arena is locked at once, before any tensor moves into
-    it."""
+def _check_host(plan: RunnablePlan, arena: int, left: HostMemoryLeft, waiting: int) -> None:
+    """Check a plan for a device: its host arena and its waiting place are locked at once, before
+    any tensor moves there."""
+    nbytes = arena + waiting
     if nbytes > left.nbytes:
+        parked = f" and {say_size(waiting)} of parked residents" if waiting else ""
         raise MemoryTooSmall(
-            f"{say_size(nbytes)} of memory are needed for the arena of the host, but only"
+            f"{say_size(nbytes)} of memory are needed for the arena of the host{parked}, but only"
             f" {say_size(left.nbytes)} are left: {left.where}. Give a host_budget or a larger"
             " budget of the device, make the batch smaller, or raise the limit\n\n"
             + plan.explain(),
@@ -150,7 +152,18 @@ def _check_host(plan: RunnablePlan, nbytes: int, left: HostMemoryLeft) -> None:
         )
 
 
-def _returned(graph: TaskGraph) -> int:
+def moving_sizes(plan: RunnablePlan) -> dict[str, int]:
+    """The bytes of every tensor that moves into the arenas and, at the end, out of them again."""
+    sizes: dict[str, int] = {}
+    for b in plan.memgraph.starts:
+        buffer = plan.graph.buffers[b]
+        if buffer.persistent:
+            sizes[buffer.tensor] = sizes.get(buffer.tensor, 0) + buffer.nbytes
+    return sizes
+
+
+def returned_bytes(graph: TaskGraph) -> int:
+    """The bytes of a step's outputs."""
     if graph.program is None:
         return sum(graph.buffers[b].nbytes for b in graph.outputs)
     leaves = pytree.tree_leaves(graph.program.outputs)

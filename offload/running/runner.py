@@ -25,9 +25,11 @@ from offload.errors import DeviceLost, StepError
 from offload.graph.taskgraph import HOST, TaskGraph
 from offload.memory.arenas import Arenas, HostArena, give_cached_back
 from offload.memory.device_memory import check_device, device_left
+from offload.memory.homes import Homes, resident_bytes
 from offload.memory.host_memory import check_memory, memory_left
 from offload.memory.placement import Bindings
 from offload.memory.runnable import RunnablePlan
+from offload.memory.waiting_place import WaitingPlace
 from offload.program.kernels import Program
 from offload.running.binding import Binding, notes, program_of
 from offload.running.drivers.driver import Driver
@@ -81,9 +83,13 @@ class Runner:
         self._first: Hashable = self._shape if key is None else key
         self._plans: dict[Hashable, RunnablePlan] = {self._first: plan}
         self._bindings: dict[Hashable, Binding] = {}
-        self._current: Binding | None = None
+        self._current: Homes | None = None
+        """Where the last step left the tensors."""
         self._arenas: Arenas | None = None
         self._host: HostArena | None = None
+        self._waiting: WaitingPlace | None = None
+        """Taken with the arenas if others use the stage, so that no other job fails for want of
+        it; else at the first `park`."""
         self._origins: dict[str, torch.device] = {}
         """Where each tensor of the user's was before, by its name."""
         self._closed = False
@@ -155,7 +161,7 @@ class Runner:
         other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
         Empty: there is none."""
         with self._stage.lock:
-            return self._current.homes.astray() if self._current else ""
+            return self._current.astray(self._waiting) if self._current else ""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -210,11 +216,15 @@ class Runner:
                 driver=self._stage.driver,
                 captured=self._stage.engine.captures,
             )
-        if found is not self._current:
+        if found.homes is not self._current:
             if self._current:
-                self._current.homes.release(stays=found.homes)
-            self._current = found
-        found.homes.settle()
+                self._current.release(stays=found.homes)
+            self._current = found.homes
+        waiting = self._waiting.waiting_bytes if self._waiting else 0
+        begin = self._stage.clock()
+        found.homes.settle(self._waiting)
+        if waiting:
+            self._stage.came_back(waiting, self._stage.clock() - begin)
         return found
 
     def _held(self, plan: RunnablePlan) -> Arenas:
@@ -223,46 +233,81 @@ class Runner:
         needed = plan.memgraph.arenas
         on_device = {number: nbytes for number, nbytes in needed.items() if number != HOST}
         on_host = max(needed.get(HOST, 0), self._host.region.nbytes if self._host else 0)
+        waiting = 0 if self._owns_stage else resident_bytes(plan.memgraph)
+        waiting = max(waiting, self.parked_bytes)
         lent = self._stage.lent(self, on_device)
-        if lent is None or self._host is None or self._host.region.nbytes < on_host:
+        if lent is None or not self._has_on_host(on_host, waiting):
             self._leave()
             if lent is None:
                 self._stage.grow(
-                    on_device, lambda larger: check_room(plan, {**larger, HOST: on_host})
+                    on_device,
+                    lambda larger: check_room(plan, {**larger, HOST: on_host}, waiting),
                 )
                 lent = self._stage.lent(self, on_device)
                 assert lent is not None
             else:
-                check_room(plan, {HOST: on_host})
+                check_room(plan, {HOST: on_host}, waiting)
             self._host = HostArena(on_host, self._program.device)
-            if self._host.note:
-                self._plan.remarks.say(self._host.note)
+            self._waiting = WaitingPlace(waiting, self._program.device) if waiting else None
+            for memory in filter(None, (self._host, self._waiting)):
+                if memory.note:
+                    self._plan.remarks.say(memory.note)
+        assert self._host is not None
         if self._arenas is None or self._arenas.lent is not lent:
             self._bindings.clear()
             self._arenas = Arenas(lent, self._host, self._origins)
         return self._arenas
 
-    def park(self) -> None:
-        """A `Tenant`'s: residents leave the device's arena for ordinary memory of the host. What
-        is at home in the host's arena stays there. The next step brings them back."""
-        if self._current:
-            self._current.homes.park()
+    def _has_on_host(self, arena: int, waiting: int) -> bool:
+        """Whether there is an arena on the host, and a waiting place, of at least these bytes."""
+        held = self._host.region.nbytes if self._host else -1
+        return held >= arena and self.parked_bytes >= waiting
 
-    def evict(self) -> None:
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of the host that are kept for residents, whether they are parked now or not."""
+        return self._waiting.nbytes if self._waiting else 0
+
+    def park(self) -> None:
+        """Have the residents leave the device's arena now. They wait on the host; the next step
+        brings them back. What is at home in the host's arena stays there. Another runner's step on
+        the same stage does this by itself."""
+        with self._stage.lock:
+            self._check_open()
+            self._stage.park(self)
+
+    def make_way(self) -> int:
+        """A `Tenant`'s, under the stage's lock."""
+        needed = self._current.resident_bytes if self._current else 0
+        if not (self._current and needed):
+            return 0
+        if self._waiting is None or self._waiting.nbytes < needed:
+            check_memory(self._plan, {}, memory_left(), needed)
+            self._waiting = WaitingPlace(needed, self._program.device)
+        return self._current.park(self._waiting)
+
+    def evict(self) -> int:
         """A `Tenant`'s: the device's arena is about to be freed."""
-        self.park()
+        moved = self.make_way()
+        if self._current:
+            self._current.forget_device()
         self._bindings.clear()
         self._arenas = None
+        return moved
 
     def _leave(self) -> None:
         """Every tensor gets memory of its own, where it was before; the arenas are given up."""
         if self._current and self._arenas:
             lent = self._stage.is_lent_to(self)
-            self._arenas.forget(keep=self._current.homes.places.values(), lent=lent)
+            self._arenas.forget(keep=self._current.places.values(), lent=lent)
         if self._current:
-            self._current.homes.release()
-            self._current.homes.bring_back()
-        self._current, self._arenas, self._host = None, None, None
+            self._current.release()
+        if self._host:
+            self._host.unlock()
+        if self._waiting:
+            self._waiting.unlock()
+            self._waiting.empty(self._origins)
+        self._current, self._arenas, self._host, self._waiting = None, None, None, None
         self._bindings.clear()
 
     # ---- the end --------------------------------------------------------------------------------
@@ -305,9 +350,10 @@ class Runner:
             self.close()
 
 
-def check_room(plan: RunnablePlan, arenas: Mapping[int, int]) -> None:
-    """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now."""
-    check_memory(plan, arenas, memory_left())
+def check_room(plan: RunnablePlan, arenas: Mapping[int, int], waiting: int = 0) -> None:
+    """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now, and a
+    waiting place of so many bytes."""
+    check_memory(plan, arenas, memory_left(), waiting)
     device = program_of(plan.graph).device
     if device.type == "cuda":
         give_cached_back(device)

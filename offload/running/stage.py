@@ -4,15 +4,17 @@
     Runner    plans, bindings, an arena of its own on the host                  a tenant of a stage
 
 `Runner(plan)` makes a stage of its own, and several runners may share one. Before a step of another
-tenant the last tenant has to `park`: its residents leave the device's arena. Steps take turns. Jobs
-share nothing else.
+tenant the last tenant has to make way: its residents leave the device's arena. Steps take turns.
+Jobs share nothing else. What these moves cost is in `swaps`.
 """
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Protocol
@@ -29,15 +31,34 @@ from offload.running.engines.pieces import WorkPiece, run_pieces
 from offload.running.engines.work import Record
 
 
-class Tenant(Protocol):
-    """A user of the device's arena, such as a runner."""
+@dataclass(frozen=True, slots=True)
+class SwapTotals:
+    """What hand-overs have cost since the stage was made. Take the difference of two of them."""
 
-    def park(self) -> None:
-        """Leave the device's arena. The values are kept elsewhere until it is lent again."""
+    out_bytes: int = 0
+    """Residents that left the device's arena for another tenant."""
+    in_bytes: int = 0
+    """Residents that came back."""
+    seconds: float = 0.0
+    """Seconds of both."""
+
+    def plus(self, out_bytes: int, in_bytes: int, seconds: float) -> "SwapTotals":
+        return SwapTotals(
+            self.out_bytes + out_bytes, self.in_bytes + in_bytes, self.seconds + seconds
+        )
+
+
+class Tenant(Protocol):
+    """A user of the device's arena, such as a runner. The stage calls it under its lock."""
+
+    def make_way(self) -> int:
+        """Leave the device's arena. The values are kept elsewhere until it is lent again. Returns
+        the bytes that moved."""
         ...
 
-    def evict(self) -> None:
-        """Park, and drop everything that refers to the device's arena, because it will be freed."""
+    def evict(self) -> int:
+        """Make way, and drop everything that refers to the device's arena, because it will be
+        freed."""
         ...
 
 
@@ -53,11 +74,15 @@ class Stage:
         *,
         host_workers: int = 1,
         driver: Driver | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
         any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
         device's own."""
         self.device = device
+        self.host_workers = host_workers
+        self.swaps = SwapTotals()
+        self.clock = clock
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
@@ -95,7 +120,7 @@ class Stage:
         if not self.is_lent_to(tenant):
             before = self._last() if self._last else None
             if before is not None:
-                before.park()
+                self._left(before.make_way)
             self._tenants.add(tenant)
             self._last = weakref.ref(tenant)
         return self._arena
@@ -106,10 +131,23 @@ class Stage:
         had = self._arena.sizes if self._arena else {}
         larger = {n: max(sizes.get(n, 0), had.get(n, 0)) for n in {*sizes, *had}}
         for tenant in list(self._tenants):
-            tenant.evict()
+            self._left(tenant.evict)
         self._arena, self._last = None, None
         check(larger)
         self._arena = DeviceArena(larger, self.device)
+
+    def park(self, tenant: Tenant) -> None:
+        """Have the tenant leave the device's arena now, and not when another one comes."""
+        self._left(tenant.make_way)
+
+    def _left(self, leave: Callable[[], int]) -> None:
+        begin = self.clock()
+        moved = leave()
+        self.swaps = self.swaps.plus(moved, 0, self.clock() - begin)
+
+    def came_back(self, nbytes: int, seconds: float) -> None:
+        """Note what it took to bring residents of a tenant home."""
+        self.swaps = self.swaps.plus(0, nbytes, seconds)
 
     def is_lent_to(self, tenant: Tenant) -> bool:
         return self._last is not None and self._last() is tenant

@@ -85,7 +85,7 @@ def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("part", ["planner", "overhead", "orders"])
+@pytest.mark.parametrize("part", ["planner", "overhead", "orders", "hand_overs"])
 def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> None:
     said = run_script("benchmarks/offload_cpu.py", part, "--smoke", "--out", str(tmp_path))
     [report] = tmp_path.glob(f"*_offload_cpu_{part}.json")

@@ -2,7 +2,7 @@
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,69 +10,27 @@ from typing import Any
 import pytest
 import torch
 
-import offload
-from benchmarks.twins.twin_graph import GraphTwin
-from benchmarks.twins.twin_streams import Twin
 from offload.errors import StepError
-from offload.graph.taskgraph import HOST, TaskGraph
-from offload.program.kernels import CPU
+from offload.graph.taskgraph import HOST
 from offload.running.engines.pieces import WorkPiece, cut, run_pieces
 from offload.running.engines.work import Record
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
 HERE = Path(__file__).parent
-STAGES: dict[str, Callable[[], Stage]] = {
-    "serial": lambda: Stage(CPU, "serial"),
-    "threads": lambda: Stage(CPU, "threads"),
-    "cuda": lambda: Stage(CPU, "cuda", driver=Twin()),
-    "cudagraph": lambda: Stage(CPU, "cudagraph", driver=GraphTwin()),
-}
+ENGINES = ("serial", "threads", "cuda", "cudagraph")
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of torch kernels alone: a captured graph can replay them."""
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stream_graphs")
+    return importlib.import_module("stage_jobs")
 
 
-class Job:
-    """A graph, the user's tensors, and what plain torch would have made of them."""
-
-    def __init__(self, graphs: Any, count: int, wide: int, budget: int | None = None) -> None:
-        self.graph: TaskGraph = graphs.bound(graphs.chain(count, wide))
-        self.tensors: Mapping[str, torch.Tensor] = self.graph.program.tensors
-        self.plain = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        self._plainly = graphs.Plainly(self.graph, self.plain)
-        self.plan = offload.plan(self.graph, budget, placement="copy", recompute=False)
-        self.batch = graphs.batch(seed=count)
-
-    def step(self, runner: Runner) -> None:
-        [expected] = self._plainly.step(self.batch)
-        [found] = runner(self.batch)
-        assert torch.equal(found, expected)
-
-    def is_right(self) -> bool:
-        return all(torch.equal(self.tensors[name], self.plain[name]) for name in self.plain)
-
-
-def on_device(runner: Runner, job: Job) -> list[str]:
-    """The tensors that lie in the device's arena now."""
-    arena = runner._stage._arena
-    assert arena is not None
-    regions = arena.regions.values()
-    return [
-        name
-        for name, tensor in job.tensors.items()
-        if any(region.contains(tensor.data_ptr()) for region in regions)
-    ]
-
-
-@pytest.mark.parametrize("engine", STAGES)
-def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, graphs: Any) -> None:
-    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
-    with STAGES[engine]() as stage:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, jobs: Any) -> None:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
+    with jobs.STAGES[engine]() as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         for turn in (one, other, one, one, other, other, one):
             turn.step(first if turn is one else second)
@@ -82,12 +40,12 @@ def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, graph
 
 
 @pytest.mark.parametrize("runners", [1, 2])
-def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, graphs: Any) -> None:
-    jobs = [Job(graphs, 2, 1024) for _ in range(runners)]
+def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, jobs: Any) -> None:
+    both = [jobs.Job.chain(2, 1024) for _ in range(runners)]
     running: list[int] = []
     together: list[bool] = []
     met = threading.Event()
-    with STAGES["serial"]() as stage:
+    with jobs.STAGES["serial"]() as stage:
         run_pieces_of = stage.run
 
         def run(pieces: Sequence[WorkPiece], record: Record) -> None:
@@ -99,7 +57,7 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, graphs: Any) -
             running.pop()
 
         stage.run = run  # type: ignore[method-assign]
-        tenants = [(Runner(job.plan, stage=stage), job.batch) for job in jobs]
+        tenants = [(Runner(job.plan, stage=stage), job.batch) for job in both]
         callers = [
             threading.Thread(target=runner, args=(batch,))
             for runner, batch in tenants * (2 // runners)
@@ -114,29 +72,29 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, graphs: Any) -
 
 
 def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device(
-    graphs: Any,
+    jobs: Any,
 ) -> None:
-    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
-    with STAGES["threads"]() as stage:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
+    with jobs.STAGES["threads"]() as stage:
         first = Runner(one.plan, stage=stage)
         one.step(first)
-        resident = on_device(first, one)
+        resident = jobs.on_device(first, one)
         at = {n: t.data_ptr() for n, t in one.tensors.items() if n not in resident}
         assert resident and at
         second = Runner(other.plan, stage=stage)
         other.step(second)
-        assert on_device(second, one) == [] and on_device(second, other)
+        assert jobs.on_device(second, one) == [] and jobs.on_device(second, other)
         assert {n: one.tensors[n].data_ptr() for n in at} == at
         assert one.is_right()
         one.step(first)
-        assert on_device(first, one) == resident and on_device(first, other) == []
+        assert jobs.on_device(first, one) == resident and jobs.on_device(first, other) == []
         first.close()
         second.close()
 
 
-def test_the_arena_grows_for_the_largest_job_and_is_taken_once(graphs: Any) -> None:
-    small, large = Job(graphs, 2, 1024), Job(graphs, 6, 4096)
-    with STAGES["serial"]() as stage:
+def test_the_arena_grows_for_the_largest_job_and_is_taken_once(jobs: Any) -> None:
+    small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
+    with jobs.STAGES["serial"]() as stage:
         first = Runner(small.plan, stage=stage)
         small.step(first)
         second = Runner(large.plan, stage=stage)
@@ -154,10 +112,10 @@ def test_the_arena_grows_for_the_largest_job_and_is_taken_once(graphs: Any) -> N
 
 
 @pytest.mark.parametrize("leaver", ["parked", "present"])
-def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, graphs: Any) -> None:
+def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, jobs: Any) -> None:
     """Leaving gives pages back to the machine: never those of a tenant that is there now."""
-    one, other = Job(graphs, 4, 64_000, 400_000), Job(graphs, 4, 64_000, 400_000)
-    with STAGES["threads"]() as stage:
+    one, other = jobs.Job.chain(4, 64_000, 400_000), jobs.Job.chain(4, 64_000, 400_000)
+    with jobs.STAGES["threads"]() as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
         one.step(first)
         other.step(second)
@@ -172,9 +130,9 @@ def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, graphs: Any
         stays.close()
 
 
-def test_a_stage_that_closes_leaves_every_value_with_its_owner(graphs: Any) -> None:
-    one, other = Job(graphs, 4, 4096, 24_000), Job(graphs, 3, 1024)
-    stage = STAGES["cuda"]()
+def test_a_stage_that_closes_leaves_every_value_with_its_owner(jobs: Any) -> None:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
+    stage = jobs.STAGES["cuda"]()
     first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
     one.step(first)
     other.step(second)
@@ -188,9 +146,9 @@ def test_a_stage_that_closes_leaves_every_value_with_its_owner(graphs: Any) -> N
     assert one.is_right() and other.is_right()
 
 
-def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(graphs: Any) -> None:
-    job = Job(graphs, 2, 1024)
-    with STAGES["serial"]() as stage:
+def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(jobs: Any) -> None:
+    job = jobs.Job.chain(2, 1024)
+    with jobs.STAGES["serial"]() as stage:
         with pytest.raises(ValueError, match="engine='threads' has no effect beside a stage"):
             Runner(job.plan, "threads", stage=stage)
         with pytest.raises(ValueError, match="host_workers=2 has no effect"):
@@ -204,12 +162,12 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(graphs: Any) -> None
 # ---- pieces -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
-    engine: str, every: int, graphs: Any
+    engine: str, every: int, jobs: Any
 ) -> None:
-    job = Job(graphs, 4, 4096, 24_000)
+    job = jobs.Job.chain(4, 4096, 24_000)
     count = len(job.plan.memgraph.nodes)
     asked: list[int] = []
 
@@ -217,7 +175,7 @@ def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
         asked.append(1)
         return True
 
-    with STAGES[engine]() as stage:
+    with jobs.STAGES[engine]() as stage:
         runner = Runner(job.plan, stage=stage)
         pieces: dict[int, tuple[WorkPiece, ...]] = {}
 
@@ -239,9 +197,9 @@ def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
     assert job.is_right() and len(asked) == 3 * (-(-count // every) - 1)
 
 
-def test_an_error_in_a_piece_names_the_node_of_the_step(graphs: Any) -> None:
-    job = Job(graphs, 4, 4096, 24_000)
-    with STAGES["serial"]() as stage:
+def test_an_error_in_a_piece_names_the_node_of_the_step(jobs: Any) -> None:
+    job = jobs.Job.chain(4, 4096, 24_000)
+    with jobs.STAGES["serial"]() as stage:
         runner = Runner(job.plan, stage=stage)
         [one] = runner._enter(runner._first).pieces
         bad = len(one.work.runs) - 2
@@ -258,8 +216,8 @@ def test_an_error_in_a_piece_names_the_node_of_the_step(graphs: Any) -> None:
         runner.close()
 
 
-def test_the_device_arena_and_the_host_arena_are_two_objects(graphs: Any) -> None:
-    job = Job(graphs, 4, 4096, 24_000)
+def test_the_device_arena_and_the_host_arena_are_two_objects(jobs: Any) -> None:
+    job = jobs.Job.chain(4, 4096, 24_000)
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
         arenas = runner._arenas

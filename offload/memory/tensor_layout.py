@@ -1,0 +1,42 @@
+"""How a tensor lies over the bytes of its storage, and how it gets other bytes.
+
+    storage  |..[ tensor ]..|     offset, size, stride: the same over any other bytes
+
+Only `.data` changes: the tensor object stays the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How a tensor lies in its storage. Kernels are bound to that."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+
+
+def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> None:
+    """Give tensors that share a storage ordinary memory of their own, on `device` if given."""
+    if tensors:
+        memory = bytes_of(tensors[0]).to(device or tensors[0].device, copy=True)
+        for tensor in tensors:
+            tensor.data = TensorLayout.of(tensor).over(memory)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return empty.set_(tensor.untyped_storage())
