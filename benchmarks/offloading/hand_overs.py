@@ -44,7 +44,9 @@ def measure(smoke: bool, repeats: int) -> Report:
                 for key in ("floor", "alike")}  # fmt: skip
         cells = [spread([1e3 * s for s in row[key]]) for key in ("ours", "floor", "alike")]
         lines.append([name, *cells, *(f"{statistics.median(over[k]):.2f}" for k in over)])
-        report.asked.append(Asked(f"over the floor, {name}", MOST, statistics.median(over["floor"])))
+        report.asked.append(
+            Asked(f"over the floor, {name}", MOST, statistics.median(over["floor"]))
+        )
     head = ["residents", "ours ms", "floor ms", "alike ms", "over the floor", "over alike"]
     report.tables["A hand-over and back"] = table(head, lines)
     report.remarks = ["Before the first round every page was touched once."]
@@ -61,7 +63,7 @@ def job(count: int, nbytes: int) -> TaskGraph:
     return builder.graph(Program((), (loss,), tensors))
 
 
-def _touch(reads: Any, writes: Any) -> None:
+def _touch(_: Any, writes: Any) -> None:
     writes[0][:1].add_(1)
 
 

@@ -58,7 +58,7 @@ class Home:
         strays = [n for n, tensor in enumerate(live) if tensor.data_ptr() != self.at[n]]
         storages = {live[n].untyped_storage().data_ptr() for n in strays}
         alike = [TensorLayout.of(tensor) for tensor in live] == self.layouts
-        whole = live[0].untyped_storage().nbytes() == len(self.memory)
+        whole = live[0].untyped_storage().nbytes() == self.memory.nbytes
         if len(strays) == len(live) and len(storages) == 1 and alike and whole:
             self.memory.copy_(bytes_of(live[0]), non_blocking=non_blocking)
         else:

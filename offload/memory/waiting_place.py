@@ -77,14 +77,14 @@ class WaitingPlace:
         may see a tensor whose bytes have not arrived."""
         at, views = 0, list[list[torch.Tensor]]()
         for leaver in leavers:
-            place = self._host.region.bytes(at, len(leaver.memory))
+            place = self._host.region.bytes(at, leaver.memory.nbytes)
             place.copy_(leaver.memory, non_blocking=True)
             views.append([TensorLayout.of(tensor).over(place) for tensor in leaver.tensors])
-            at += room_of(len(leaver.memory))
+            at += room_of(leaver.memory.nbytes)
         rest()
         for leaver, new in zip(leavers, views, strict=True):
             addresses = [view.data_ptr() for view in new]
-            self._waiting[leaver.key] = _Waiting(len(leaver.memory), leaver.tensors, addresses)
+            self._waiting[leaver.key] = _Waiting(leaver.memory.nbytes, leaver.tensors, addresses)
             for tensor, view in zip(leaver.tensors, new, strict=True):
                 tensor.data = view
 

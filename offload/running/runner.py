@@ -83,6 +83,8 @@ class Runner:
         self._first: Hashable = self._shape if key is None else key
         self._plans: dict[Hashable, RunnablePlan] = {self._first: plan}
         self._bindings: dict[Hashable, Binding] = {}
+        self._rooms: dict[Hashable, int] = {}
+        """Bytes that each plan's residents take while they are parked."""
         self._current: Homes | None = None
         """Where the last step left the tensors."""
         self._arenas: Arenas | None = None
@@ -135,6 +137,7 @@ class Runner:
 
     def _forget(self, key: Hashable) -> None:
         self._plans.pop(key, None)
+        self._rooms.pop(key, None)
         self._bindings.pop(key, None)  # its tensors stay where they are until the next step
 
     def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
@@ -205,7 +208,7 @@ class Runner:
 
     def _enter(self, key: Hashable) -> Binding:
         """What runs this step; no tensor is at home anywhere else afterwards."""
-        arenas = self._held(self._plans[key])
+        arenas = self._held(key)
         found = self._bindings.get(key)
         if found is None:
             found = self._bindings[key] = Binding(
@@ -227,14 +230,16 @@ class Runner:
             self._stage.came_back(waiting, self._stage.clock() - begin)
         return found
 
-    def _held(self, plan: RunnablePlan) -> Arenas:
+    def _held(self, key: Hashable) -> Arenas:
         """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
         the old ones go before larger ones come."""
+        plan = self._plans[key]
+        if key not in self._rooms:
+            self._rooms[key] = resident_bytes(plan.memgraph)
         needed = plan.memgraph.arenas
         on_device = {number: nbytes for number, nbytes in needed.items() if number != HOST}
         on_host = max(needed.get(HOST, 0), self._host.region.nbytes if self._host else 0)
-        waiting = 0 if self._owns_stage else resident_bytes(plan.memgraph)
-        waiting = max(waiting, self.parked_bytes)
+        waiting = max(0 if self._owns_stage else self._rooms[key], self.parked_bytes)
         lent = self._stage.lent(self, on_device)
         if lent is None or not self._has_on_host(on_host, waiting):
             self._leave()

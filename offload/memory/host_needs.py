@@ -1,0 +1,47 @@
+"""What a job takes of the host's memory, told by its plans, before it takes anything.
+
+    held      host arena | where its residents wait while they are parked | what a step returns
+    passing   every tensor once more: page-locked memory is taken whole before the tensors move into
+              it, and at the end they move out of it before it is given up
+
+Held bytes add up over the jobs that live together. Passing bytes are those of one job if only one
+begins or ends at a time. What lies on a device is not counted; a CPU's arena belongs to the stage.
+"""
+
+from dataclasses import dataclass
+
+from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.graph.taskgraph import HOST
+from offload.memory.homes import places, resident_bytes
+from offload.memory.host_memory import moving_sizes, returned_bytes
+from offload.memory.runnable import RunnablePlan
+from offload.program.kernels import device_of
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """Bytes of the host's memory that a job needs."""
+
+    held: int
+    """As long as the job lives."""
+    passing: int
+    """Besides, while it begins and while it ends."""
+
+
+def needs(plan: RunnablePlan, *more: RunnablePlan) -> HostNeeds:
+    """The needs of a runner of these plans on a stage that others use, too."""
+    plans = (plan, *more)
+    arena = max(one.memgraph.arenas.get(HOST, 0) for one in plans)
+    waiting = max(resident_bytes(one.memgraph) for one in plans)
+    on_host = [one.graph for one in plans if device_of(one.graph).type == "cpu"]
+    returned = max(map(returned_bytes, on_host), default=0)
+    sizes: dict[str, int] = {}
+    for one in plans:
+        sizes |= moving_sizes(one)
+    return HostNeeds(arena + waiting + returned, sum(sizes.values()))
+
+
+def swap_seconds(plan: RunnablePlan) -> float:
+    """Predicted seconds of parking the residents of a plan and of bringing them home again."""
+    sizes = [place.nbytes for place in places(plan.memgraph).values() if place.arena != HOST]
+    return sum(plan.costs.of_copy(way, nbytes) for way in (OFFLOAD, RELOAD) for nbytes in sizes)
