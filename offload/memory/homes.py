@@ -130,7 +130,7 @@ class Homes:
         Tensors whose owners replace the object do not count."""
         if self._at_home():
             return ""
-        expected = {home.key: home.at for home in self._homes}
+        expected: dict[str, list[int]] = {home.key: home.at for home in self._homes}
         expected |= waiting.at if waiting else {}
         known = {key: at for key, at in expected.items() if not callable(self._tensors[key])}
         return next((k for k, at in known.items() if _addresses(self._live(k)) != at), "")

@@ -35,7 +35,7 @@ class Leaver:
 class _Waiting:
     nbytes: int
     tensors: Sequence[torch.Tensor]
-    at: Sequence[int]
+    at: list[int]
     """The addresses that the tensors were given here."""
 
 
@@ -65,7 +65,7 @@ class WaitingPlace:
         return sum(one.nbytes for one in self._waiting.values())
 
     @property
-    def at(self) -> Mapping[str, Sequence[int]]:
+    def at(self) -> dict[str, list[int]]:
         """The addresses of the tensors that wait, by the name of their home."""
         return {key: one.at for key, one in self._waiting.items()}
 

@@ -1,7 +1,8 @@
 """A plan bound to arenas: every node is a call without arguments, and so is what is around them.
 
 begin(batch)   inputs -> their places            pieces  what an engine runs
-outputs()      places -> new tensors             notes  what to say when it fails
+outputs()      places -> new tensors             tailed  the same in two parts: body and tail
+                                                 notes   what to say when it fails
 """
 
 import warnings
@@ -20,11 +21,13 @@ from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.optimizer.scalars import Scalars
+from offload.planning.host_tails import host_tail
 from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
 from offload.running.drivers.driver import Driver
 from offload.running.engines.pieces import whole
+from offload.running.engines.tail_crew import SplitWork, TailCrew
 from offload.running.engines.work import Record, Run, StepWork
 from offload.running.poison import Poison
 from offload.torch_seams import pytree
@@ -63,8 +66,12 @@ class Binding:
             runs = [self._poison.wrap(node, run) for node, run in enumerate(runs)]
         tell = partial(_tell, plan.remarks)
         baked = self._scalars.baked if self._scalars else tuple
-        work = StepWork.of(self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas))
-        self.pieces = whole(work)
+        self._work = StepWork.of(
+            self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas)
+        )
+        self.pieces = whole(self._work)
+        self._tail: Sequence[int] | None = None
+        self._split: SplitWork | None = None
         for note in self._scalars.notes() if self._scalars else ():
             plan.remarks.say(note)
 
@@ -78,6 +85,13 @@ class Binding:
             return value
         place = self.memgraph.ends.get(value.buffer) or self.memgraph.starts[value.buffer]
         return arenas.view(place, value)
+
+    def tailed(self, crew: TailCrew) -> SplitWork | None:
+        """The work with its tail for this crew; None if it has none. It is cut once."""
+        if self._tail is None:
+            self._tail = host_tail(self.memgraph)
+            self._split = crew.split(self._work, self._tail) if self._tail else None
+        return self._split
 
     def begin(self, batch: Sequence[torch.Tensor]) -> None:
         if self._scalars:
@@ -99,6 +113,11 @@ class Binding:
             value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
             for value in self._outputs
         )
+
+    def end(self) -> None:
+        """Do what the program does on the host once a step."""
+        for call in self.program.after_step:
+            call()
 
 
 def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:

@@ -14,7 +14,7 @@ The exception says so in a note (binding.py: `notes`). The engine ends what it b
 `rest`, streams.py: `check`), and the runner can be used again.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,22 +23,21 @@ import torch
 
 from offload.errors import DeviceLost, StepError
 from offload.graph.taskgraph import HOST, TaskGraph
-from offload.memory.arenas import Arenas, HostArena, give_cached_back
-from offload.memory.device_memory import check_device, device_left
+from offload.memory.arenas import Arenas, HostArena
 from offload.memory.homes import Homes, resident_bytes
-from offload.memory.host_memory import check_memory, memory_left
 from offload.memory.placement import Bindings
+from offload.memory.room import check_room
 from offload.memory.runnable import RunnablePlan
 from offload.memory.waiting_place import WaitingPlace
-from offload.program.kernels import Program
 from offload.running.binding import Binding, notes, program_of
 from offload.running.drivers.driver import Driver
+from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
+from offload.running.input_checks import Shape, check_stage, shape_of
 from offload.running.stage import Stage
+from offload.running.tailed_step import TailedStep
 from offload.running.torch_modes import in_step_modes
 from offload.running.trace import Trace
-
-Shape = tuple[tuple[int, ...], ...]
 
 
 class Runner:
@@ -73,7 +72,7 @@ class Runner:
             host_workers=plan.costs.host_workers if host_workers is None else host_workers,
             driver=driver,
         )
-        _check_stage(stage, self._program, engine=engine, host_workers=host_workers, driver=driver)
+        check_stage(stage, self._program, engine=engine, host_workers=host_workers, driver=driver)
         self.trace = Trace()
         """The last step's."""
         self.placed = Bindings()
@@ -94,18 +93,24 @@ class Runner:
         it; else at the first `park`."""
         self._origins: dict[str, torch.device] = {}
         """Where each tensor of the user's was before, by its name."""
+        self.tails: HostTails | None = None
+        """If set, the next steps hand the stage on as soon as only their tails are left
+        (tailed_step.py). Engine `cudagraph` captures such steps apart from others."""
+        self._tail_crew: TailCrew | None = None
         self._closed = False
         with self._stage.lock:
             self._enter(self._first)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step. The outputs are new tensors, in the order of the captured step."""
-        with self._stage.lock:
-            self._check_open()
-            shape = _shape_of(batch, self._program)
-            if shape not in self._plans:
-                self._plans[shape] = self._plan.replan(self._capture(batch))
-            return self._step(shape, batch)
+        return self._one_step(partial(self._planned, batch), batch)
+
+    def _planned(self, batch: Sequence[torch.Tensor]) -> Hashable:
+        """What the plan for a batch of this shape is called. It is made at the first call."""
+        shape = shape_of(batch, self._program)
+        if shape not in self._plans:
+            self._plans[shape] = self._plan.replan(self._capture(batch))
+        return shape
 
     # ---- plans ----------------------------------------------------------------------------------
 
@@ -120,15 +125,16 @@ class Runner:
 
     def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step of a plan that was added."""
-        with self._stage.lock:
-            self._check_open()
-            if key not in self._plans:
-                raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
-            program = program_of(self._plans[key].graph)
-            shape = tuple(value.size for value in program.inputs)
-            if _shape_of(batch, program) != shape:
-                raise StepError(f"the step is for inputs of shape {shape}")
-            return self._step(key, batch)
+        return self._one_step(partial(self._added, key, batch), batch)
+
+    def _added(self, key: Hashable, batch: Sequence[torch.Tensor]) -> Hashable:
+        if key not in self._plans:
+            raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
+        program = program_of(self._plans[key].graph)
+        shape = tuple(value.size for value in program.inputs)
+        if shape_of(batch, program) != shape:
+            raise StepError(f"the step is for inputs of shape {shape}")
+        return key
 
     def forget(self, key: Hashable) -> None:
         """Drop a step that was added. It must be added again to be run."""
@@ -167,30 +173,71 @@ class Runner:
             return self._current.astray(self._waiting) if self._current else ""
 
     def _check_open(self) -> None:
+        if self._tail_crew:
+            self._tail_crew.wait()  # another thread's step is not over
         if self._closed:
             raise StepError("this runner is closed: make another one from its plan")
 
-    def _step(self, key: Hashable, batch: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _one_step(
+        self, find: Callable[[], Hashable], batch: Sequence[torch.Tensor]
+    ) -> tuple[Any, ...]:
+        """`find` returns the name of the plan. It is called under the stage's lock."""
+        if self.tails is not None:
+            return self._step_with_tail(find, batch, self.tails)
+        with self._stage.lock:
+            self._check_open()
+            bound, outputs = self._step(find(), batch, None)
+            bound.end()
+            return outputs
+
+    def _step_with_tail(
+        self, find: Callable[[], Hashable], batch: Sequence[torch.Tensor], tails: HostTails
+    ) -> tuple[Any, ...]:
+        if self._tail_crew is None:
+            self._tail_crew = TailCrew(self._stage.host_workers)
+        step = TailedStep(self._tail_crew, tails)
+        try:
+            with self._stage.lock:
+                self._check_open()
+                bound, outputs = self._step(find(), batch, step)
+                if not step.handed_on:
+                    bound.end()
+                    return outputs
+            step.run_tail()
+            bound.end()
+            return outputs
+        except BaseException as error:
+            step.annotate(error)
+            raise
+        finally:
+            try:
+                self.trace = step.end() or self.trace
+            finally:
+                step.give_back()
+
+    def _step(
+        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
+    ) -> tuple[Binding, tuple[Any, ...]]:
         changed = program_of(self._plans[key].graph).changed
         if changed is not None and (what := changed()):
             raise StepError(
                 f"{what}, but a captured step does what it did when it was captured. Capture it"
                 " again, and make a new runner"
             )
-        run = partial(self._run_nodes, key, batch)
-        bound, outputs = in_step_modes({self._program.device.type}, run)
-        for call in bound.program.after_step:
-            call()
-        return outputs
+        run = partial(self._run_nodes, key, batch, step)
+        return in_step_modes({self._program.device.type}, run)
 
     def _run_nodes(
-        self, key: Hashable, batch: Sequence[torch.Tensor]
+        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Binding, tuple[Any, ...]]:
         self._stage.warm()
         bound = self._enter(key)
         bound.begin(batch)
-        self._run(bound)
-        torch.autograd.graph.increment_version(bound.homes.counted())
+        if step is not None and step.takes(bound):
+            step.run_body(self._stage)
+        else:
+            self._run(bound)
+            torch.autograd.graph.increment_version(bound.homes.counted())
         return bound, bound.outputs()
 
     def _run(self, bound: Binding) -> None:
@@ -238,35 +285,28 @@ class Runner:
             self._rooms[key] = resident_bytes(plan.memgraph)
         needed = plan.memgraph.arenas
         on_device = {number: nbytes for number, nbytes in needed.items() if number != HOST}
-        on_host = max(needed.get(HOST, 0), self._host.region.nbytes if self._host else 0)
-        waiting = max(0 if self._owns_stage else self._rooms[key], self.parked_bytes)
+        had = self._host.region.nbytes if self._host else -1, self.parked_bytes
+        on_host = max(needed.get(HOST, 0), had[0])
+        waiting = max(0 if self._owns_stage else self._rooms[key], had[1])
         lent = self._stage.lent(self, on_device)
-        if lent is None or not self._has_on_host(on_host, waiting):
+        if lent is None or had != (on_host, waiting):
             self._leave()
+            room = partial(check_room, plan, waiting=waiting)
             if lent is None:
-                self._stage.grow(
-                    on_device,
-                    lambda larger: check_room(plan, {**larger, HOST: on_host}, waiting),
-                )
+                self._stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
                 lent = self._stage.lent(self, on_device)
                 assert lent is not None
             else:
-                check_room(plan, {HOST: on_host}, waiting)
+                room({HOST: on_host})
             self._host = HostArena(on_host, self._program.device)
             self._waiting = WaitingPlace(waiting, self._program.device) if waiting else None
-            for memory in filter(None, (self._host, self._waiting)):
-                if memory.note:
-                    self._plan.remarks.say(memory.note)
+            for note in {self._host.note, self._waiting.note if self._waiting else ""} - {""}:
+                self._plan.remarks.say(note)
         assert self._host is not None
         if self._arenas is None or self._arenas.lent is not lent:
             self._bindings.clear()
             self._arenas = Arenas(lent, self._host, self._origins)
         return self._arenas
-
-    def _has_on_host(self, arena: int, waiting: int) -> bool:
-        """Whether there is an arena on the host, and a waiting place, of at least these bytes."""
-        held = self._host.region.nbytes if self._host else -1
-        return held >= arena and self.parked_bytes >= waiting
 
     @property
     def parked_bytes(self) -> int:
@@ -282,12 +322,12 @@ class Runner:
             self._stage.park(self)
 
     def make_way(self) -> int:
-        """A `Tenant`'s, under the stage's lock."""
+        """A `Tenant`'s: another one needs the device's arena. The stage's lock is held."""
         needed = self._current.resident_bytes if self._current else 0
         if not (self._current and needed):
             return 0
         if self._waiting is None or self._waiting.nbytes < needed:
-            check_memory(self._plan, {}, memory_left(), needed)
+            check_room(self._plan, {}, needed)
             self._waiting = WaitingPlace(needed, self._program.device)
         return self._current.park(self._waiting)
 
@@ -322,6 +362,8 @@ class Runner:
         with self._stage.lock:
             self._closed = True
             try:
+                if self._tail_crew:
+                    self._tail_crew.close()
                 if self._owns_stage:
                     self._stage.engine.close()
             finally:
@@ -335,6 +377,8 @@ class Runner:
         is moved out of the arenas."""
         with self._stage.lock:
             self._closed, self._current = True, None
+            if self._tail_crew:
+                self._tail_crew.close()
             self._bindings.clear()
             self._stage.leave(self)
         if self._owns_stage:
@@ -353,45 +397,3 @@ class Runner:
             self.abandon()
         else:
             self.close()
-
-
-def check_room(plan: RunnablePlan, arenas: Mapping[int, int], waiting: int = 0) -> None:
-    """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now, and a
-    waiting place of so many bytes."""
-    check_memory(plan, arenas, memory_left(), waiting)
-    device = program_of(plan.graph).device
-    if device.type == "cuda":
-        give_cached_back(device)
-        check_device(plan, arenas, device_left(device))
-
-
-def _check_stage(stage: Stage | None, program: Program, **given: Any) -> None:
-    """A stage that is shared fits the step, and nothing that it decides is asked for."""
-    if stage is None:
-        return
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}={value!r} has no effect beside a stage: give it to Stage(...)"
-            )
-    if stage.device != program.device:
-        raise ValueError(
-            f"the step was captured on {program.device}, the stage has {stage.device}:"
-            " make a Stage of the step's device"
-        )
-
-
-def _shape_of(batch: Sequence[Any], program: Program) -> Shape:
-    """The shape of a batch; raises `StepError` where the batch does not fit this step."""
-    wanted = program.inputs
-    if len(batch) != len(wanted):
-        raise StepError(f"{len(batch)} tensors were given; the step takes {len(wanted)}")
-    for number, (given, value) in enumerate(zip(batch, wanted, strict=True)):
-        if not isinstance(given, torch.Tensor):
-            raise StepError(f"input {number} is a {type(given).__name__}; a tensor is expected")
-        if given.dtype != value.dtype or given.device.type not in ("cpu", program.device.type):
-            raise StepError(
-                f"input {number} is {given.dtype} on {given.device}; {value.dtype} on"
-                f" {program.device} is expected"
-            )
-    return tuple(tuple(given.shape) for given in batch)

@@ -13,7 +13,7 @@ from loaders.order.reuse import batches_per_pass
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import samples_per_rank
 from offload import OffloadError
-from offload.running.runner import check_room
+from offload.memory.room import check_room
 from offload.sizes import say_size
 from perfect.assembly import (
     Data,

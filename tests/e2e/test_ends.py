@@ -13,10 +13,9 @@ from lightning.pytorch.strategies import Strategy
 
 from offload import Runner
 from offload.measuring import profiling
-from offload.memory import device_memory
+from offload.memory import device_memory, room
 from offload.memory.device_memory import MemoryReaders, ProcessShare
 from offload.memory.host_memory import HostMemoryLeft
-from offload.running import runner as executor
 from perfect.runs.stop import SIGNALS
 from trainers.offloading.planned_fit import PlannedFit
 
@@ -168,7 +167,7 @@ def test_a_plan_that_the_machine_has_no_memory_for_now_ends_the_run_and_a_check_
 ) -> None:
     recipe["offload"] = {"budget": "70%"}
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "memory_left", lambda: HostMemoryLeft(1 << 10, "[others] have it"))
+        patch.setattr(room, "memory_left", lambda: HostMemoryLeft(1 << 10, "[others] have it"))
         code, folder = train(recipe, *options)
     said = capfd.readouterr().err
     assert code == 1

@@ -1,7 +1,9 @@
 """Jobs that share a stage, and what plain torch makes of each alone."""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import stream_graphs as graphs
@@ -35,13 +37,33 @@ class Job:
         self.batch = graphs.batch(seed=len(graph.tasks))
 
     @classmethod
-    def chain(cls, count: int, wide: int, budget: int | None = None) -> "Job":
-        return cls(graphs.bound(graphs.chain(count, wide)), budget)
+    def chain(cls, count: int, wide: int, budget: int | None = None, **shape: Any) -> "Job":
+        return cls(graphs.bound(graphs.chain(count, wide, **shape)), budget)
+
+    @classmethod
+    def mixed(cls, count: int, wide: int, budget: int | None = None) -> "Job":
+        """Every other update runs on the host, so every other weight may be resident."""
+        graph = graphs.chain(count, wide, host_updates=True)
+        updates = {f"update{n}" for n in range(1, count, 2)}
+        tasks = [
+            replace(task, lane="compute") if task.name in updates else task for task in graph.tasks
+        ]
+        return cls(graphs.bound(graph.with_tasks(tasks)), budget)
+
+    def plainly(self) -> torch.Tensor:
+        """One step by plain torch."""
+        [expected] = self._plainly.step(self.batch)
+        return expected
 
     def step(self, runner: Runner) -> None:
-        [expected] = self._plainly.step(self.batch)
+        expected = self.plainly()
         [found] = runner(self.batch)
         assert torch.equal(found, expected)
+
+    def restart(self) -> None:
+        """From the values of now, after a step that failed half way."""
+        for name, tensor in self.tensors.items():
+            self.plain[name].copy_(tensor)
 
     def is_right(self) -> bool:
         return all(torch.equal(self.tensors[name], self.plain[name]) for name in self.plain)
@@ -76,3 +98,50 @@ def part(job: Job, count: int) -> TaskGraph:
 def part_of_plain(job: Job, count: int) -> None:
     """What `part` makes of the plain tensors."""
     graphs.Plainly(part(job, count), job.plain).step(job.batch)
+
+
+class Held:
+    """A job's plan in which the kernels of some nodes wait, or fail, when a test says so."""
+
+    def __init__(
+        self,
+        job: Job,
+        nodes: Sequence[int],
+        begun: threading.Event | None = None,
+        go_on: threading.Event | None = None,
+    ) -> None:
+        self.error: BaseException | None = None
+        self.struck = threading.Event()
+        self._begun, self._go_on = begun, go_on
+        memgraph = job.plan.memgraph
+        self.plan = with_kernels(job, {memgraph.nodes[node].task: self._around for node in nodes})
+
+    def hold(self) -> None:
+        """The next step's kernels wait for `go_on`, after `begun`."""
+        assert self._begun and self._go_on
+        self._begun.clear()
+        self._go_on.clear()
+        self._holds = True
+
+    _holds = False
+
+    def _around(self, kernel: Callable[..., None], reads: Any, writes: Any) -> None:
+        if self._holds and self._begun and self._go_on:
+            self._begun.set()
+            assert self._go_on.wait(20.0)
+        if self.error is not None:
+            self.struck.set()
+            raise self.error
+        kernel(reads, writes)
+
+
+def with_kernels(job: Job, around: Mapping[int, Callable[..., None]]) -> Any:
+    """The job's plan, where `around[task](kernel, reads, writes)` is called for a task's kernel."""
+    memgraph = job.plan.memgraph
+    tasks = [
+        replace(task, kernel=partial(around[n], task.kernel)) if n in around else task
+        for n, task in enumerate(memgraph.graph.tasks)
+    ]
+    changed = replace(memgraph, graph=replace(memgraph.graph, tasks=tuple(tasks)))
+    job.plan = replace(job.plan, found=replace(job.plan.found, memgraph=changed))
+    return job.plan

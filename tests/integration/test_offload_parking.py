@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from offload.errors import MemoryTooSmall
-from offload.memory import waiting_place
+from offload.memory import room, waiting_place
 from offload.memory.homes import Home, Homes, resident_bytes
 from offload.memory.host_memory import HostMemoryLeft
-from offload.running import runner as running
 from offload.running.runner import Runner
 from offload.running.stage import SwapTotals
 
@@ -190,7 +189,7 @@ def test_a_runner_that_is_alone_takes_the_place_when_it_is_parked(
         resident = jobs.on_device(runner, job)
         assert runner.parked_bytes == 0
         with monkeypatch.context() as patched:
-            patched.setattr(running, "memory_left", lambda: HostMemoryLeft(100, "a small machine"))
+            patched.setattr(room, "memory_left", lambda: HostMemoryLeft(100, "a small machine"))
             with pytest.raises(
                 MemoryTooSmall, match=r"parked.*a small machine|a small machine.*parked"
             ):
@@ -213,7 +212,7 @@ def test_no_room_to_park_is_told_to_the_job_that_comes_and_not_to_the_next_one(
         first = Runner(one.plan, stage=stage)
         one.step(first)
         asked = []
-        monkeypatch.setattr(running, "check_memory", lambda *given: asked.append(given[-1]))
+        monkeypatch.setattr(room, "check_memory", lambda *given: asked.append(given[-1]))
         second = Runner(other.plan, stage=stage)
         assert asked == [resident_bytes(other.plan.memgraph)]
         other.step(second)

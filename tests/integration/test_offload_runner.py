@@ -14,9 +14,9 @@ from graph_edits import with_task
 from offload.errors import GraphError, OffloadError, StepError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import HOST, TaskGraph
+from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from offload.plans.plan import plan
-from offload.running import runner as executor
 from offload.running.runner import Runner
 from offload.tracing.capture import capture
 
@@ -278,7 +278,7 @@ def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what
     hand: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine with as much memory, of which this process may not have so much.
-    monkeypatch.setattr(executor, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
+    monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
     graph = hand.bind(hand.layers(1), [0])
     tensors = graph.program.tensors
     made = hand.planned(graph).memgraph

@@ -13,7 +13,7 @@ from offload import GraphBuilder, Plan, capture, plan
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
 from offload.measuring import calibration, profiling
-from offload.memory import device_memory
+from offload.memory import device_memory, room
 from offload.memory.device_memory import (
     DeviceLeft,
     MemoryReaders,
@@ -26,7 +26,6 @@ from offload.memory.host_memory import HostMemoryLeft, check_memory
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.planning.allocator_rounding import MIB, outside, taken
 from offload.program.kernels import Program, Source
-from offload.running import runner as executor
 from offload.running.stage import Stage
 
 CUDA = torch.device("cuda", 0)
@@ -199,9 +198,9 @@ def test_libraries_are_warm_on_the_compute_stream_once_a_thread_and_inside_a_fen
 def test_a_remark_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made()
     left = DeviceLeft(CUDA, free=GIB, total=GIB)
-    monkeypatch.setattr(executor, "device_left", lambda device: left)
-    monkeypatch.setattr(executor, "give_cached_back", lambda device: None)
+    monkeypatch.setattr(room, "device_left", lambda device: left)
+    monkeypatch.setattr(room, "give_cached_back", lambda device: None)
     assert [found.remarks.say("could not be page-locked") for _ in range(2)] == [True, False]
     assert found.explain().count("could not be page-locked") == 1
     with pytest.raises(MemoryTooSmall):
-        executor.check_room(found, {0: 2 * GIB})
+        room.check_room(found, {0: 2 * GIB})

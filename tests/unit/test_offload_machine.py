@@ -8,8 +8,8 @@ import torch
 
 import offload
 from offload.errors import MemoryTooSmall
+from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft, memory_left
-from offload.running import runner as executor
 
 GIB = 1 << 30
 
@@ -89,9 +89,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_who_needs_what(
     module, graph, _ = step
     plan = offload.plan(graph)
     at = [p.data_ptr() for p in module.parameters()]
-    monkeypatch.setattr(
-        executor, "memory_left", lambda: HostMemoryLeft(1 << 20, "the cgroup is small")
-    )
+    monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1 << 20, "the cgroup is small"))
     with pytest.raises(MemoryTooSmall, match=r"only 1\.0 MiB are left: the cgroup") as refused:
         offload.Runner(plan)
     said = str(refused.value)
@@ -107,7 +105,7 @@ def test_tensors_that_move_into_an_arena_count_once_and_the_largest_twice(
     module, graph, batch = step
     plan = offload.plan(graph)
     with pytest.raises(MemoryTooSmall) as refused:
-        monkeypatch.setattr(executor, "memory_left", lambda: HostMemoryLeft(0, ""))
+        monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(0, ""))
         offload.Runner(plan)
     needed = refused.value.needed
     weights = sum(p.nbytes for p in module.parameters())
@@ -115,9 +113,7 @@ def test_tensors_that_move_into_an_arena_count_once_and_the_largest_twice(
     arenas = sum(plan.memgraph.arenas.values())
     assert needed == max(3 * weights, arenas - 3 * weights + largest + 4)  # 4: the loss
     for nbytes, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(
-            executor, "memory_left", lambda nbytes=nbytes: HostMemoryLeft(nbytes, "")
-        )
+        monkeypatch.setattr(room, "memory_left", lambda nbytes=nbytes: HostMemoryLeft(nbytes, ""))
         if fits:
             with offload.Runner(plan) as runner:
                 runner(*batch)
@@ -139,13 +135,11 @@ def test_arenas_that_grow_are_checked_with_what_the_kernels_of_the_entering_plan
     with offload.Runner(offload.plan(made(64, 0), placement="copy")) as runner:
         runner.add("large", made(4096, 64 << 20))
         monkeypatch.setattr(
-            executor, "memory_left", lambda: HostMemoryLeft(32 << 20, "a small machine")
+            room, "memory_left", lambda: HostMemoryLeft(32 << 20, "a small machine")
         )
         with pytest.raises(MemoryTooSmall, match=r"kernels besides 64\.0 MiB"):
             runner.run("large")
-        monkeypatch.setattr(
-            executor, "memory_left", lambda: HostMemoryLeft(65 << 20, "a larger one")
-        )
+        monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(65 << 20, "a larger one"))
         [y] = runner.run("large")
     assert int(y.sum()) == 4096
 
