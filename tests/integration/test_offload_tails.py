@@ -57,7 +57,9 @@ def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str, jobs: Any) ->
     with jobs.STAGES[engine]() as stage, Runner(job.plan, stage=stage) as runner:
         for hooked in (True, True, False, True, True, True):
             runner.tails = calls if hooked else None
+            seen = [tensor._version for tensor in job.tensors.values()]
             job.step(runner)
+            assert all(t._version > n for t, n in zip(job.tensors.values(), seen, strict=True))
             assert runner.trace.whole
             if runner.tails:
                 assert {"on_tail", "tail_over"} == set(calls.log)

@@ -35,9 +35,7 @@ def step(count: int = 4, *, clipped: bool = False, **last: Any) -> TaskGraph:
     for n, (w, g) in enumerate(zip(reversed(weights), gradients, strict=True)):
         more = last if n == count - 1 else {}
         reads = [w, g, norm] if clipped else [w, g]
-        builder.task(
-            f"update{n}", reads, [w], phase="update", lane="host", seconds=1e-2, **more
-        )
+        builder.task(f"update{n}", reads, [w], phase="update", lane="host", seconds=1e-2, **more)
     builder.output(norm)
     return builder.graph()
 
