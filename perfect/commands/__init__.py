@@ -1,6 +1,6 @@
 """The parts of `perfect-train` besides training: the check, the plans, the final accuracy.
 
 May import: assembly, callbacks, config, loaders, loaders.adopting, loaders.order, loaders.slots,
-    loaders.sources, offload, offload.running, offload.sizes, runs, trainers,
+    loaders.sources, offload, offload.memory, offload.sizes, runs, trainers,
     trainers.lightning_seams.
 """

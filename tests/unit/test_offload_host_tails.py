@@ -1,4 +1,4 @@
-"""Which nodes are the tail of a step: what they touch, what comes after them, how long they take."""
+"""Which nodes are a step's tail: what they touch, what comes after them, how long they take."""
 
 from typing import Any
 
