@@ -3,6 +3,7 @@
 `seat.py` is what a job's program sees of the fleet; `lightning_job.py` is the program of a
 LightningModule.
 
-May import: atomic_checkpoint, fleet.deciding, lightning_seams, loaders, offload, offload.errors,
-    offload.graph, offload.running, offload.sizes, offloading, offloading.hardware.
+May import: atomic_checkpoint, fleet.deciding, lightning_seams, loaders, loaders.stats, offload,
+    offload.errors, offload.graph, offload.memory, offload.planning, offload.running,
+    offload.sizes, offloading, offloading.hardware.
 """

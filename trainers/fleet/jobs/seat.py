@@ -11,15 +11,18 @@ runs a job's code, captures a step, or uses the device.
 import math
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 import lightning as L
 import torch
 
+from loaders.stats import LoaderStats
 from offload import Plan, Runner
+from offload.memory.host_needs import swap_seconds
 from offload.sizes import say_size
 from trainers.fleet.deciding.events import (
     Event,
@@ -36,6 +39,7 @@ from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.tenancy import Tenancy
 from trainers.fleet.jobs.turns import TurnKeeper
+from trainers.lightning_seams import combined_loader
 from trainers.offloading.hardware.target import Target
 
 Grant = Start | Turn | Leave
@@ -87,7 +91,10 @@ class Seat:
         self._has_stepped = False
         """Whether a batch has run since the job began or went on."""
         self._grant: Grant | None = None
+        self._runners: WeakSet[Runner] = WeakSet()
         self._since = 0.0
+        self._swapped = 0.0
+        """The seconds of all changes of tenants when the turn began."""
         self._at_step = 0
         """The steps that the job had done when its turn began."""
         self._shared = False
@@ -150,7 +157,7 @@ class Seat:
         """Hand over if the turn is over. `memory`: what a job without a plan needs; None if the
         plan, which comes in this step, will say it."""
         if not self._planned and (needed := memory()) is not None:
-            self._report_plan(needed, 0.0, 0.0, "plain Lightning, without a plan")
+            self._report(needed, "plain Lightning, without a plan")
         if self.turn_over:
             self._hand_over(self._turn_ended())
 
@@ -159,7 +166,7 @@ class Seat:
         plan."""
         self._has_stepped = True
         if not self._planned:
-            self._report_plan(memory(), 0.0, 0.0, "trains eagerly, without a plan")
+            self._report(memory(), "trains eagerly, without a plan")
 
     @property
     def turn_over(self) -> bool:
@@ -169,7 +176,7 @@ class Seat:
     def _left_of_turn(self, turn: Turn) -> int:
         return turn.steps - (self.step - self._at_step)
 
-    def body_over(self) -> None:
+    def on_tail(self) -> None:
         """Pass the device on if only host nodes of the turn's last step are left."""
         turn = self._grant
         if isinstance(turn, Turn) and turn.share and self._left_of_turn(turn) <= 1:
@@ -193,7 +200,7 @@ class Seat:
             steps=done - self._at_step,
             left=self._steps_left(done),
             seconds=self.turn_seconds,
-            swap_seconds=self._tenancy.swap_seconds(),
+            swap_seconds=self._tenancy.swapped_seconds - self._swapped,
             metric=self.metric,
         )
 
@@ -212,17 +219,35 @@ class Seat:
     def _runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner on the device's stage, as soon as there is memory for it."""
         if not self._planned and self._trainer is not None and self._trainer.training:
-            self._report_plan(
-                self._tenancy.memory(plan),
-                plan.predicted_seconds,
-                self._tenancy.tail_seconds(plan),
+            memory = self._tenancy.memory(plan)
+            memory = replace(memory, host_bytes=memory.host_bytes + loader_bytes(self._trainer))
+            self._report(
+                memory,
                 plan_line(plan),
+                step_seconds=plan.predicted_seconds,
+                tail_seconds=self._tenancy.tail_seconds(plan),
+                swap_seconds=swap_seconds(plan),
             )
-        return self._tenancy.runner(plan, key, target, self.body_over, self.tail_over)
+        runner = self._tenancy.runner(plan, key, target)
+        self._runners.add(runner)
+        self._tell_runners()
+        return runner
 
-    def _report_plan(
-        self, memory: JobMemory, seconds: float, tail_seconds: float, about: str
+    def _tell_runners(self) -> None:
+        """Have the runners say when only the tail of a step is left, if the turn shares it."""
+        shares = isinstance(self._grant, Turn) and self._grant.share
+        for runner in self._runners:
+            runner.tails = self if shares else None
+
+    def _report(
+        self,
+        memory: JobMemory,
+        about: str,
+        step_seconds: float = 0.0,
+        tail_seconds: float = 0.0,
+        swap_seconds: float = 0.0,
     ) -> None:
+        """Say what the job needs, and wait in the lobby until it may take that."""
         self._planned = True
         self._hand_over(
             Planned(
@@ -230,9 +255,9 @@ class Seat:
                 device=self.settings.number,
                 step=self.step,
                 left=self._steps_left(self.step),
-                step_seconds=seconds,
+                step_seconds=step_seconds,
                 tail_seconds=tail_seconds,
-                swap_seconds=self._tenancy.swap_seconds(),
+                swap_seconds=swap_seconds,
                 memory=memory,
                 about=about,
                 seconds=self.turn_seconds,
@@ -249,13 +274,22 @@ class Seat:
     def _wait(self, under_way: int = 0) -> None:
         """Wait for a grant. `under_way`: a step of an earlier turn that has not been counted."""
         self._grant = grant = self.grants.get()
-        self._since = time.monotonic()
+        self._since, self._swapped = time.monotonic(), self._tenancy.swapped_seconds
+        self._tell_runners()
         self._dice.roll(self.device)
         self._at_step = self.step + under_way
         if isinstance(grant, Leave):
             self.leave_asked = grant.why
             if not self._has_stepped:
                 raise JobLeft(self.step)  # its checkpoint, or its beginning, is where it is
+
+
+def loader_bytes(trainer: L.Trainer) -> int:
+    """Return what the buffers and caches of the train loaders take, as far as they say it."""
+    loaders = combined_loader(trainer)
+    found = [getattr(one, "stats", None) for one in (loaders.flattened if loaders else ())]
+    kept = [stats for stats in found if isinstance(stats, LoaderStats)]
+    return sum(stats.buffer_bytes + stats.batch_bytes + stats.cache_bytes for stats in kept)
 
 
 def plan_line(plan: Plan) -> str:

@@ -4,11 +4,13 @@ All jobs of a device share its stage: one arena, one engine. The stage is made w
 has a plan.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from offload import Plan, Runner
 from offload.errors import DeviceLost
 from offload.graph.costs import Costs
+from offload.memory.host_needs import needs
+from offload.planning.host_tails import tail_seconds
 from offload.running.stage import Stage
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
@@ -24,14 +26,7 @@ class Tenancy:
         self.costs: Costs | None = None
         """The device's rates, once a job has measured them."""
 
-    def runner(
-        self,
-        plan: Plan,
-        key: Hashable,
-        target: Target,
-        on_tail: Callable[[], None],
-        tail_over: Callable[[], None],
-    ) -> Runner:
+    def runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner of this plan on the device's stage."""
         return Runner(plan, key=key, stage=self._stage_for(plan, target))
 
@@ -49,16 +44,21 @@ class Tenancy:
         return self._stage
 
     def memory(self, plan: Plan) -> JobMemory:
-        """Return what a job with this plan takes besides the device's arena."""
-        return JobMemory(host_bytes=plan.host_bytes, passing_bytes=0, device_bytes=0)
+        """Return what a job with this plan takes of the host. A CPU's arena is there, too: it is
+        taken once, for whoever needs most."""
+        needed = needs(plan)
+        on_cpu = self._stage is None or self._stage.device.type == "cpu"
+        arena = plan.device_bytes if on_cpu else 0
+        return JobMemory(host_bytes=needed.held, passing_bytes=needed.passing + arena)
 
     def tail_seconds(self, plan: Plan) -> float:
         """Return how long only host nodes run at the end of a step."""
-        return 0.0
+        return tail_seconds(plan.memgraph, plan.simulation.timeline)
 
-    def swap_seconds(self) -> float:
-        """Return the seconds that the last change of tenants took."""
-        return 0.0
+    @property
+    def swapped_seconds(self) -> float:
+        """The seconds that all changes of tenants have taken so far."""
+        return self._stage.swaps.seconds if self._stage is not None else 0.0
 
     def close(self, error: BaseException | None = None) -> None:
         """End the stage. After a lost device nothing is read from it."""
