@@ -85,11 +85,6 @@ def results(loop: Any) -> Any:
     return _of(loop, "_results")
 
 
-def swap_results(loop: Any, collected: Any) -> Any:
-    """A checkpoint does not have them, so a pass that is resumed would lose its first part."""
-    return _swap(loop, "_results", collected)
-
-
 def swap_loggers(trainer: L.Trainer, loggers: list[Any]) -> list[Any]:
     """The list itself, of any type: the public setter makes a plain list of it."""
     return _swap(trainer, "_loggers", loggers)

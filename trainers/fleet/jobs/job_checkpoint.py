@@ -1,4 +1,11 @@
-"""A job's checkpoint: written at safe batches, by the clock and before the job leaves."""
+"""A job's checkpoint: written between two batches, by the clock and before the job leaves.
+
+    batch k ........ all hooks of batch k | here | the loader is asked for batch k + 1
+
+Lightning's own place for checkpoints, `on_train_batch_end`, comes before the module's hook of that
+name, which a resumed run would leave out. Here nothing of batch k is left to do, and the loader and
+the dice are where the next batch finds them.
+"""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -7,7 +14,7 @@ import lightning as L
 
 from trainers.atomic_checkpoint import is_safe
 from trainers.fleet.jobs.job_left import JobLeft
-from trainers.lightning_seams import results, swap_results
+from trainers.fleet.jobs.pass_logs import PassLogs
 
 if TYPE_CHECKING:
     from trainers.fleet.jobs.seat import Seat
@@ -23,22 +30,24 @@ class JobCheckpoint(L.Callback):
 
     def __init__(self, seat: "Seat") -> None:
         self._seat = seat
+        self._trainer: L.Trainer | None = None
         self._saved = 0.0
+        self._safe = False
         self._passes_waited = 0
-        self._results: Any = None
-        """What `self.log` had collected in the pass of the checkpoint."""
+        self._logs = PassLogs()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"results": self._results}
+        assert self._trainer is not None
+        return {"logs": self._logs.collected(self._trainer)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._results = state_dict["results"]
+        self._logs.resume(state_dict["logs"])
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._trainer = trainer
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved = time.monotonic()
-        found, self._results = self._results, None
-        if found is not None:
-            swap_results(trainer.fit_loop.epoch_loop, found)
 
     def on_train_batch_end(
         self,
@@ -48,16 +57,25 @@ class JobCheckpoint(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        seat = self._seat
+        self._safe = is_safe(trainer)
+        self._logs.add_earlier(trainer)
+
+    def between_batches(self, taken: int) -> None:
+        """Save if it is time to, and leave if the job was asked to. `taken`: the batches that the
+        loader has given in this pass."""
+        trainer, seat = self._trainer, self._seat
+        assert trainer is not None
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
         due = time.monotonic() - self._saved >= seat.settings.checkpoint_seconds
-        if (due or seat.leave_asked) and is_safe(trainer):
-            self._results = results(trainer.fit_loop.epoch_loop)
-            trainer.save_checkpoint(seat.folder / LAST)
-            self._saved, self._results = time.monotonic(), None
-            if seat.leave_asked:
-                raise JobLeft(trainer.global_step)
+        if not (due or seat.leave_asked) or not self._safe or taken != done:
+            return
+        trainer.save_checkpoint(seat.folder / LAST)
+        self._saved = time.monotonic()
+        if seat.leave_asked:
+            raise JobLeft(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._logs.forget()
         if self._seat.leave_asked:
             self._passes_waited += 1
             if self._passes_waited > 1:  # a whole pass had no safe batch, so there will be none

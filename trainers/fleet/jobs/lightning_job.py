@@ -15,7 +15,7 @@ from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
 from trainers.fleet.jobs.job_program import JobProgram
-from trainers.fleet.jobs.mid_pass_loader import replayed
+from trainers.fleet.jobs.mid_pass_loader import in_mid_pass
 from trainers.fleet.jobs.seat import Seat
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
@@ -94,11 +94,12 @@ class LightningJob:
                 " LightningModule, or a function that returns one"
             )
         trainer = self._trainer(seat)
-        trainer.callbacks.append(JobCheckpoint(seat))  # pyright: ignore[reportAttributeAccessIssue]
+        checkpoint = JobCheckpoint(seat)
+        trainer.callbacks.append(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
         last = seat.folder / LAST
         trainer.fit(
             module,
-            replayed(_made(self.train), seat.device),
+            in_mid_pass(_made(self.train), seat.device, checkpoint.between_batches),
             _made(self.val),
             ckpt_path=str(last) if last.exists() else None,
             weights_only=False,  # the job wrote it itself

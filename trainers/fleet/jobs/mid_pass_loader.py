@@ -8,7 +8,7 @@ reads the batches of the pass again up to its place, under the dice that it bega
 it yields what it would have yielded, if its batches depend on nothing but the dice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ from trainers.fleet.jobs.dice import Dice
 class MidPassLoader:
     """Wraps one loader. Everything but its iterator and its state is the loader's own."""
 
-    def __init__(self, loader: Any, device: torch.device) -> None:
+    def __init__(self, loader: Any, device: torch.device, between: Callable[[int], None]) -> None:
+        """`between` is called before each batch but the first of a pass, with the number of batches
+        that were taken. Nothing of the next step has happened then."""
         self._loader = loader
         self._device = device
+        self._between = between
         self._own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._began: Dice | None = None
         """The dice when the pass began."""
@@ -54,7 +57,13 @@ class MidPassLoader:
         return batches
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        while True:
+            if self._taken:
+                self._between(self._taken)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
             self._taken += 1
             yield batch
 
@@ -86,7 +95,7 @@ class MidPassDataLoader(MidPassLoader, DataLoader[Any]):
     which would draw a random number. What DataLoader's methods read is the wrapped loader's."""
 
 
-def replayed(loader: Any, device: torch.device) -> MidPassLoader:
+def in_mid_pass(loader: Any, device: torch.device, between: Callable[[int], None]) -> MidPassLoader:
     """Return the loader so that it can go on in mid-pass."""
     kind = MidPassDataLoader if isinstance(loader, DataLoader) else MidPassLoader
-    return kind(loader, device)
+    return kind(loader, device, between)
