@@ -17,7 +17,7 @@ from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobSt
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldMemory:
     """What a job has taken, or would take."""
 
     job: str
@@ -25,18 +25,18 @@ class Held:
     memory: JobMemory
 
 
-def host_bytes(held: Collection[Held], devices: int) -> int:
+def host_bytes(held: Collection[HeldMemory], devices: int) -> int:
     """The most that jobs take of the host's memory at once. Each device copies for one job."""
     passing = sorted((h.memory.passing_bytes for h in held), reverse=True)
     return sum(h.memory.host_bytes for h in held) + sum(passing[:devices])
 
 
-def device_bytes(held: Collection[Held], device: int, settings: FleetSettings) -> int:
+def device_bytes(held: Collection[HeldMemory], device: int, settings: FleetSettings) -> int:
     """The most that a device holds: its arena, and what plain jobs keep there."""
     return settings.arena_bytes + sum(h.memory.device_bytes for h in held if h.device == device)
 
 
-def lacks(new: Held, held: Collection[Held], settings: FleetSettings) -> str:
+def lacks(new: HeldMemory, held: Collection[HeldMemory], settings: FleetSettings) -> str:
     """What is missing for a job beside those who hold memory, with the numbers; "" if it fits."""
     both = [*held, new]
     host, own = settings.host_bytes, settings.device_bytes
@@ -55,7 +55,7 @@ def lacks(new: Held, held: Collection[Held], settings: FleetSettings) -> str:
 
 def never_fits(memory: JobMemory, settings: FleetSettings) -> str:
     """Why a job would not fit even alone, with the numbers and what to do; "" if it would."""
-    alone = [Held("", 0, memory)]
+    alone = [HeldMemory("", 0, memory)]
     need = host_bytes(alone, settings.devices)
     if settings.host_bytes and need > settings.host_bytes:
         return (
@@ -72,10 +72,10 @@ def never_fits(memory: JobMemory, settings: FleetSettings) -> str:
     return ""
 
 
-def holding(state: FleetState) -> list[Held]:
+def holding(state: FleetState) -> list[HeldMemory]:
     """All who were admitted. A job that moves keeps its room, at the device to which it goes."""
     return [
-        Held(job.name, _place(job), job.memory)
+        HeldMemory(job.name, _place(job), job.memory)
         for job in state.jobs.values()
         if job.admitted and job.memory is not None
     ]
@@ -87,7 +87,7 @@ def admitted(state: FleetState) -> FleetState:
     for name in state.queue:
         job = state.jobs[name]
         assert job.memory is not None
-        new = Held(name, _place(job), job.memory)
+        new = HeldMemory(name, _place(job), job.memory)
         missing = lacks(new, holding(state), state.settings)
         first = state.queue[0]
         if name == first and not missing:
@@ -105,12 +105,12 @@ def admitted(state: FleetState) -> FleetState:
     return replace(state, passers=tuple(passers))
 
 
-def _behind(state: FleetState, new: Held, first: str, passers: Collection[str]) -> str:
+def _behind(state: FleetState, new: HeldMemory, first: str, passers: Collection[str]) -> str:
     """Why a job that would fit must not pass the first one; "" if it may."""
     head = state.jobs[first]
     assert head.memory is not None
     before = [h for h in holding(state) if h.job in passers]
-    if lacks(new, [*before, Held(first, _place(head), head.memory)], state.settings):
+    if lacks(new, [*before, HeldMemory(first, _place(head), head.memory)], state.settings):
         return f"{first}, which came before it and needs memory, too"
     return ""
 
@@ -127,8 +127,8 @@ def likely(state: FleetState, job: JobState, device: int) -> str:
         return ""
     known = [j.memory for j in state.jobs.values() if j.memory is not None]
     largest = max(known, key=lambda m: m.host_bytes, default=JobMemory(0))
-    held += [Held(j.name, j.device or 0, j.memory or largest) for j in starting]
-    missing = lacks(Held(job.name, device, job.memory or largest), held, state.settings)
+    held += [HeldMemory(j.name, j.device or 0, j.memory or largest) for j in starting]
+    missing = lacks(HeldMemory(job.name, device, job.memory or largest), held, state.settings)
     if not missing:
         return ""
     guess = "" if job.memory else " (if it takes as much as the largest job so far)"
@@ -139,7 +139,7 @@ def lacks_room(state: FleetState, job: JobState, device: int) -> str:
     """What is missing on another device for a job that would move there; "" if it fits."""
     assert job.memory is not None
     others = [h for h in holding(state) if h.job != job.name]
-    return lacks(Held(job.name, device, job.memory), others, state.settings)
+    return lacks(HeldMemory(job.name, device, job.memory), others, state.settings)
 
 
 def _place(job: JobState) -> int:

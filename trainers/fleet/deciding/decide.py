@@ -22,7 +22,7 @@ from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.quantum import turn_seconds, turn_steps
 from trainers.fleet.deciding.reports import heard
-from trainers.fleet.deciding.schedule import Runnable, even, lay, pick, pull, remaining
+from trainers.fleet.deciding.schedule import Runnable, even, lay, pick, pull, remaining, urgent
 
 
 def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, ...]]:
@@ -162,9 +162,11 @@ def _train(
     if movable := _movable(state, device):
         if chosen is None:
             coming = pull(laid, movable)
-        elif may_end_early:
+        else:
             waiting = {name for name in movable if state.jobs[name].phase == "ready"}
-            coming = even(device, jobs, waiting, devices)
+            coming = urgent(chosen.name, jobs, waiting, devices)
+            if may_end_early:
+                coming = coming or even(device, jobs, waiting, devices)
     if coming is not None:
         why = f"moves to device {device}, which has less to do"
         asked = replace(state.jobs[coming], ending="moved", ending_why=why, target=device)
@@ -197,11 +199,12 @@ def runnable(state: FleetState) -> list[Runnable]:
     """The jobs that train or will soon, with what is left of them."""
     waited_for = any(job.phase == "at_rung" for job in state.jobs.values())
     default = state.settings.move_seconds
+    steps = {c.job: c.steps for c in state.busy if isinstance(c, Turn)}
     return [
         Runnable(
             job.name,
             place,
-            remaining(job, state.settings, waited_for),
+            remaining(job, state.settings, waited_for, steps.get(job.name, 0)),
             turn_seconds(job, state.settings),
             job.start_seconds + state.leave_seconds if job.start_seconds else default,
         )

@@ -11,6 +11,7 @@ that it hides.
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from trainers.fleet.deciding.fleet_state import FleetSettings, JobState
 
@@ -21,6 +22,17 @@ LONE = 20
 stopped, and Ctrl-C, wait for its end."""
 
 
+class StepTimes(Protocol):
+    """What a step takes: a plan says it, and so does a job's state."""
+
+    @property
+    def step_seconds(self) -> float: ...
+    @property
+    def tail_seconds(self) -> float: ...
+    @property
+    def swap_seconds(self) -> float: ...
+
+
 def turn_seconds(job: JobState, settings: FleetSettings) -> float:
     """What a turn should take at least."""
     if settings.quantum is not None:
@@ -28,7 +40,7 @@ def turn_seconds(job: JobState, settings: FleetSettings) -> float:
     return max(settings.quantum_seconds, SWAPS * job.swap_seconds)
 
 
-def hides_tails(ready: Sequence[JobState]) -> bool:
+def hides_tails(ready: Sequence[StepTimes]) -> bool:
     """Whether changing after every step hides more seconds of tails than it costs in swaps."""
     if len(ready) < 2:
         return False

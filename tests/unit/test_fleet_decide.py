@@ -1,0 +1,210 @@
+"""What is said in single cases: events in, commands and lines out."""
+
+import math
+
+import pytest
+from fleet_simulator import PaperFleet, PaperJob
+
+from trainers.fleet.deciding.decide import decide
+from trainers.fleet.deciding.events import (
+    Added,
+    Event,
+    Failed,
+    Finished,
+    InterruptAsked,
+    JobMemory,
+    Leave,
+    Left,
+    Planned,
+    Restarted,
+    Start,
+    StopAsked,
+    Turn,
+    TurnEnded,
+)
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
+from trainers.fleet.deciding.halving import Halving
+
+
+def planned(
+    job: str, device: int = 0, step: int = 0, left: int = 100, tail: float = 0.0
+) -> Planned:
+    return Planned(job, device, step, left, 1.0, tail, 0.01, JobMemory(1))
+
+
+def ended(
+    job: str, step: int, left: int, metric: float | None = None, device: int = 0
+) -> TurnEnded:
+    return TurnEnded(job, device, step, 1, left, 1.0, 0.0, metric)
+
+
+def told(fleet: FleetSettings, *events: Event) -> tuple[FleetState, list[object]]:
+    """The state after the events, and what was said to the last of them."""
+    state, commands = FleetState.of(fleet), ()
+    for event in events:
+        state, commands = decide(state, event)
+    return state, [*commands]
+
+
+def test_every_job_is_started_before_any_trains() -> None:
+    state, said = told(FleetSettings(), Added("a"), Added("b"), planned("a"))
+    assert said == [Start("b", 0)]
+    assert state.jobs["a"].phase == "ready"
+
+
+def test_a_failed_job_frees_its_device_and_the_others_go_on() -> None:
+    failed = Failed("a", 0, "ValueError: no", "a traceback")
+    state, said = told(FleetSettings(), Added("a"), Added("b"), failed)
+    assert said == [Start("b", 0)]
+    job = state.jobs["a"]
+    assert (job.phase, job.why, job.details) == ("failed", "ValueError: no", "a traceback")
+
+
+def test_a_job_may_be_added_when_all_others_have_finished() -> None:
+    finished = Finished("a", 0, 100, 1.0, 0.5)
+    state, said = told(FleetSettings(), Added("a"), planned("a"), finished)
+    assert state.over and not said
+    state, said = decide(state, Added("b"))
+    assert not state.over and said == (Start("b", 0),)
+
+
+def test_a_stopped_job_leaves_when_its_turn_ends() -> None:
+    events = Added("a"), planned("a"), StopAsked("a", "no hope")
+    state, said = told(FleetSettings(), *events)
+    assert not said
+    state, said = told(FleetSettings(), *events, ended("a", 1, 99))
+    assert said == [Leave("a", 0, "stopped")]
+    state, said = told(FleetSettings(), *events, ended("a", 1, 99), Left("a", 0, 1))
+    assert (state.jobs["a"].phase, state.jobs["a"].why, state.over) == ("stopped", "no hope", True)
+
+
+def test_after_ctrl_c_every_job_leaves_one_after_the_other_and_may_come_back() -> None:
+    both = Added("a"), Added("b"), planned("a"), planned("b"), InterruptAsked()
+    _, said = told(FleetSettings(), *both, ended("a", 1, 99))
+    assert said == [Leave("a", 0, "interrupted")]
+    _, said = told(FleetSettings(), *both, ended("a", 1, 99), Left("a", 0, 1))
+    assert said == [Leave("b", 0, "interrupted")]
+    gone = *both, ended("a", 1, 99), Left("a", 0, 1), Left("b", 0, 0)
+    state, said = told(FleetSettings(), *gone)
+    assert state.over and state.jobs["a"].why == "interrupted at step 1"
+    _, said = told(FleetSettings(), *gone, Restarted())
+    assert said == [Start("a", 0)]
+
+
+def test_a_job_that_runs_while_two_devices_end_fails() -> None:
+    fleet = PaperFleet(FleetSettings())
+    fleet.add(PaperJob("bad", 10))
+    fleet.add(PaperJob("good", 10))
+    for _ in range(2):
+        while fleet.doing[0] is None or fleet.doing[0].job != "bad":
+            fleet.step()
+        fleet.end_device(0)
+    fleet.run()
+    assert fleet.state.jobs["bad"].phase == "failed"
+    assert fleet.state.jobs["bad"].error == (
+        "device 0 ended: killed; it ran this job, and so did a device that ended before"
+    )
+    assert fleet.state.jobs["good"].phase == "finished"
+
+
+# ---- rungs --------------------------------------------------------------------------------------
+
+RULE = FleetSettings(rule=Halving("val_loss", first=10))
+
+
+def test_a_turn_ends_at_the_next_rung() -> None:
+    settings = FleetSettings(quantum=8, rule=Halving("val_loss", first=10))
+    _, said = told(settings, Added("a"), planned("a", step=5, left=95))
+    assert said == [Turn("a", 0, 5, share=False)]
+
+
+def test_a_metric_that_was_never_logged_fails_the_job_and_is_named() -> None:
+    events = Added("a"), planned("a"), ended("a", 10, 90)
+    _, said = told(RULE, *events)
+    assert said == [Leave("a", 0, "stopped")]
+    state, _ = told(RULE, *events, Left("a", 0, 10))
+    assert state.jobs["a"].phase == "failed"
+    assert "val_loss was never logged by step 10" in state.jobs["a"].error
+    assert "self.log('val_loss', ...)" in state.jobs["a"].error
+
+
+@pytest.mark.parametrize("again, said", [(0.5, ""), (0.6, "and is 0.6"), (None, "was not logged")])
+def test_a_rung_that_is_reported_again_is_compared(again: float | None, said: str) -> None:
+    first = Added("a"), planned("a"), ended("a", 10, 90, 0.5), Restarted(), planned("a")
+    state, _ = told(RULE, *first, ended("a", 10, 90, again))
+    job = state.jobs["a"]
+    assert job.phase == "running" and job.values == {10: 0.5}
+    assert (said in job.why) if said else not job.why
+    state, _ = decide(state, ended("a", 11, 89, 0.1))
+    assert said in state.jobs["a"].why
+
+
+def test_nan_equals_itself_when_it_is_reported_again() -> None:
+    first = Added("a"), planned("a"), ended("a", 10, 90, math.nan), Restarted(), planned("a")
+    state, _ = told(RULE, *first, ended("a", 10, 90, math.nan))
+    assert not state.jobs["a"].remarks
+
+
+def test_a_first_rung_that_nobody_reaches_is_refused_when_all_lengths_are_known() -> None:
+    rule = FleetSettings(2, rule=Halving("val_loss", first=500))
+    both = Added("a"), Added("b"), planned("a", left=100)
+    told(rule, *both)  # b may be longer
+    told(rule, *both, planned("b", 1, left=500))
+    with pytest.raises(FleetError, match=r"looks first at step 500.* has 300 steps.*first="):
+        told(rule, *both, planned("b", 1, left=300))
+
+
+def test_a_run_that_ends_before_the_next_rung_simply_finishes() -> None:
+    fleet = PaperFleet(FleetSettings(rule=Halving("loss", eta=2, first=4)))
+    fleet.add(PaperJob("short", 3))
+    fleet.add(PaperJob("long", 9, metric=lambda step: 1.0))
+    fleet.run()
+    assert {job.phase for job in fleet.state.jobs.values()} == {"finished"}
+
+
+# ---- what nobody could mean ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "events, said",
+    [
+        ((Added("a"), Added("a")), "job 'a' was added twice"),
+        ((Left("b", 0, 1),), "job 'b', which was never added"),
+        ((Added("a"), planned("a", device=3)), "device 3, and there are 1"),
+    ],
+    ids=["twice", "unknown", "device"],
+)
+def test_an_event_that_cannot_be_is_refused(events: tuple[Event, ...], said: str) -> None:
+    with pytest.raises(FleetError, match=said):
+        told(FleetSettings(), *events)
+
+
+# ---- turns --------------------------------------------------------------------------------------
+
+
+def test_jobs_with_host_tails_alternate_and_share() -> None:
+    both = Added("a"), Added("b"), planned("a", tail=0.4), planned("b", tail=0.4)
+    _, said = told(FleetSettings(), *both)
+    assert said == [Turn("a", 0, 1, share=True)]
+    _, said = told(FleetSettings(), *both, ended("a", 1, 99))
+    assert said == [Turn("b", 0, 1, share=True)]
+
+
+def test_shared_turns_hide_the_tails_that_they_should() -> None:
+    fleet = PaperFleet(FleetSettings())
+    for name in "ab":
+        fleet.add(PaperJob(name, 50, 1.0, tail_seconds=0.4, swap_seconds=0.05))
+    assert fleet.run() == pytest.approx(100 * 0.65, rel=0.05)
+
+
+def test_swaps_take_at_most_two_percent() -> None:
+    fleet = PaperFleet(FleetSettings())
+    for name in "abc":
+        fleet.add(PaperJob(name, 400, 1.0, swap_seconds=0.9))
+    assert 1200 < fleet.run() <= 1200 * 1.02 + 3
+
+
+def test_the_last_job_has_longer_turns() -> None:
+    _, said = told(FleetSettings(quantum_seconds=2.0), Added("a"), planned("a"))
+    assert said == [Turn("a", 0, 40, share=False)]
