@@ -21,6 +21,9 @@ DROPS = (64, 0)
 EXPOSED = 0.25
 """The share of the room for resident weights that a step's first inputs may take."""
 
+ENDLESS = 1 << 40
+"""So many host workers that an address which they free is held back for the whole step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -47,13 +50,19 @@ class Policies:
     """Makes policies for graphs of one step."""
 
     def __init__(
-        self, capacities: Mapping[int, int], costs: Costs, shares: Sequence[float]
+        self,
+        capacities: Mapping[int, int],
+        costs: Costs,
+        shares: Sequence[float],
+        tails: bool = False,
     ) -> None:
         """`capacities`: bytes of each device's arena. `shares`: of the room, what resident weights
-        may take."""
+        may take. `tails`: no host address is given out twice in a step, so that no copy to the host
+        waits for an update there, and the device is done as early as it can be."""
         self._capacities = capacities
         self._costs = costs
         self._shares = shares
+        self._host_workers = ENDLESS if tails else costs.host_workers
         self._room: tuple[TaskGraph, dict[int, int]] | None = None
         """The room of the last graph, kept because it takes long to find."""
 
@@ -70,7 +79,7 @@ class Policies:
         """One policy. One that drops ahead also keeps the step's first inputs resident."""
         plain, first = self._residents(graph, share)
         resident = first if drop else plain
-        return Policy(resident, drop_ahead=drop, host_workers=self._costs.host_workers)
+        return Policy(resident, drop_ahead=drop, host_workers=self._host_workers)
 
     def _residents(self, graph: TaskGraph, share: float) -> tuple[frozenset[int], frozenset[int]]:
         """What may stay in this share of the room, without and with the step's first inputs."""

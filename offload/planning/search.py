@@ -106,6 +106,8 @@ class Wanted:
     """Other graphs of the same step that may be planned instead, with names for the user."""
     rotated: Sequence[tuple[str, TaskGraph]] = ()
     """Rotated steps. One is taken only if it needs at most `WORTH` of the seconds."""
+    tails: bool = False
+    """Whether no host address is given out twice, so that host tails are long."""
 
 
 def best_plan(wanted: Wanted) -> FoundPlan:
@@ -229,7 +231,9 @@ class _Search:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
-        self._policies = Policies(wanted.capacities, wanted.costs, self._effort.shares)
+        self._policies = Policies(
+            wanted.capacities, wanted.costs, self._effort.shares, wanted.tails
+        )
         self._best: FoundPlan | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []

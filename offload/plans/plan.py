@@ -48,6 +48,7 @@ class PlanningOptions:
     recompute: bool
     optimizer: str
     proven: bool
+    tails: bool
 
     @classmethod
     def of(cls, plan: "Plan") -> "PlanningOptions":
@@ -71,6 +72,8 @@ class Plan:
     """Where updates may run: device, host or auto."""
     proven: bool = True
     """Whether the plan was verified when it was made."""
+    tails: bool = False
+    """Whether it leaves the device as early as it can, for a stage that several jobs share."""
     rotation: Rotation | None = None
     """If some updates wait for the next step's forward pass: this plan is that of its `steady`."""
     measurement: PlanMeasurement | None = None
@@ -240,6 +243,7 @@ def plan(
     optimizer: str = "device",
     proven: bool = True,
     late: bool = False,
+    tails: bool = False,
 ) -> Plan:
     """Fit a step into `budget` bytes of every device, and `host_budget` bytes of the host.
 
@@ -247,7 +251,8 @@ def plan(
     computed again instead of being kept or copied, where that is faster. `optimizer`: where updates
     run, device or host; auto plans both and takes the faster. `proven`: verify the plan, which
     takes a part of the planning's time. `late`: updates may wait for the next step's forward pass,
-    where that is faster; `rotation` says how."""
+    where that is faster; `rotation` says how. `tails`: for a stage that several jobs share. The
+    device is done earlier, before updates on the host are, and the host's memory is used more."""
     if placement not in PLACEMENTS:
         raise GraphError(
             f"placement={placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
@@ -263,6 +268,7 @@ def plan(
         recompute,
         optimizer,
         proven,
+        tails,
     )
     return _planned(options, graph, {}, late)
 
@@ -319,7 +325,7 @@ def _planned(
     found_rotations = rotations([("", first), *others], options.costs) if late else []
     wanted = Wanted(
         first, capacities, options.costs, homes, reserve, options.recompute, others,
-        [(name, rotation.steady) for name, rotation in found_rotations],
+        [(name, rotation.steady) for name, rotation in found_rotations], options.tails,
     )  # fmt: skip
     found = best_plan(wanted)
     program = found.memgraph.graph.program

@@ -40,10 +40,11 @@ def step(count: int = 4, *, clipped: bool = False, **last: Any) -> TaskGraph:
     return builder.graph()
 
 
-def planned(graph: TaskGraph) -> Plan:
+def planned(graph: TaskGraph, **options: Any) -> Plan:
     """With the smallest budget, so that no weight is resident."""
     most = plan(graph, None, Costs(), placement="copy", recompute=False)
-    return plan(graph, most.smallest_bytes, Costs(), placement="copy", recompute=False)
+    budget = most.smallest_bytes
+    return plan(graph, budget, Costs(), placement="copy", recompute=False, **options)
 
 
 def names(memgraph: MemGraph) -> list[str]:
@@ -56,6 +57,17 @@ def test_the_tail_is_what_the_host_does_when_the_device_is_done() -> None:
     assert names(memgraph) == ["update1", "update2", "update3"]
     [copy] = [n for n, _ in enumerate(memgraph.nodes) if memgraph.name(n) == "offload g0"]
     assert [memgraph.name(dep) for dep in memgraph.nodes[copy].deps] == ["update0"]
+
+
+def test_a_plan_for_tails_gives_no_host_address_out_twice_and_leaves_the_device_earlier() -> None:
+    usual, early = planned(step(12, clipped=True)), planned(step(12, clipped=True), tails=True)
+    assert names(early.memgraph) == [f"update{n}" for n in range(12)]
+    assert len(names(usual.memgraph)) < 12
+    assert usual.host_bytes < early.host_bytes <= 2 * 12 * BIG + 4096
+    late = tail_seconds(usual.memgraph, usual.simulation.timeline)
+    assert tail_seconds(early.memgraph, early.simulation.timeline) > late
+    again = early.replan(step(12, clipped=True))
+    assert again.tails and names(again.memgraph) == names(early.memgraph)
 
 
 def test_whatever_comes_after_a_node_of_the_tail_is_in_the_tail_too() -> None:
