@@ -34,8 +34,10 @@ GIB = 2**30
 BUDGET = 8 * GIB
 SHARES = (1.0, 0.5, 0.25, 0.0)
 """Of the budget, for plans with fewer and fewer residents; 0: the smallest."""
-WINDOWS = (0.5, 1.0, 2.0, 3.0)
+WINDOWS = (0.5, 1.0, 2.0)
 """GiB for updates beside another job's passes."""
+BATCHES = (16, 32, 64)
+"""Of the jobs in windows: more and more compute beside the same link."""
 ROUNDS = 3
 
 
@@ -158,56 +160,60 @@ def turns(report: Report, smoke: bool) -> None:
 
 
 def windows(report: Report, smoke: bool) -> None:
-    stack = Stack(16, 2, 64, 128, 64) if smoke else Stack(16)
-    graph = step(stack, Way(clipped=True, on_host=False))
-    budget = 2 * _small(graph) if smoke else BUDGET
-    alone = planned(graph, budget).predicted_seconds
-    passes, updates = halves(stack)
-    lines = []
-    for share in (0.3, 0.5) if smoke else (w * GIB / budget for w in WINDOWS):
-        window = int(share * budget)
-        try:
-            second = planned(updates, window)
-        except BudgetTooSmall as refused:
-            lines.append([f"{window / GIB:.1f}", f"no plan: {refused.needed / GIB:.2f} GiB needed"])
-            continue
-        tried = []
-        smallest = planned(passes, budget).smallest_bytes
-        for part in (1.0, 0.75, 0.5, 0.25):
-            nbytes = int(part * (budget - window))
-            if nbytes < smallest:
-                continue
+    lines: list[list[str]] = []
+    for batch in BATCHES[: 1 if smoke else None]:
+        stack = Stack(batch, 2, 64, 128, 64) if smoke else Stack(batch)
+        graph = step(stack, Way(clipped=True, on_host=False))
+        budget = 2 * _small(graph) if smoke else BUDGET
+        alone = planned(graph, budget).predicted_seconds
+        halved = halves(stack)
+        for share in (0.3, 0.5) if smoke else (w * GIB / budget for w in WINDOWS):
+            lines.append(_window(report, batch, halved, budget, int(share * budget), alone))
+            print(" | ".join(lines[-1]), flush=True)
+    head = [
+        "batch", "T GiB", "gain", "passes in GiB", "first on a lane", "a job's step s", "alone s",
+        "halves alone s", "work of the lanes a step", "at least s",
+    ]  # fmt: skip
+    title = "Two clipped jobs: updates in T bytes, beside the other's passes"
+    report.tables[title] = table(head, [line + [""] * (len(head) - len(line)) for line in lines])
+
+
+def _window(
+    report: Report,
+    batch: int,
+    halved: tuple[TaskGraph, TaskGraph],
+    budget: int,
+    window: int,
+    alone: float,
+) -> list[str]:
+    """A row: the best of several plans of the passes, and of who comes first on a lane."""
+    passes, updates = halved
+    name = [f"b{batch}", f"{window / GIB:.1f}"]
+    try:
+        second = planned(updates, window)
+    except BudgetTooSmall as refused:
+        return [*name, f"no plan: {refused.needed / GIB:.2f} GiB needed"]
+    smallest = planned(passes, budget).smallest_bytes
+    tried = []
+    for part in (1.0, 0.75, 0.5, 0.25):
+        if (nbytes := int(part * (budget - window))) >= smallest:
             job = Windowed(planned(passes, nbytes), second)
             for first in (False, True):
                 seconds = in_windows([job, job], ROUNDS, COSTS, first) / ROUNDS
                 tried.append((seconds, nbytes, first, job))
-        if not tried:
-            continue
-        seconds, nbytes, first, job = min(tried, key=lambda one: one[0])
-        both = busy((job.passes, job.updates))
-        lane = max(both, key=lambda key: both[key])
-        lines.append([
-            f"{window / GIB:.1f}", f"{2 * alone / seconds:.3f}", f"{nbytes / GIB:.1f}",
-            "updates" if first else "passes", f"{seconds / 2:.3f}", f"{alone:.3f}",
-            f"{job.passes.predicted_seconds:.3f} + {job.updates.predicted_seconds:.3f}",
-            ", ".join(f"{k} {v:.3f}" for k, v in sorted(both.items())), f"{lane} {both[lane]:.3f}",
-        ])  # fmt: skip
-        report.rows.append({"window": window, "gain": 2 * alone / seconds, "lanes": both})
-        print(" | ".join(lines[-1]), flush=True)
-    head = [
-        "T GiB", "gain", "passes in GiB", "first on a lane", "a job's step s", "alone s",
-        "halves alone s", "work of the lanes a step", "at least s",
+    if not tried:
+        return [*name, f"no plan: {smallest / GIB:.2f} GiB needed beside it"]
+    seconds, nbytes, first, job = min(tried, key=lambda one: one[0])
+    both = busy((job.passes, job.updates))
+    lane = max(both, key=lambda key: both[key])
+    gain = 2 * alone / seconds
+    report.rows.append({"batch": batch, "window": window, "gain": gain, "lanes": both})
+    return [
+        *name, f"{gain:.2f}", f"{nbytes / GIB:.1f}", "updates" if first else "passes",
+        f"{seconds / 2:.3f}", f"{alone:.3f}",
+        f"{job.passes.predicted_seconds:.3f} + {job.updates.predicted_seconds:.3f}",
+        ", ".join(f"{k} {v:.3f}" for k, v in sorted(both.items())), f"{lane} {both[lane]:.3f}",
     ]  # fmt: skip
-    lines = [line + [""] * (len(head) - len(line)) for line in lines]
-    report.tables["Two clipped jobs: updates in T bytes, beside the other's passes"] = table(
-        head, lines
-    )
-
-
-def _small(graph: TaskGraph) -> int:
-    """A budget for a smoke run in which something moves."""
-    whole = plan(graph, costs=COSTS, placement="copy", recompute=False)
-    return max(whole.smallest_bytes, whole.peak_bytes // 2)
 
 
 def main() -> None:

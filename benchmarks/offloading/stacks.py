@@ -13,6 +13,8 @@ WEIGHT, STATE, GRADIENT = 2, 12, 2
 """Bytes a weight."""
 UPDATED = 2 * STATE + WEIGHT + GRADIENT
 """Bytes that an update reads and writes for a weight."""
+PARTS = 4
+"""Of the head."""
 AGAIN = 3
 """Times the FLOPs of the forward pass that a backward pass takes with what it computes again."""
 
@@ -33,8 +35,10 @@ class Stack:
 
     @property
     def units(self) -> list[int]:
-        """The weights of each unit: attention and mlp of every block, and the head."""
-        return [4 * self.width**2, 8 * self.width**2] * self.depth + [self.words * self.width]
+        """The weights of each unit: attention and mlp of every block, and the head, in parts as
+        planned updates are."""
+        head = [self.words * self.width // PARTS] * PARTS
+        return [4 * self.width**2, 8 * self.width**2] * self.depth + head
 
     @property
     def activation(self) -> int:

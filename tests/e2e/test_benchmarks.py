@@ -95,6 +95,18 @@ def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> 
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
+def test_the_study_of_jobs_that_share_a_device_runs(tmp_path: Path) -> None:
+    said = run_script("benchmarks/fleet_tails.py", "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob("*_fleet_tails.json")
+    pairs = [row for row in json.loads(report.read_text())["rows"] if "pair" in row]
+    [hosted] = [row for row in pairs if "host optimizer" in row["pair"]]
+    assert 1.0 < hosted["alone"] / hosted["tails=True"]["seconds"] < 2.0
+    assert all(row["tails"]["seconds"] <= row["turns"]["seconds"] * 1.001 for row in pairs)
+    assert "beside the other's passes" in said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
 def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -> None:
     run_script(
         "benchmarks/offload_cpu.py", "models", "--smoke", "--only", "gpt2-small", "resnet18",

@@ -31,24 +31,24 @@ class Job:
     def __init__(self, graph: TaskGraph, budget: int | None = None, **options: Any) -> None:
         self.graph = graph
         self.tensors: Mapping[str, torch.Tensor] = graph.program.tensors
-        self.plain = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self.plain = {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors.items()}
         self._plainly = graphs.Plainly(graph, self.plain)
         self.plan = offload.plan(graph, budget, placement="copy", recompute=False, **options)
         self.batch = graphs.batch(seed=len(graph.tasks))
 
     @classmethod
-    def chain(cls, count: int, wide: int, budget: int | None = None, **shape: Any) -> "Job":
-        return cls(graphs.bound(graphs.chain(count, wide, **shape)), budget)
+    def chain(cls, count: int, wide: int, budget: int | None = None, device: str = "cpu") -> "Job":
+        return cls(graphs.bound(graphs.chain(count, wide), device), budget)
 
     @classmethod
-    def mixed(cls, count: int, wide: int, budget: int | None = None) -> "Job":
+    def mixed(cls, count: int, wide: int, budget: int | None = None, device: str = "cpu") -> "Job":
         """Every other update runs on the host, so every other weight may be resident."""
         graph = graphs.chain(count, wide, host_updates=True)
         updates = {f"update{n}" for n in range(1, count, 2)}
         tasks = [
             replace(task, lane="compute") if task.name in updates else task for task in graph.tasks
         ]
-        return cls(graphs.bound(graph.with_tasks(tasks)), budget)
+        return cls(graphs.bound(graph.with_tasks(tasks), device), budget)
 
     def plainly(self) -> torch.Tensor:
         """One step by plain torch."""
@@ -58,7 +58,7 @@ class Job:
     def step(self, runner: Runner) -> None:
         expected = self.plainly()
         [found] = runner(self.batch)
-        assert torch.equal(found, expected)
+        assert torch.equal(found.cpu(), expected)
 
     def restart(self) -> None:
         """From the values of now, after a step that failed half way."""
@@ -66,7 +66,7 @@ class Job:
             self.plain[name].copy_(tensor)
 
     def is_right(self) -> bool:
-        return all(torch.equal(self.tensors[name], self.plain[name]) for name in self.plain)
+        return all(torch.equal(self.tensors[name].cpu(), self.plain[name]) for name in self.plain)
 
 
 def on_device(runner: Runner, job: Job) -> list[str]:

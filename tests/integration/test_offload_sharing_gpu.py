@@ -1,0 +1,88 @@
+"""Two jobs on one GPU: parked in page-locked memory, and each going on in the other's tail."""
+
+import importlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offload.graph.builder import GraphBuilder
+from offload.planning.host_tails import host_tail
+from offload.plans.plan import plan
+from offload.program.kernels import Program, Value
+from offload.running.runner import Runner
+from offload.running.stage import Stage
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+COUNT, EACH = 64, 16 * MIB
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("stage_jobs")
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str, jobs: Any) -> None:
+    one = jobs.Job.mixed(4, 4096, device="cuda")
+    other = jobs.Job.chain(3, 4096, device="cuda")
+    assert host_tail(one.plan.memgraph)
+    with Stage(torch.device("cuda"), engine) as stage:
+        first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+
+        class Tails:
+            def on_tail(self) -> None:
+                other.step(second)  # parks the job whose tail runs
+
+            def tail_over(self) -> None:
+                assert jobs.waiting(first, one)
+
+        for tailed in (False, True, True, True):
+            first.tails = Tails() if tailed else None
+            one.step(first)
+            other.step(second)
+        place = first._waiting
+        assert place is not None and place.note == ""
+        first.close()
+        second.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_a_hand_over_takes_little_more_than_its_copies() -> None:
+    def job() -> Any:
+        builder = GraphBuilder()
+        weights = [builder.buffer(f"w{n}", EACH, "parameter") for n in range(COUNT)]
+        builder.task("touch", weights, weights[:1], kernel=lambda _, writes: writes[0][:1].add_(1))
+        tensors = {f"w{n}": torch.zeros(EACH, dtype=torch.uint8) for n in range(COUNT)}
+        seen = Value(weights[0], torch.uint8, (1,), (1,))
+        program = Program((), (seen,), tensors, device=torch.device("cuda"))
+        return plan(builder.graph(program), placement="copy")
+
+    there = torch.zeros(COUNT * EACH, dtype=torch.uint8, device="cuda")
+    here = torch.zeros(COUNT * EACH, dtype=torch.uint8, pin_memory=True)
+    ratios = []
+    with Stage(torch.device("cuda")) as stage:
+        runners = [Runner(job(), stage=stage) for _ in range(2)]
+        for _ in range(6):
+            for runner in runners:
+                runner()
+            before = stage.swaps
+            runners[0]()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            here.copy_(there)
+            there.copy_(here)
+            torch.cuda.synchronize()
+            floor = time.perf_counter() - begin
+            ratios.append((stage.swaps.seconds - before.seconds) / floor)
+        for runner in runners:
+            runner.close()
+    assert min(ratios) <= 1.2, ratios
