@@ -26,6 +26,7 @@ from trainers.fleet.deciding.events import (
     Event,
     Finished,
     InterruptAsked,
+    Planned,
     Restarted,
     StopAsked,
     Turn,
@@ -96,6 +97,8 @@ class Fleet:
         self._state: FleetState | None = None
         self._held_back: list[Turn] = []
         """Turns that wait for `fit`, because only plans were asked for."""
+        self._plans: dict[str, Planned] = {}
+        """What each job said when it was planned first."""
         self._history: dict[str, dict[int, float]] = {}
         self._journal = Journal(self.folder)
         self._base: Dice | None = None
@@ -190,7 +193,8 @@ class Fleet:
         with self._begun():
             self._run(lambda: self._only_turns_left(), hold_turns=True)
         assert self._state is not None
-        return predict(self._state).said()
+        plans = [self._plans[name] for name in self._state.jobs if name in self._plans]
+        return predict(plans, self._state.settings).said()
 
     def fit(self) -> FleetResult:
         """Run all jobs to their ends. Ctrl-C lets every job write a checkpoint first."""
@@ -300,6 +304,8 @@ class Fleet:
         self._hosts[command.device].do(command, self._jobs[command.job])
 
     def _note(self, event: Event) -> None:
+        if isinstance(event, Planned):
+            self._plans.setdefault(event.job, event)
         if isinstance(event, TurnEnded | Finished) and event.metric is not None:
             self._history.setdefault(event.job, {})[event.step] = event.metric
 
