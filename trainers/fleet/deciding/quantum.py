@@ -17,6 +17,8 @@ from trainers.fleet.deciding.fleet_state import FleetSettings, JobState
 
 SWAPS = 50
 """A turn is at least so many times as long as a swap."""
+HAND_OVER = 1e-3
+"""Seconds that a change to another job takes of Python, whatever else moves."""
 LONE = 20
 """The turn of the last job is so many times longer. It is no more, because whoever is added or
 stopped, and Ctrl-C, wait for its end."""
@@ -49,7 +51,7 @@ def hides_tails(ready: Sequence[StepTimes]) -> bool:
     hidden = sum(
         min(job.tail_seconds, total - body) for job, body in zip(ready, bodies, strict=True)
     )
-    return hidden > sum(job.swap_seconds for job in ready)
+    return hidden > sum(job.swap_seconds + HAND_OVER for job in ready)
 
 
 def turn_steps(

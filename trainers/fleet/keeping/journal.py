@@ -3,8 +3,8 @@
     {"fleet": {...}}                                      which fleet this is
     {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
 
-A line is on disk before its decision is carried out. A kill may leave half a line at the end, which
-is dropped: its decision was never carried out.
+A line has left the process before its decision is carried out, so a kill of the process loses none.
+It may leave half a line at the end, which is dropped: its decision was never carried out.
 """
 
 import json
@@ -57,7 +57,6 @@ class Journal:
         assert self._file is not None
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _whole_lines(self) -> list[str]:
         if not self.path.exists():
