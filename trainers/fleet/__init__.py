@@ -8,7 +8,8 @@ May import: fleet.deciding, fleet.hosting, fleet.jobs, fleet.keeping, offload.me
 
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.halving import Halving
 from trainers.fleet.fleet import Fleet
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 
-__all__ = ["Fleet", "FleetError", "FleetResult", "JobMemory", "JobResult"]
+__all__ = ["Fleet", "FleetError", "FleetResult", "Halving", "JobMemory", "JobResult"]

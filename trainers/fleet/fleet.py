@@ -151,6 +151,7 @@ class Fleet:
         False trains it with plain Lightning, and `reserve` says what that takes of the device.
         `seed`: as `seed_everything` at its beginning; None: it begins with the dice as they lie
         now."""
+        self._check_open(name)
         program = LightningJob.of(
             name, module, train, val, trainer or {}, offload, seed, reserve, self.devices[0]
         )
@@ -164,8 +165,7 @@ class Fleet:
 
     def add_program(self, name: str, program: JobProgram) -> None:
         """Add a job that makes its Trainer itself. It may be called from any thread."""
-        if self._ended:
-            raise FleetError(f"job {name} was added after fit() had ended: make another Fleet")
+        self._check_open(name)
         if not name or name != Path(name).name or name in (".", ".."):
             raise FleetError(f"{name!r} cannot be the name of a job: it names a folder, too")
         if name in self._jobs:
@@ -179,6 +179,10 @@ class Fleet:
             self._waiting.append(name)
         else:
             self._events.put(Added(name))
+
+    def _check_open(self, name: str) -> None:
+        if self._ended:
+            raise FleetError(f"job {name} was added after fit() had ended: make another Fleet")
 
     def stop(self, name: str) -> None:
         """End a job early; its weights are kept. It may be called from any thread."""

@@ -30,7 +30,7 @@ class HostedJob:
 
 
 class DeviceHost:
-    """A context manager. `close` ends the stage; all jobs must have ended."""
+    """A context manager."""
 
     def __init__(self, settings: SeatSettings, send: Callable[[Event], None]) -> None:
         self._settings = settings
@@ -50,8 +50,9 @@ class DeviceHost:
         self._threads[name].grant(command)
 
     def close(self) -> None:
+        """End all jobs where they wait, and the stage."""
         for thread in self._threads.values():
-            thread.join()
+            thread.end()
         self._tenancy.close()
 
     def __enter__(self) -> "DeviceHost":

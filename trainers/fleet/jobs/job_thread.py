@@ -41,6 +41,11 @@ class JobThread:
         if self._thread.ident is None:
             self._thread.start()
 
+    def end(self) -> None:
+        """End the thread where it waits, or after its turn, and wait for that."""
+        self.seat.grants.put(None)
+        self.join()
+
     def join(self) -> None:
         """Wait for the end of a thread whose last event has come."""
         if self._thread.ident is not None:

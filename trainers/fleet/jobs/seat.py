@@ -80,7 +80,8 @@ class Seat:
         self.settings = settings
         self.reserve: int | None = None
         """What a job without a plan takes of its device, as its user says."""
-        self.grants: SimpleQueue[Grant] = SimpleQueue()
+        self.grants: SimpleQueue[Grant | None] = SimpleQueue()
+        """None ends the job where it waits."""
         self.leave_asked = ""
         """Why the job has to leave now; empty if it has not."""
         self._tenancy = tenancy
@@ -121,8 +122,9 @@ class Seat:
         self._wait()
 
     def end(self) -> None:
-        """Forget the Trainer, because the job's program has returned."""
+        """Forget the Trainer and its module, because the job's program has returned."""
         self._trainer = None
+        self.callbacks.clear()  # Lightning lets each of them refer to the module
 
     @property
     def turn_seconds(self) -> float:
@@ -274,6 +276,8 @@ class Seat:
     def _wait(self, under_way: int = 0) -> None:
         """Wait for a grant. `under_way`: a step of an earlier turn that has not been counted."""
         self._grant = grant = self.grants.get()
+        if grant is None:
+            raise JobLeft(self.step)  # the fleet has ended, and nobody asks for a checkpoint
         self._since, self._swapped = time.monotonic(), self._tenancy.swapped_seconds
         self._tell_runners()
         self._dice.roll(self.device)

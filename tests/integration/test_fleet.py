@@ -1,0 +1,198 @@
+"""A fleet of one device: what its user sees, and that every job is what it is alone."""
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fleet_jobs import CPU, KINDS, QUIET, JobKind, Net, Outcome, alone
+
+from trainers.fleet import Fleet, FleetError, Halving
+from trainers.fleet.deciding.events import Event, Planned, TurnEnded
+from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.jobs.dice import Dice
+from trainers.fleet.jobs.job_checkpoint import LAST
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+BUDGET = "70%"
+
+
+@pytest.fixture(scope="module")
+def lone() -> Mapping[str, Outcome]:
+    return {name: alone(kind, BUDGET) for name, kind in KINDS.items()}
+
+
+def make(folder: Path, **more: Any) -> Fleet:
+    return Fleet(BUDGET, "cpu", folder=folder, **{"metric": "val_loss", "quantum": 3, **more})
+
+
+def add(fleet: Fleet, name: str, kind: JobKind, module: Any = None, **more: Any) -> Net:
+    module = module or kind.module()
+    given = False if kind.options is None else kind.options
+    fleet.add(
+        name, module, train=kind.train(), val=kind.val(), trainer=kind.trainer, offload=given,
+        **more,
+    )  # fmt: skip
+    return module
+
+
+def differences(lone: Mapping[str, Outcome], modules: Mapping[str, Net]) -> dict[str, list[str]]:
+    return {name: lone[name].differences(Outcome.of(module)) for name, module in modules.items()}
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+
+
+def test_jobs_of_a_fleet_are_what_they_are_alone_and_a_failing_one_harms_nobody(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    fleet = make(tmp_path)
+    modules = {name: add(fleet, name, kind) for name, kind in KINDS.items()}
+    add(fleet, "failing", JobKind(9, fails_at=4))
+    before = torch.get_rng_state()
+    result = fleet.fit()
+    assert differences(lone, modules) == {name: [] for name in KINDS}
+    assert torch.equal(torch.get_rng_state(), before), "the caller's own dice are put back"
+    failed = result.jobs["failing"]
+    assert failed.state == "failed" and "made to fail" in failed.why
+    assert "on_train_batch_start" in failed.details, "the traceback is there"
+    assert result.best == min(
+        KINDS, key=lambda name: result.jobs[name].metric or 0.0
+    ) and result.table().splitlines()[1].startswith(result.best)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not [name for name in names if name.startswith("perfect-job")]
+
+
+def test_a_job_that_seeds_the_whole_process_seeds_itself_alone(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    class Seeding(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            L.seed_everything(0, verbose=False)
+            torch.set_float32_matmul_precision("high")
+
+    fleet = make(tmp_path, quantum=1)
+    add(fleet, "seeding", KINDS["plain"], Seeding())
+    modules = {"adam": add(fleet, "adam", KINDS["adam"])}
+    assert fleet.fit().jobs["seeding"].state == "finished"
+    assert differences(lone, modules) == {"adam": []}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_dice_are_put_back_as_they_were_and_survive_a_checkpoint() -> None:
+    dice = Dice.now(CPU)
+    drawn = torch.rand(3)
+    Dice.of_plain(dice.plain()).roll(CPU)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+# ---- early ends and late beginnings -------------------------------------------------------------
+
+
+def test_halving_keeps_the_best_and_stopped_jobs_give_their_memory_back(tmp_path: Path) -> None:
+    alive: list[weakref.ref[Net]] = []
+
+    def maker(kind: JobKind) -> Any:
+        def made() -> Net:
+            module = kind.module()
+            alive.append(weakref.ref(module))
+            return module
+
+        return made
+
+    left: list[int] = []
+
+    def count(state: FleetState, event: Event) -> None:
+        if isinstance(event, TurnEnded) and sum(j.ended for j in state.jobs.values()) == 2:
+            left.append(sum(ref() is not None for ref in alive))
+
+    fleet = make(tmp_path, stop=Halving("val_loss", eta=3, first=5), watch=count, metric=None)
+    for name in ("adam", "sgd", "plain"):
+        add(fleet, name, KINDS[name], maker(KINDS[name]))
+    result = fleet.fit()
+    states = sorted(job.state for job in result.jobs.values())
+    assert states == ["finished", "stopped", "stopped"]
+    stopped = [job for job in result.jobs.values() if job.state == "stopped"]
+    assert all(job.step == 5 and "only the best" in job.why for job in stopped)
+    assert all((job.folder / "stopped.ckpt").exists() for job in stopped)
+    at_rung = {name: seen[5] for name, seen in result.history.items()}
+    assert result.best == min(at_rung, key=at_rung.__getitem__)
+    assert left and left[-1] == 1, "only the last job's module is left"
+    gc.collect()
+    assert not [ref for ref in alive if ref() is not None]
+
+
+def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    fleet, told = make(tmp_path, quantum=1), threading.Event()
+
+    def meddle() -> None:
+        assert told.wait(30)
+        kind = JobKind(21)
+        fleet.add(
+            "late", kind.module, train=kind.train, val=kind.val, trainer=kind.trainer, seed=21
+        )
+        fleet.stop("sgd")
+
+    def watch(state: FleetState, event: Event) -> None:
+        if isinstance(event, Planned):
+            told.set()
+
+    fleet._watch = watch
+    other = threading.Thread(target=meddle)
+    other.start()
+    modules = {name: add(fleet, name, KINDS[name]) for name in ("adam", "sgd", "clipped")}
+    result = fleet.fit()
+    other.join()
+    assert {name: job.state for name, job in result.jobs.items()} == {
+        "adam": "finished", "sgd": "stopped", "clipped": "finished", "late": "finished",
+    }  # fmt: skip
+    del modules["sgd"]
+    assert differences(lone, modules) == {"adam": [], "clipped": []}
+    with pytest.raises(FleetError, match=r"after fit\(\) had ended"):
+        add(fleet, "too late", KINDS["adam"])
+
+
+def test_an_explained_fleet_says_what_sharing_brings_and_trains_afterwards(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    fleet = make(tmp_path)
+    modules = {name: add(fleet, name, KINDS[name]) for name in ("adam", "sgd")}
+    said = fleet.explain()
+    assert "2 jobs on 1 device" in said and "bound" in said
+    assert {job.step for job in fleet.result().jobs.values()} == {0}
+    fleet.fit()
+    assert differences(lone, modules) == {"adam": [], "sgd": []}
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_checkpoints_every_job_and_the_same_program_goes_on(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    def interrupt(state: FleetState, event: Event) -> None:
+        if isinstance(event, TurnEnded) and event.step >= 3 and not state.interrupted:
+            raise KeyboardInterrupt
+
+    names = ("adam", "sgd", "plain")
+    fleet = make(tmp_path, quantum=1, watch=interrupt)
+    for name in names:
+        add(fleet, name, KINDS[name])
+    with pytest.raises(KeyboardInterrupt, match=r"3 jobs are checkpointed in .*the same program"):
+        fleet.fit()
+    begun = [name for name in names if (tmp_path / "jobs" / name / LAST).exists()]
+    assert begun
+    again = make(tmp_path)
+    modules = {name: add(again, name, KINDS[name]) for name in names}
+    assert {job.state for job in again.fit().jobs.values()} == {"finished"}
+    assert differences(lone, modules) == {name: [] for name in names}
