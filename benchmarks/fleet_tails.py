@@ -216,6 +216,12 @@ def _window(
     ]  # fmt: skip
 
 
+def _small(graph: TaskGraph) -> int:
+    """A budget for a smoke run in which something moves."""
+    whole = plan(graph, None, COSTS, placement="copy", recompute=False)
+    return max(whole.smallest_bytes, whole.peak_bytes // 2)
+
+
 def main() -> None:
     from perfect.runs.record import environment
 

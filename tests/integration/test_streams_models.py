@@ -143,6 +143,19 @@ def test_huge_copies_beside_tiny_kernels_have_eagers_bits(held: str, optimizer: 
             assert alike(ours, theirs), step
 
 
+class Tails:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.begun = self.over = 0
+
+    def on_tail(self) -> None:
+        self.begun += 1
+
+    def tail_over(self) -> None:
+        self.over += 1
+
+
 @pytest.mark.parametrize("held", HELD)
 def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: str) -> None:
     ours, theirs, mine, other, batches = fresh()
@@ -154,9 +167,12 @@ def test_updates_that_wait_for_the_next_forward_pass_run_on_streams_too(held: st
     peak = offload.plan(rotation.steady).peak_bytes
     made = offload.plan(rotation.steady, int(peak * 0.7), recompute=False)
     with Runner(made, "cuda", driver=Twin((held,)), key="steady") as runner:
+        runner.tails = tails = Tails()
         late = RotatedStep(runner, rotation, "steady")
         for batch in batches:
             loss, *_ = late.run(*batch)
             assert torch.equal(loss, eagerly(theirs, other, batch))
         late.flush()
         assert alike(ours, theirs)
+    # All updates of a step in between wait for the next one; those of the flush are a tail.
+    assert tails.begun == tails.over > 0
