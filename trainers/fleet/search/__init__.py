@@ -1,0 +1,13 @@
+"""Optuna decides which jobs a fleet trains, and which of them it stops early.
+
+`optuna_search.py` asks a sampler for the next job whenever one has ended, and `optuna_pruner.py` is
+a stop rule. `optuna_names.py` has both by the names that a configuration uses.
+
+May import: fleet.deciding, fleet.jobs, fleet.keeping.
+"""
+
+from trainers.fleet.search.optuna_names import optuna_pruner_of, optuna_search_of
+from trainers.fleet.search.optuna_pruner import OptunaPruner
+from trainers.fleet.search.optuna_search import OptunaSearch
+
+__all__ = ["OptunaPruner", "OptunaSearch", "optuna_pruner_of", "optuna_search_of"]

@@ -1,0 +1,57 @@
+"""What a sampler was asked so far, in the fleet's folder.
+
+After a restart the sampler is asked the same again, and must answer the same: else the checkpoints
+of a job would belong to other parameters than the job.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainers.fleet.deciding.fleet_error import FleetError
+
+SEARCH_FILE = "search.json"
+
+
+class AskedTrials:
+    """The parameters of each job, by its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SEARCH_FILE
+        self._asked: dict[str, dict[str, Any]] | None = None
+
+    def note(self, job: str, params: Mapping[str, Any]) -> None:
+        """Keep the parameters of a job. Raise `FleetError` if it had others before a restart."""
+        if self._asked is None:
+            self._asked = self._read()
+        now = json.loads(json.dumps(dict(params)))
+        before = self._asked.setdefault(job, now)
+        if before != now:
+            raise FleetError(
+                f"{job} had the parameters {before} before the restart, and is asked to have {now}"
+                f" now ({self._path}): give the sampler, its seed and the space that it had before,"
+                " or another folder"
+            )
+        self._write(self._asked)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if not self._path.exists():
+            return {}
+        try:
+            return json.loads(self._path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise FleetError(
+                f"{self._path} is damaged ({error}): delete the fleet's folder to begin anew"
+            ) from error
+
+    def _write(self, asked: Mapping[str, Any]) -> None:
+        """Replace the file as a whole, so that a kill leaves the old one or the new one."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as file:
+            json.dump(asked, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)

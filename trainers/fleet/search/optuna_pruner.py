@@ -1,0 +1,182 @@
+"""A stop rule for which any pruner of Optuna decides.
+
+    judge(seen, gone)    what is new in them since the call before
+      |  ends            study.tell(trial, value, COMPLETE | PRUNED | FAIL)
+      |  values          trial.report(value, step), trial.should_prune()
+      v
+    the jobs that the pruner gave up
+
+The rule keeps a study in memory, and tells it what is new at every call. A journal that is read
+again makes the same calls in the same order, so a pruner without randomness decides the same again.
+If a call knows less than the one before, a journal is being read from its beginning, and the rule
+begins anew, too.
+
+How far a decision depends on which job was faster is up to the pruner:
+
+    ThresholdPruner, NopPruner, PatientPruner(None)      not at all: they look at one job
+    MedianPruner, PercentilePruner, WilcoxonPruner       on which jobs have finished by then
+    SuccessiveHalvingPruner, HyperbandPruner             on which jobs have passed a rung by then
+
+A fleet keeps its jobs level, so of jobs that begin together none has finished while a pruner of the
+second kind could still stop another. Such a pruner needs jobs that begin one after the other
+(`OptunaSearch(at_once=...)`). `Halving` waits for all jobs at a rung and depends on no speed.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.search.optuna_package import check_needs, import_optuna
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.pruners import BasePruner
+
+Seen = Mapping[str, Mapping[int, float]]
+
+
+class OptunaPruner:
+    """Stops the jobs that `pruner` prunes. It looks at every job each `every` optimizer steps."""
+
+    def __init__(
+        self,
+        pruner: "BasePruner",
+        metric: str,
+        *,
+        every: int,
+        mode: Literal["min", "max"] = "min",
+    ) -> None:
+        optuna = import_optuna()
+        if not isinstance(pruner, optuna.pruners.BasePruner):
+            raise FleetError(
+                f"OptunaPruner was given {pruner!r} as its pruner: give one of Optuna's, such as"
+                " optuna.pruners.MedianPruner()"
+            )
+        check_needs(pruner)
+        if not isinstance(metric, str) or not metric:
+            raise FleetError(
+                f"OptunaPruner was given metric={metric!r}: name what the jobs log and the pruner"
+                ' compares, such as metric="val_loss"'
+            )
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise FleetError(
+                f"OptunaPruner was given every={every!r}: give a number of optimizer steps"
+            )
+        if mode not in ("min", "max"):
+            raise FleetError(f"OptunaPruner was given mode={mode!r}: give 'min' or 'max'")
+        self.metric = metric
+        self.every = every
+        self.mode: Literal["min", "max"] = mode
+        self.pruner = pruner
+        self._told: _ToldStudy | None = None
+
+    def __repr__(self) -> str:
+        """Say what decides: a journal keeps this, and is not gone on with under another rule."""
+        return (
+            f"OptunaPruner({_said(self.pruner)}, {self.metric!r}, every={self.every},"
+            f" mode={self.mode!r})"
+        )
+
+    def next_look(self, step: int) -> int | None:
+        return (step // self.every + 1) * self.every
+
+    def waits(self, job: str, seen: Seen, alive: object) -> bool:
+        """No job waits for another one: Optuna's pruners decide with what there is."""
+        return False
+
+    def judge(self, seen: Seen, gone: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the jobs to stop, each with the reason. `seen` has every job in the order in which
+        they were added; `gone` says of a job that has ended what it is: finished, stopped or
+        failed."""
+        if self._told is None or not self._told.is_known_to(seen, gone):
+            self._told = _ToldStudy(copy.deepcopy(self.pruner), self.metric, self.mode)
+        self._told.tell(seen, gone)
+        return {job: why for job, why in self._told.pruned.items() if job not in gone}
+
+
+class _ToldStudy:
+    """A study in memory, and what it has been told of a fleet."""
+
+    def __init__(self, pruner: "BasePruner", metric: str, mode: str) -> None:
+        optuna = import_optuna()
+        self._states = optuna.trial.TrialState
+        self._study: Study = optuna.create_study(
+            study_name="fleet",  # Hyperband deals trials into brackets by it
+            direction="maximize" if mode == "max" else "minimize",
+            sampler=optuna.samplers.RandomSampler(seed=0),  # nobody asks for parameters
+            pruner=pruner,
+        )
+        self._metric = metric
+        self._trials: dict[str, Trial] = {}
+        self._values: dict[str, dict[int, float]] = {}
+        self._gone: set[str] = set()
+        self.pruned: dict[str, str] = {}
+
+    def is_known_to(self, seen: Seen, gone: Mapping[str, str]) -> bool:
+        """Whether these are later than all that the study was told."""
+        return self._gone <= gone.keys() and all(
+            values.keys() <= seen.get(job, {}).keys() for job, values in self._values.items()
+        )
+
+    def tell(self, seen: Seen, gone: Mapping[str, str]) -> None:
+        for job in seen:
+            if job not in self._trials:
+                self._trials[job] = self._study.ask()
+                self._values[job] = {}
+        # Ends come first: a job has ended before the others' new values came.
+        for job in [job for job in seen if job in gone and job not in self._gone]:
+            self._report(job, seen[job])
+            self._end(job, gone[job])
+        for step, job in self._new(seen):
+            self._report(job, {step: seen[job][step]})
+
+    def _new(self, seen: Seen) -> list[tuple[int, str]]:
+        """Return (step, job) of every new value, by its step and then in the order of the jobs."""
+        new = [
+            (step, position, job)
+            for position, (job, values) in enumerate(seen.items())
+            if job not in self._gone
+            for step in values.keys() - self._values[job].keys()
+        ]
+        return [(step, job) for step, _, job in sorted(new)]
+
+    def _report(self, job: str, values: Mapping[int, float]) -> None:
+        trial = self._trials[job]
+        for step in sorted(values.keys() - self._values[job].keys()):
+            self._values[job][step] = values[step]
+            if job in self.pruned:
+                continue
+            trial.report(values[step], step)
+            if trial.should_prune():
+                name = type(self._study.pruner).__name__
+                self.pruned[job] = (
+                    f"{name} pruned it at step {step} with {self._metric} {values[step]:.6g}"
+                )
+                self._study.tell(trial, state=self._states.PRUNED)
+
+    def _end(self, job: str, phase: str) -> None:
+        self._gone.add(job)
+        if job in self.pruned:
+            return
+        values = self._values[job]
+        last = values[max(values)] if values else math.nan
+        if phase == "finished" and not math.isnan(last):
+            self._study.tell(self._trials[job], last)
+        elif phase == "stopped":
+            self._study.tell(self._trials[job], state=self._states.PRUNED)
+        else:
+            self._study.tell(self._trials[job], state=self._states.FAIL)
+
+
+def _said(pruner: object) -> str:
+    """Return a pruner's class and its settings, which Optuna's pruners do not say. What is no plain
+    value and no pruner is left out: its text may have an address."""
+    settings = []
+    for name, value in sorted(vars(pruner).items()):
+        if isinstance(value, import_optuna().pruners.BasePruner):
+            settings.append(f"{name.lstrip('_')}={_said(value)}")
+        elif isinstance(value, bool | int | float | str | None):
+            settings.append(f"{name.lstrip('_')}={value!r}")
+    return f"{type(pruner).__name__}({', '.join(settings)})"

@@ -1,0 +1,189 @@
+"""A sampler of Optuna chooses the parameters of the next job, whenever a job has ended.
+
+    begin        ask ask ask ask        at_once jobs are added
+    a job ends   tell ask               the sampler knows its value, and the next job is added
+    ...
+    restarted    the same asks and tells, in the order of the fleet's journal; then it goes on
+
+Nothing of Optuna is kept on a disk: the answers of a sampler with a seed follow from what it was
+told, and in which order. `asked_trials.py` checks that they do.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
+from trainers.fleet.search.asked_trials import AskedTrials
+from trainers.fleet.search.optuna_package import check_needs, import_optuna
+from trainers.fleet.search.searched_job import Make, SearchedJob
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+OnEnd = Callable[[JobResult, Mapping[int, float]], None]
+
+
+class SearchedFleet(Protocol):
+    """What a search needs of a `Fleet`."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def metric(self) -> str | None: ...
+
+    @property
+    def mode(self) -> str: ...
+
+    def add_program(self, name: str, program: JobProgram) -> None: ...
+
+    def on_end(self, call: OnEnd) -> None:
+        """Call `call(result, seen)` in the thread of `fit` for each job that has finished, stopped
+        or failed, in the journal's order; first for those of earlier processes. `seen` has the
+        metric at each rung. The call may add jobs."""
+        ...
+
+    def fit(self) -> FleetResult: ...
+
+
+class OptunaSearch:
+    """`trials` jobs, of which up to `at_once` are in the fleet at the same time."""
+
+    def __init__(
+        self,
+        fleet: SearchedFleet,
+        sampler: "BaseSampler",
+        space: "Mapping[str, BaseDistribution] | Callable[[Trial], object]",
+        make: Make,
+        *,
+        trials: int = 20,
+        at_once: int = 4,
+        seed: int = 0,
+    ) -> None:
+        """`space`: Optuna's distributions by the name of the parameter, or a function that calls
+        `trial.suggest_...`. `make(params)` returns the arguments of `Fleet.add` as a dict, or a
+        program; it is called in the job's own turn. Each job is seeded with `seed` plus its
+        number."""
+        optuna = import_optuna()
+        if not isinstance(sampler, optuna.samplers.BaseSampler):
+            raise FleetError(
+                f"OptunaSearch was given {sampler!r} as its sampler: give one of Optuna's, such as"
+                " optuna.samplers.TPESampler(seed=0)"
+            )
+        check_needs(sampler)
+        for name, value in (("trials", trials), ("at_once", at_once)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise FleetError(
+                    f"OptunaSearch was given {name}={value!r}: give a whole number from 1 on"
+                )
+        if not callable(space) and not space:
+            raise FleetError("OptunaSearch was given an empty space: name a parameter to search")
+        if not callable(make):
+            raise FleetError(
+                f"OptunaSearch was given make={make!r}: give a function from parameters to a job"
+            )
+        self._fleet = fleet
+        self._sampler = sampler
+        self._space = space
+        self._make = make
+        self._trials, self._at_once, self._seed = trials, at_once, seed
+        self._states = optuna.trial.TrialState
+        self._study: Study | None = None
+        self._asked: dict[str, Trial] = {}
+        self._kept = AskedTrials(fleet.folder)
+        self._exhausted = False
+
+    @property
+    def study(self) -> "Study":
+        """Return what the sampler was told: parameters and values, for Optuna's own pictures."""
+        if self._study is None:
+            raise FleetError("the search has no study yet: call fit() first")
+        return self._study
+
+    def fit(self) -> FleetResult:
+        """Train all jobs. Call it once; after a restart, make the fleet and the search again."""
+        if self._study is not None:
+            raise FleetError(
+                "this search has been fitted already: make the fleet and the search again, with the"
+                " same folder to go on or another one to begin anew"
+            )
+        if self._fleet.metric is None:
+            raise FleetError(
+                "a search compares its jobs by a metric, and the fleet watches none: give"
+                ' Fleet(metric="val_loss")'
+            )
+        self._check_seeded()
+        self._study = self._new_study(self._sampler)
+        self._study.stop = self._no_more
+        self._fleet.on_end(self._ended)
+        for _ in range(self._at_once):
+            self._add_next()
+        return self._fleet.fit()
+
+    def _new_study(self, sampler: "BaseSampler") -> "Study":
+        return import_optuna().create_study(
+            study_name="fleet",
+            direction="maximize" if self._fleet.mode == "max" else "minimize",
+            sampler=copy.deepcopy(sampler),
+        )
+
+    def _no_more(self) -> None:
+        """Take the place of `Study.stop`, which a sampler calls that has no other point. Optuna
+        allows that inside `Study.optimize` alone."""
+        self._exhausted = True
+
+    def _check_seeded(self) -> None:
+        """Refuse a sampler that would ask for other jobs after a restart. Two copies of a sampler
+        without a seed draw different numbers."""
+        first, second = (self._suggested(self._new_study(self._sampler)).params for _ in range(2))
+        if first != second:
+            raise FleetError(
+                f"{type(self._sampler).__name__} has no seed, so it would ask for other jobs after"
+                f" a restart: give optuna.samplers.{type(self._sampler).__name__}(seed=0)"
+            )
+
+    def _suggested(self, study: "Study") -> "Trial":
+        if callable(self._space):
+            trial = study.ask()
+            self._space(trial)
+            return trial
+        return study.ask(dict(self._space))
+
+    def _add_next(self) -> None:
+        number = len(self._asked)
+        if number == self._trials or self._exhausted:
+            return
+        trial = self._suggested(self.study)
+        job = f"trial-{number:04}"
+        self._kept.note(job, trial.params)
+        self._asked[job] = trial
+        self._fleet.add_program(job, SearchedJob(self._make, trial.params, self._seed + number))
+
+    def _ended(self, result: JobResult, seen: Mapping[int, float]) -> None:
+        trial = self._asked.get(result.name)
+        if trial is None:
+            return  # the user has added it
+        for step, value in sorted(seen.items()):
+            trial.report(value, step)
+        if result.state == "finished" and result.metric is not None:
+            self._tell(trial, result.metric)
+        elif result.state == "stopped":
+            self.study.tell(trial, state=self._states.PRUNED)
+        else:
+            trial.set_user_attr("why", result.why or f"it never logged {self._fleet.metric}")
+            self.study.tell(trial, state=self._states.FAIL)
+        self._add_next()
+
+    def _tell(self, trial: "Trial", value: float) -> None:
+        if math.isnan(value):  # Optuna takes no NaN as a value
+            trial.set_user_attr("why", f"its {self._fleet.metric} is NaN")
+            self.study.tell(trial, state=self._states.FAIL)
+        else:
+            self.study.tell(trial, value)
