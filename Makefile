@@ -1,6 +1,7 @@
 # make demo      train on generated pictures: without reuse, with it, and with it in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
+# make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
 # make mutants   puts over a hundred faults into a copy, one at a time: which tests notice each
 # make check     ruff and pyright
 
@@ -12,7 +13,7 @@ UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 ## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-ci test-all backends mutants check
+.PHONY: help demo test test-ci test-all backends ray mutants check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -61,6 +62,14 @@ test-all: .venv/dev
 
 backends: .venv/backends
 	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py backends_dali.py beton.py convert.py)
+
+.venv/ray: .venv/dev
+	$(UV) -e '.[ray]'
+	touch $@
+
+## Nodes are processes, and so are the workers on them: one test at a time.
+ray: .venv/ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_ray_fleet.py tests/integration/test_ray_tune.py
 
 mutants: .venv/dev
 	$(BIN)/python tests/mutants/run.py --only "$(ONLY)" $(if $(OUT),--out $(OUT)) $(if $(GO_ON),--go-on)
