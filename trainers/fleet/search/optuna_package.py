@@ -2,8 +2,12 @@
 
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 from trainers.fleet.deciding.fleet_error import FleetError
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 NEEDS = MappingProxyType(
     {
@@ -24,6 +28,17 @@ def import_optuna() -> ModuleType:
             f"searching needs Optuna ({error}): pip install 'perfect-training[search]'"
         ) from error
     return optuna
+
+
+def study_in_memory(**options: Any) -> "Study":
+    """Return a new study. Optuna would write a line about it to the user's terminal."""
+    optuna = import_optuna()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(study_name="fleet", **options)  # Hyperband goes by its name
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 def check_needs(decider: object) -> None:

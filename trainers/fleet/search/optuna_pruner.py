@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.search.optuna_package import check_needs, import_optuna
+from trainers.fleet.search.optuna_package import check_needs, import_optuna, study_in_memory
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -102,8 +102,7 @@ class _ToldStudy:
     def __init__(self, pruner: "BasePruner", metric: str, mode: str) -> None:
         optuna = import_optuna()
         self._states = optuna.trial.TrialState
-        self._study: Study = optuna.create_study(
-            study_name="fleet",  # Hyperband deals trials into brackets by it
+        self._study: Study = study_in_memory(
             direction="maximize" if mode == "max" else "minimize",
             sampler=optuna.samplers.RandomSampler(seed=0),  # nobody asks for parameters
             pruner=pruner,

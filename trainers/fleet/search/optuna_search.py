@@ -19,7 +19,7 @@ from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.search.asked_trials import AskedTrials
-from trainers.fleet.search.optuna_package import check_needs, import_optuna
+from trainers.fleet.search.optuna_package import check_needs, import_optuna, study_in_memory
 from trainers.fleet.search.searched_job import Make, SearchedJob
 
 if TYPE_CHECKING:
@@ -128,8 +128,7 @@ class OptunaSearch:
         return self._fleet.fit()
 
     def _new_study(self, sampler: "BaseSampler") -> "Study":
-        return import_optuna().create_study(
-            study_name="fleet",
+        return study_in_memory(
             direction="maximize" if self._fleet.mode == "max" else "minimize",
             sampler=copy.deepcopy(sampler),
         )
