@@ -33,7 +33,7 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 from trainers.fleet.deciding.prediction import predict
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices, devices_of
@@ -49,6 +49,7 @@ from trainers.fleet.keeping.journal import Journal
 
 Isolation = Literal["thread", "process"]
 Watch = Callable[[FleetState, Event], None]
+OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 
 
 class Fleet:
@@ -105,6 +106,8 @@ class Fleet:
         """The dice of this process when the fleet began."""
         self._resources = ExitStack()
         self._ended = False
+        self._told_end: list[OnEnd] = []
+        """Who is told of jobs that have ended."""
 
     def _check(self) -> None:
         if self.isolation not in ("thread", "process"):
@@ -190,6 +193,12 @@ class Fleet:
             raise FleetError(f"there is no job {name!r}: the jobs are {', '.join(self._jobs)}")
         self._events.put(StopAsked(name, "stop() was called"))
 
+    def on_end(self, call: OnEnd) -> None:
+        """Call `call(result, seen)` in the thread of `fit` for each job that has finished, was
+        stopped or has failed. `seen`: its metric at each rung. The call may add jobs. When a folder
+        is gone on with, it is first called for the jobs that ended before, in the same order."""
+        self._told_end.append(call)
+
     # ---- the run ---------------------------------------------------------------------------------
 
     def explain(self) -> str:
@@ -220,18 +229,16 @@ class Fleet:
         """Return what is known of every job now."""
         states = self._state.jobs if self._state is not None else {}
         return FleetResult(
-            MappingProxyType(
-                {
-                    name: JobResult(
-                        name, job.phase, job.step, job.metric, job.seconds, job.why,
-                        job.details, self.folder / "jobs" / name,
-                    )
-                    for name, job in states.items()
-                }
-            ),
+            MappingProxyType({name: self._job_result(job) for name, job in states.items()}),
             MappingProxyType({name: dict(seen) for name, seen in self._history.items()}),
             self.metric,
             self.mode,
+        )
+
+    def _job_result(self, job: JobState) -> JobResult:
+        return JobResult(
+            job.name, job.phase, job.step, job.metric, job.seconds, job.why, job.details,
+            self.folder / "jobs" / job.name,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -260,19 +267,21 @@ class Fleet:
             raise FleetError("the fleet has no jobs: call add() first")
         settings = self._settings()
         past = self._journal.open(self._identity())
-        unknown = {event.job for event in past if isinstance(event, Added)} - set(self._jobs)
+        self._base = self._dice()
+        for number, device in enumerate(self.devices):
+            self._hosts.append(self._new_host(number, device))
+        state = FleetState.of(settings)
+        for event in past:  # there is no state yet, so jobs that are added here wait below
+            state, _ = decide(before := state, event)
+            self._note(event)
+            self._tell_ends(before, state)
+        unknown = set(state.jobs) - set(self._jobs)
         if unknown:
             raise FleetError(
                 f"{self._journal.path} has jobs that were not added: {', '.join(sorted(unknown))}."
                 " Add them, or give another folder"
             )
-        self._base = self._dice()
-        for number, device in enumerate(self.devices):
-            self._hosts.append(self._new_host(number, device))
-        self._state = FleetState.of(settings)
-        for event in past:
-            self._state, _ = decide(self._state, event)
-            self._note(event)
+        self._state = state
         if past:
             self._take(Restarted(), hold_turns=True)
         for name in self._waiting:
@@ -294,13 +303,14 @@ class Fleet:
         self._journal.write(event)
         if isinstance(event, DeviceEnded):
             self._hosts[event.device] = self._new_host(event.device, self.devices[event.device])
-        self._state, commands = decide(self._state, event)
+        self._state, commands = decide(before := self._state, event)
         self._note(event)
         for command in commands:
             if hold_turns and isinstance(command, Turn):
                 self._held_back.append(command)
             else:
                 self._do(command)
+        self._tell_ends(before, self._state)
         if self._watch is not None:
             self._watch(self._state, event)
 
@@ -312,6 +322,12 @@ class Fleet:
             self._plans.setdefault(event.job, event)
         if isinstance(event, TurnEnded | Finished) and event.metric is not None:
             self._history.setdefault(event.job, {})[event.step] = event.metric
+
+    def _tell_ends(self, before: FleetState, after: FleetState) -> None:
+        for name, job in after.jobs.items():
+            if self._told_end and job.ended and not before.jobs[name].ended:
+                for call in self._told_end:
+                    call(self._job_result(job), job.values)
 
     @property
     def _over(self) -> bool:
