@@ -1,0 +1,84 @@
+"""Ray Tune trains the jobs: one trial after the other on one device, plain Lightning in each.
+
+    python benchmarks/fleet_peers/ray_tune.py --jobs 12          prints one line of JSON
+
+`seconds` is from `ray.init` to the last result. `trial_seconds` is what each trial took by itself,
+as Tune says. `peak_bytes` is of all processes: Tune's, Ray's, and the one that trains.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1]))
+
+from fleet_peers.gpt_jobs import GptSize, configurations, make  # noqa: E402
+from fleet_peers.tree_memory import TreeMemory  # noqa: E402
+
+
+def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, Any]:
+    """`reuse_processes`: whether Tune trains the next trial in the process of the one before."""
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import tune  # pyright: ignore[reportMissingImports]
+
+    from trainers.fleet.ray_cluster import tune_trainable
+
+    begun = perf_counter()
+    with tempfile.TemporaryDirectory() as folder, TreeMemory() as memory:
+        paths = [str(HERE.parents[1]), str(HERE.parents[2])]
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 2**20,
+            runtime_env={"env_vars": {"PYTHONPATH": ":".join(paths)}},
+        )
+        try:
+            started = perf_counter()
+            results = tune.Tuner(
+                tune.with_resources(
+                    tune_trainable(lambda config: {**make(config["job"]), "offload": False}),
+                    {"cpu": 1},
+                ),
+                param_space={"job": tune.grid_search(configurations(jobs, size))},
+                tune_config=tune.TuneConfig(reuse_actors=reuse_processes),
+                run_config=tune.RunConfig(storage_path=folder, verbose=0),
+            ).fit()
+            ended = perf_counter()
+        finally:
+            ray.shutdown()
+    if results.errors:
+        raise results.errors[0]
+    found = sorted(results, key=lambda result: result.config["job"]["seed"])
+    return {
+        "peer": "ray tune",
+        "version": ray.__version__,
+        "jobs": jobs,
+        "reuses processes": reuse_processes,
+        "seconds": round(ended - begun, 2),
+        "of them to start Ray": round(started - begun, 2),
+        "trial_seconds": [round(result.metrics["time_total_s"], 2) for result in found],
+        "peak_bytes": memory.peak,
+        "losses": [result.metrics["loss"] for result in found],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=GptSize().steps)
+    parser.add_argument("--layers", type=int, default=GptSize().layers)
+    parser.add_argument("--width", type=int, default=GptSize().width)
+    parser.add_argument("--fresh", action="store_true", help="a new process for every trial")
+    given = parser.parse_args()
+    size = GptSize(layers=given.layers, width=given.width, steps=given.steps)
+    print(json.dumps(run(given.jobs, size, reuse_processes=not given.fresh)))
+
+
+if __name__ == "__main__":
+    main()
