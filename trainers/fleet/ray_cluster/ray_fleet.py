@@ -73,11 +73,11 @@ class RayFleet:
         for name, why in NOT_HERE.items():
             if name in fleet:
                 raise FleetError(f"RayFleet({name}=...) cannot be given: {why}")
-        unknown = sorted(fleet.keys() - signature(Fleet).parameters.keys())
-        if unknown:
+        known = signature(Fleet).parameters.keys() - NOT_HERE.keys()
+        if unknown := sorted(fleet.keys() - known):
             raise FleetError(
                 f"RayFleet({unknown[0]}=...) is no argument of a Fleet: known are"
-                f" {', '.join(each for each in signature(Fleet).parameters if each not in NOT_HERE)}"
+                f" {', '.join(sorted(known))}"
             )
         self.folder = Path(folder).absolute()
         self.metric = metric
