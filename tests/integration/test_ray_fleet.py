@@ -30,6 +30,10 @@ class DiesThere(L.Callback):
     def __init__(self, node: str, marker: Path) -> None:
         self.node, self.marker = node, marker
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        with self.marker.with_name("begins").open("a") as file:
+            file.write(f"{trainer.global_step} ")
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -127,6 +131,8 @@ def test_the_jobs_of_a_node_that_dies_go_on_elsewhere(
     expected = alone(tmp_path / "alone")
     for name, wanted in expected.jobs.items():
         assert (result.jobs[name].state, result.jobs[name].metric) == ("finished", wanted.metric)
+    begins = (tmp_path / "begins").read_text().split()
+    assert set(begins) == ({"0", "6"} if shared else {"0"})
     why = [each.why for each in result.jobs.values()]
     said = "it went on from the checkpoint of node-" if shared else "it began anew on another node"
     assert sum(said in each for each in why) >= 1
