@@ -54,7 +54,8 @@ def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, 
             ray.shutdown()
     if results.errors:
         raise results.errors[0]
-    found = sorted(results, key=lambda result: result.config["job"]["seed"])
+    found: list[Any] = [results[number] for number in range(len(results))]
+    found.sort(key=lambda result: result.config["job"]["seed"])
     return {
         "peer": "ray tune",
         "version": ray.__version__,

@@ -55,7 +55,11 @@ def judged(state: FleetState) -> FleetState:
         if not standing:
             break
         seen = {job.name: job.values for job in state.jobs.values()}
-        gone = {job.name for job in state.jobs.values() if not job.alive}
+        gone = {
+            job.name: job.phase if job.ended else job.ending
+            for job in state.jobs.values()
+            if not job.alive
+        }
         verdicts = rule.judge(seen, gone)
         alive = [name for name in seen if name not in gone]
         changed: list[JobState] = []

@@ -4,8 +4,8 @@
                       |             '- next_look(step of the rung before)
                       '- judge: who stops here       waits: who stands still until others are here
 
-A rule keeps nothing: all that it may look at is what jobs have reported at their rungs. So the same
-reports give the same verdicts after a restart.
+All that a rule may look at is what jobs have reported at their rungs, and in which order. A journal
+that is read again tells it the same in the same order, so it gives the same verdicts.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,9 +28,9 @@ class StopRule(Protocol):
         """The first rung after `step`; None if there is no more."""
         ...
 
-    def judge(self, seen: Seen, gone: Collection[str]) -> Mapping[str, str]:
-        """Why, by job that should stop. `gone` have ended, or are about to. The fleet asks after
-        every report, and stops only jobs that stand at a rung."""
+    def judge(self, seen: Seen, gone: Mapping[str, str]) -> Mapping[str, str]:
+        """Why, by job that should stop. `gone` have ended, or are about to: finished, stopped or
+        failed. The fleet asks after every report, and stops only jobs that stand at a rung."""
         ...
 
     def waits(self, job: str, seen: Seen, alive: Collection[str]) -> bool:
