@@ -131,6 +131,14 @@ def test_asking_twice_changes_nothing_and_the_pruner_that_was_given_stays_as_it_
     assert vars(pruner) == before
 
 
+def test_values_that_come_together_count_by_their_step_and_then_in_the_order_of_adding() -> None:
+    asha = pruners.SuccessiveHalvingPruner(min_resource=10, reduction_factor=2)
+    worse, better = {10: 2.0}, {10: 1.0}
+    assert set(rule(asha).judge({"a": worse, "b": better}, {})) == set()
+    assert set(rule(asha).judge({"b": better, "a": worse}, {})) == {"a"}
+    assert set(rule(asha).judge({"a": {20: 1.0}, "b": worse}, {})) == set()
+
+
 def test_a_job_that_failed_or_was_stopped_by_hand_is_no_measure_for_the_others() -> None:
     seen = {"a": {10: 0.1}, "b": {10: 0.2}, "c": {10: 5.0}}
     for phases, stopped in (
