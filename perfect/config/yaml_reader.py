@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,9 @@ from perfect.config.schema import RunConfig
 from perfect.errors import ConfigError
 
 Path_ = tuple[str | int, ...]
+Problem = tuple[Path_, str]
+"""The place of a key, and what is wrong there."""
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,31 @@ class Source:
         return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file as plain data, with what was wrong with it as YAML."""
+
+    source: Source
+    data: dict[str, Any]
+    problems: tuple[str, ...]
+
+
 def read_config(path: Path) -> tuple[RunConfig, Source]:
     """Return the configuration in `path`, or raise ConfigError with everything that is wrong."""
+    return run_of(read_document(path))
+
+
+def run_of(document: Document) -> tuple[RunConfig, Source]:
+    """Return the document's configuration of a run."""
+    config, found = check_run(document.data, document.source)
+    problems = [*document.problems, *(document.source.at(*problem) for problem in found)]
+    if config is None or problems:
+        raise config_error(problems)
+    return config, document.source
+
+
+def read_document(path: Path) -> Document:
+    """Read a file that has sections, or raise ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -60,15 +86,29 @@ def read_config(path: Path) -> tuple[RunConfig, Source]:
     problems: list[str] = []
     source = Source(str(path), lines)
     data = _construct(node, (), lines, source, problems)
-    problems += [source.at(keys, reason) for keys, reason in idle_keys(data)]
+    return Document(source, data, tuple(problems))
+
+
+def check_run(data: dict[str, Any], source: Source) -> tuple[RunConfig | None, list[Problem]]:
+    """Return the configuration of a run, or None and all that is wrong with it."""
+    config, problems = validated(RunConfig, data, source)
+    return config, [*idle_keys(data), *problems]
+
+
+def validated(
+    model: type[Model], data: dict[str, Any], source: Source
+) -> tuple[Model | None, list[Problem]]:
+    """Return the data as this model, or None and each problem with its place."""
     try:
-        config = RunConfig.model_validate(data)
+        return model.model_validate(data), []
     except ValidationError as error:
-        problems += [_sentence(e, source) for e in error.errors() if not _reported(e["input"])]
-    else:
-        if not problems:
-            return config, source
-    raise ConfigError(sorted(problems, key=_line))
+        told = [e for e in error.errors() if not _reported(e["input"])]
+        return None, [_problem(e, source, model) for e in told]
+
+
+def config_error(problems: Sequence[str]) -> ConfigError:
+    """Return the error that tells these problems, in the order of the file."""
+    return ConfigError(sorted(problems, key=_line))
 
 
 def _line(problem: str) -> int:
@@ -124,7 +164,7 @@ def _reported(given: Any) -> bool:
     return given == UNREADABLE or (isinstance(given, dict) and UNREADABLE in given.values())
 
 
-def _sentence(error: Any, source: Source) -> str:
+def _problem(error: Any, source: Source, model: type[BaseModel]) -> Problem:
     path: Path_ = ()
     for number, part in enumerate(error["loc"]):
         last = number == len(error["loc"]) - 1
@@ -134,33 +174,34 @@ def _sentence(error: Any, source: Source) -> str:
     kind, ctx = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *place, key = error["loc"]
-        return source.at(path, unknown("key", str(key), tuple(_keys_at(place))))
+        of_a_grid = () if place else ("grid", "fleet")
+        return path, unknown("key", str(key), (*_keys_at(place, model), *of_a_grid))
     if kind == "missing":
-        return source.at(path, "is missing")
+        return path, "is missing"
     if kind == "value_error":
-        return source.at(path, str(ctx["error"]))
+        return path, str(ctx["error"])
     if kind == "union_tag_not_found":
         tag = ctx["discriminator"].strip("'")
-        return source.at(path, f"{tag} is missing: give it, to say which kind is meant")
+        return path, f"{tag} is missing: give it, to say which kind is meant"
     if kind == "union_tag_invalid":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
-        return source.at(path, unknown(ctx["discriminator"].strip("'"), ctx["tag"], known))
+        return path, unknown(ctx["discriminator"].strip("'"), ctx["tag"], known)
     if kind == "literal_error":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
-        return source.at(path, unknown("value", str(error["input"]), known))
+        return path, unknown("value", str(error["input"]), known)
     if kind == "model_type":
-        return source.at(path, f"must be a section with keys, not {error['input']!r}")
+        return path, f"must be a section with keys, not {error['input']!r}"
     if kind in ("too_short", "too_long"):
         limit = ctx.get("min_length", ctx.get("max_length"))
         more = "more" if kind == "too_short" else "fewer"
-        return source.at(path, f"must have {limit} or {more} entries, not {ctx['actual_length']}")
+        return path, f"must have {limit} or {more} entries, not {ctx['actual_length']}"
     message = error["msg"].replace("Input should be", "must be")
-    return source.at(path, f"{message}, not {error['input']!r}")
+    return path, f"{message}, not {error['input']!r}"
 
 
-def _keys_at(loc: Sequence[str | int]) -> Iterator[str]:
+def _keys_at(loc: Sequence[str | int], root: type[BaseModel]) -> Iterator[str]:
     """Yield the keys that the schema allows at a pydantic location."""
-    models: list[type[BaseModel]] = [RunConfig]
+    models: list[type[BaseModel]] = [root]
     for part in loc:
         if isinstance(part, int):
             continue

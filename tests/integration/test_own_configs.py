@@ -6,8 +6,9 @@ from typing import Any
 import yaml
 
 from perfect.assembly import build_phases
-from perfect.config.schema import dump_config
-from perfect.config.yaml_reader import read_config
+from perfect.config.grid import Grid
+from perfect.config.grid_reader import read_recipe
+from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import PerfectError
 
 ROOT = Path(__file__).parents[2]
@@ -16,11 +17,12 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 def problems(path: Path, again: Path) -> list[str]:
     try:
-        config, _ = read_config(path)
-        phases, _ = build_phases(config)
-        complete = dump_config(config)
+        recipe, _ = read_recipe(path)
+        runs = [p.config for p in recipe.points] if isinstance(recipe, Grid) else [recipe]
+        phases = [phase for config in runs for phase in build_phases(config)[0]]
+        complete = recipe.dump() if isinstance(recipe, Grid) else dump_config(recipe)
         again.write_text(yaml.safe_dump(complete, sort_keys=False))
-        same = read_config(again)[0] == config
+        same = _jobs(read_recipe(again)[0]) == _jobs(recipe)
     except PerfectError as error:
         return [str(error)]
     checks = {
@@ -30,6 +32,11 @@ def problems(path: Path, again: Path) -> list[str]:
         "means something else in full": part(yaml.safe_load(path.read_text("utf-8")), complete),
     }
     return [said for said, good in checks.items() if not good]
+
+
+def _jobs(recipe: RunConfig | Grid) -> object:
+    """What of a recipe decides its runs; a grid's own run has the first value of each key."""
+    return (recipe.fleet, recipe.points) if isinstance(recipe, Grid) else recipe
 
 
 def part(short: Any, whole: Any) -> bool:

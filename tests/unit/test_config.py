@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from offload.sizes import parse_size, say_size
+from perfect.config.grid_reader import read_recipe
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
 from perfect.errors import ConfigError
@@ -33,7 +34,7 @@ phases:
 def complaints(path: Path) -> str:
     """Everything said about a file, its name without the folders in front."""
     try:
-        read_config(path)
+        read_recipe(path)
     except ConfigError as error:
         return "".join(p.replace(f"{path.parent}/", "") + "\n" for p in error.problems)
     return "reads without a problem\n"

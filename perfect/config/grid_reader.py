@@ -1,0 +1,274 @@
+"""Reads a YAML of one run, or of a grid of runs, and reports all problems at once.
+
+YAML -> grid: axes  --+--> probes: each value of each axis, the others at their first value
+        fleet         |         problems go to the value that causes them, the rest to the run
+        the run ------+--> points: every combination, each with a name and a RunConfig
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfect.config.grid import Axis, Grid, Point, length_of, paths_of, placed
+from perfect.config.grid_schema import FleetConfig, GridSections
+from perfect.config.key_paths import parts_of, why_not
+from perfect.config.point_names import key_names, point_name, unlike
+from perfect.config.schema import RunConfig
+from perfect.config.yaml_reader import (
+    UNREADABLE,
+    Document,
+    Path_,
+    Problem,
+    Source,
+    check_run,
+    config_error,
+    read_document,
+    run_of,
+    validated,
+)
+
+MOST_POINTS = 1000
+OF_THE_FLEET = ("trainer.accelerator", "trainer.devices", "trainer.threads")
+"""All jobs of a fleet share these."""
+OVERRIDDEN = (
+    ("optimizer.lr", "lr", "lr.lr"),
+    ("optimizer.weight_decay", "weight_decay", "weight_decay"),
+    ("loader.batch_size", "batch_size", "batch_size"),
+)
+"""A key of the run, the phases' own key that is used in its place, and where its value is."""
+
+
+def read_recipe(path: Path) -> tuple[RunConfig | Grid, Source]:
+    """Return what a file describes, or raise ConfigError with everything that is wrong."""
+    document = read_document(path)
+    if not {"grid", "fleet"} & document.data.keys():
+        return run_of(document)
+    return _Reading(document).grid(), document.source
+
+
+class _Reading:
+    """One reading of a grid. It gathers problems, each with its place."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._base = {k: v for k, v in document.data.items() if k not in ("grid", "fleet")}
+        self._problems: list[Problem] = []
+
+    def grid(self) -> Grid:
+        fleet = self._fleet()
+        axes = self._axes()
+        points: tuple[Point, ...] = ()
+        if axes and not self._probe(axes) and not self._problems:
+            if fleet is not None and fleet.search is None:
+                points = self._points(axes)
+        elif not axes:
+            self._add(check_run(self._base, self._document.source)[1])
+        if fleet is not None:
+            self._both(fleet, axes, points)
+        if self._problems or self._document.problems or fleet is None:
+            told = dict.fromkeys(self._document.source.at(*problem) for problem in self._problems)
+            raise config_error([*self._document.problems, *told])
+        return Grid(axes, fleet, self._base, points)
+
+    def _add(self, problems: Sequence[Problem]) -> None:
+        self._problems += problems
+
+    # ---- the two sections -----------------------------------------------------------------------
+
+    def _fleet(self) -> FleetConfig | None:
+        given, source = self._document.data, self._document.source
+        for name, other in (("grid", "fleet"), ("fleet", "grid")):
+            if name not in given:
+                why = f"has no effect without {name}: give {name}, or remove it"
+                self._add([((other,), why)])
+        if "fleet" not in given:
+            return None
+        sections, problems = validated(GridSections, {"grid": {}, "fleet": given["fleet"]}, source)
+        self._add(problems)
+        return None if sections is None else sections.fleet
+
+    def _axes(self) -> tuple[Axis, ...]:
+        given = self._document.data.get("grid")
+        if given is None and "grid" not in self._document.data:
+            return ()
+        if not isinstance(given, dict) or not given:
+            what = "has no keys" if given in ({}, None) else f"must have keys, not {given!r}"
+            self._add([(("grid",), f"{what}: give lists of values, such as optimizer.lr: [1e-3]")])
+            return ()
+        seen: dict[str, str] = {}
+        good = []
+        for key, values in given.items():
+            problems = [*self._key_problems(key, seen)]
+            self._add([*problems, *_value_problems(key, values)])
+            if not problems and isinstance(values, list) and values:
+                good.append(key)
+        names = key_names(good)
+        return tuple(
+            Axis(key, name, tuple(given[key])) for key, name in zip(good, names, strict=True)
+        )
+
+    def _key_problems(self, key: str, seen: dict[str, str]) -> Iterator[Problem]:
+        for path in paths_of(key):
+            reason = None
+            if path in seen:
+                twice = "twice in this key" if seen[path] == key else f"in '{seen[path]}', too"
+                reason = f"'{path}' is {twice}: leave it out once"
+            elif path in OF_THE_FLEET:
+                reason = f"'{path}' is the same for all jobs of a fleet: give it outside grid"
+            elif not path:
+                reason = "a path is empty: give paths with commas between them"
+            else:
+                reason = why_not(path, self._base)
+            seen.setdefault(path, key)
+            if reason is not None:
+                yield ("grid", key), reason
+
+    # ---- the values -----------------------------------------------------------------------------
+
+    def _probe(self, axes: tuple[Axis, ...]) -> bool:
+        """Check each value of each axis. Return whether a problem was found."""
+        source = _with_paths(self._document.source, axes)
+        firsts = [axis.values[0] for axis in axes]
+        probes: list[tuple[int, int, list[Problem]]] = []
+        for number, axis in enumerate(axes):
+            for place, value in enumerate(axis.values):
+                values = [*firsts[:number], value, *firsts[number + 1 :]]
+                data = placed(self._base, axes, values)
+                probes.append((number, place, check_run(data, source)[1]))
+        always = set.intersection(*({*found} for _, _, found in probes))
+        of_the_run = [one for one in check_run(self._base, source)[1] if one in always]
+        self._add(of_the_run)
+        for number, place, found in probes:
+            for path, reason in found:
+                if (path, reason) in of_the_run:
+                    continue
+                owner = _owner(path, axes)
+                if owner is not None:
+                    here: Path_ = ("grid", axes[owner].key, place if owner == number else 0)
+                    self._add([(here, reason)])
+                elif (path, reason) not in always:
+                    here = ("grid", axes[number].key, place)
+                    self._add([(here, f"{_text(path)}{reason}")])
+                else:  # no value is without it
+                    here = ("grid", axes[_nearest(path, axes)].key)
+                    self._add([(here, f"{_text(path)}{reason}")])
+        idle = [*self._overridden(axes)]
+        self._add(idle)
+        return bool(idle or any(found for _, _, found in probes))
+
+    def _overridden(self, axes: tuple[Axis, ...]) -> Iterator[Problem]:
+        """Yield axes whose values no phase uses."""
+        data = placed(self._base, axes, [axis.values[0] for axis in axes])
+        phases = data.get("phases")
+        if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+            return
+        for axis in axes:
+            for path, key, value in OVERRIDDEN:
+                if axis.paths == (path,) and all(phase.get(key) is not None for phase in phases):
+                    own = ", ".join((path, *(f"phases.{n}.{value}" for n in range(len(phases)))))
+                    why = f"has no effect, as every phase has its own {key}: give '{own}', whose"
+                    yield ("grid", axis.key), f"{why} keys get the same value"
+
+    def _points(self, axes: tuple[Axis, ...]) -> tuple[Point, ...]:
+        count = math.prod(len(axis.values) for axis in axes)
+        if count > MOST_POINTS:
+            why = f"has {count:,} points: give at most {MOST_POINTS:,}, or fleet.search to try some"
+            self._add([(("grid",), why)])
+            return ()
+        source = _with_paths(self._document.source, axes)
+        names = [axis.name for axis in axes]
+        combinations = [*itertools.product(*(axis.values for axis in axes))]
+        points: list[Point] = []
+        folders = unlike([point_name(names, values) for values in combinations])
+        for name, values in zip(folders, combinations, strict=True):
+            config, problems = check_run(placed(self._base, axes, values), source)
+            for path, reason in problems:
+                at = ("grid",) if _owner(path, axes) is not None else path
+                self._add([(at, f"in the point {name}: {reason}")])
+            if config is None:
+                continue
+            same = next((point for point in points if point.config == config), None)
+            if same is not None:
+                self._add([(("grid",), f"{same.name} and {name} are the same run: remove one")])
+            points.append(Point(name, dict(zip(names, values, strict=True)), config))
+        return tuple(points)
+
+    # ---- what does not go together --------------------------------------------------------------
+
+    def _both(self, fleet: FleetConfig, axes: tuple[Axis, ...], points: Sequence[Point]) -> None:
+        def given(section: str, key: str) -> Any:
+            there = self._base.get(section)
+            return there.get(key) if isinstance(there, dict) else None
+
+        swept = {path: axis.key for axis in axes for path in axis.paths}
+        if fleet.budget is not None and given("offload", "budget") is not None:
+            why = "both fleet.budget and this limit a step's memory: give one of them"
+            self._add([(("offload", "budget"), why)])
+        if fleet.budget is not None and "offload.budget" in swept:
+            why = "both fleet.budget and this limit a step's memory: give one of them"
+            self._add([(("grid", swept["offload.budget"]), why)])
+        if fleet.stop is not None and fleet.search is not None and fleet.search.pruner is not None:
+            why = "both this and fleet.stop end jobs early: give one of them"
+            self._add([(("fleet", "search", "pruner"), why)])
+        devices = given("trainer", "devices")
+        if type(devices) is int and devices > 1:
+            why = f"is {devices}, but a job of a fleet runs on one device: give fleet.devices"
+            self._add([(("trainer", "devices"), why)])
+        lengths = [length for point in points if (length := length_of(point.config)) is not None]
+        if fleet.stop is not None and lengths and fleet.stop.first >= min(lengths):
+            why = (
+                f"is {fleet.stop.first}, but the shortest job has {min(lengths)} steps, so it would"
+                " never be judged: lower it"
+            )
+            self._add([(("fleet", "stop", "first"), why)])
+
+
+def _value_problems(key: str, values: Any) -> Iterator[Problem]:
+    here: Path_ = ("grid", key)
+    if not isinstance(values, list):
+        yield here, f"must be a list of values, not {values!r}: give [{values}]"
+        return
+    if not values:
+        yield here, "has no values: give at least one, or remove the key"
+    for place, value in enumerate(values):
+        if value == UNREADABLE:
+            continue
+        earlier = [n for n in range(place) if _same(values[n], value)]
+        if earlier:
+            first = values[earlier[0]]
+            yield (*here, place), f"{value!r} is the same as {first!r} before it: remove one"
+
+
+def _same(one: object, two: object) -> bool:
+    return one == two and isinstance(one, bool) == isinstance(two, bool)
+
+
+def _owner(path: Path_, axes: Sequence[Axis]) -> int | None:
+    """Return the axis that sets the key at this path, or a key in it or above it."""
+    for number, axis in enumerate(axes):
+        for own in map(parts_of, axis.paths):
+            if path[: len(own)] == own:
+                return number
+    return None
+
+
+def _text(path: Path_) -> str:
+    return f"{'.'.join(map(str, path))}: " if path else ""
+
+
+def _nearest(path: Path_, axes: Sequence[Axis]) -> int:
+    """Return the axis that sets something in the same section, or else the first one."""
+    tops = [{parts_of(one)[0] for one in axis.paths} for axis in axes]
+    return next((n for n, top in enumerate(tops) if path and path[0] in top), 0)
+
+
+def _with_paths(source: Source, axes: Sequence[Axis]) -> Source:
+    """Return the source with the keys that a grid sets, so that a problem's place is found."""
+    lines = dict(source.lines)
+    for axis in axes:
+        for own in map(parts_of, axis.paths):
+            for length in range(1, len(own) + 1):
+                lines.setdefault(own[:length], source.lines[("grid", axis.key)])
+    return Source(source.name, lines)

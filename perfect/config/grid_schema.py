@@ -1,0 +1,75 @@
+"""The schema of a grid's YAML: the sections `grid` and `fleet`, beside those of a run.
+
+    grid: {"optimizer.lr, phases.0.lr.lr": [1e-3, 3e-4], loader.batch_size: [16, 8]}     4 points
+    fleet: {budget: 8GiB, stop: {rule: halving, first: 500}}
+
+A key of `grid` is the path of a key of the run, or several paths that get the same value. Every
+combination of values is a point, and every point is a job. With `fleet.search` the values are the
+choices of a sampler instead, and its trials are the jobs.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from perfect.config.fields import Budget, Count, Section, Size
+
+Mode = Literal["min", "max"]
+
+
+def _devices(given: object) -> object:
+    numbers = given if isinstance(given, list) else []
+    whole = all(type(number) is int and number >= 0 for number in numbers)
+    if given == "auto" or (type(given) is int and given >= 1) or (numbers and whole):
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"{given} names a device twice: leave one out")
+        return given
+    raise ValueError(f"must be auto, a number of devices or a list of their numbers, not {given!r}")
+
+
+Devices = Annotated[str | int | list[int], BeforeValidator(_devices)]
+
+
+class HalvingConfig(Section):
+    """Successive halving: at the steps first, first * eta, first * eta^2, ... the best 1/eta of the
+    jobs go on, and the others stop."""
+
+    rule: Literal["halving"]
+    metric: str | None = None
+    """None: what the fleet compares jobs by."""
+    mode: Mode | None = None
+    eta: Annotated[int, Field(strict=True, ge=2)] = 3
+    first: Count
+
+
+class SearchConfig(Section):
+    """Which points are tried is decided by Optuna, from the values in `grid`."""
+
+    sampler: str = "tpe"
+    pruner: str | None = None
+    trials: Count
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+
+
+class FleetConfig(Section):
+    devices: Devices = "auto"
+    """auto: every GPU that there is, or the CPU as one device."""
+    budget: Budget | None = None
+    """The bytes of each device that a step may take; the jobs take turns in them."""
+    host_budget: Size | None = None
+    """The bytes of host memory that all jobs together may take (None: what is free)."""
+    quantum: Count | None = None
+    """A job's turn has so many optimizer steps (None: 50 times as long as changing jobs takes)."""
+    metric: str = "val_loss"
+    """Jobs are compared by the last value of this that they logged."""
+    mode: Mode = "min"
+    stop: HalvingConfig | None = None
+    """None: every job trains to its end."""
+    search: SearchConfig | None = None
+
+
+class GridSections(Section):
+    """What a grid's YAML has beside a run's sections."""
+
+    grid: dict[str, Any]
+    fleet: FleetConfig
