@@ -185,7 +185,7 @@ class _Reading:
         for name, values in zip(folders, combinations, strict=True):
             config, problems = check_run(placed(self._base, axes, values), source)
             for path, reason in problems:
-                at = ("grid",) if _owner(path, axes) is not None else path
+                at = ("grid",) if _touched(path, axes) else path
                 self._add([(at, f"in the point {name}: {reason}")])
             if config is None:
                 continue
@@ -246,12 +246,18 @@ def _same(one: object, two: object) -> bool:
 
 
 def _owner(path: Path_, axes: Sequence[Axis]) -> int | None:
-    """Return the axis that sets the key at this path, or a key in it or above it."""
+    """Return the axis that sets the key at this path, or one above it."""
     for number, axis in enumerate(axes):
         for own in map(parts_of, axis.paths):
             if path[: len(own)] == own:
                 return number
     return None
+
+
+def _touched(path: Path_, axes: Sequence[Axis]) -> bool:
+    """Whether an axis sets the key at this path, one in it or one above it."""
+    paths = [own for axis in axes for own in map(parts_of, axis.paths)]
+    return any(all(a == b for a, b in zip(path, own, strict=False)) for own in paths)
 
 
 def _text(path: Path_) -> str:
