@@ -84,11 +84,16 @@ class Seat:
         """None ends the job where it waits."""
         self.leave_asked = ""
         """Why the job has to leave now; empty if it has not."""
+        self.waited = 0.0
+        """The seconds that the job has waited for its turns."""
         self._tenancy = tenancy
         self._dice = dice
         self._send = send
         self._trainer: L.Trainer | None = None
         self._planned = False
+        self._trained = False
+        """Whether training is over. A test that follows logs other metrics, or others' values."""
+        self._last_metric: float | None = None
         self._has_stepped = False
         """Whether a batch has run since the job began or went on."""
         self._grant: Grant | None = None
@@ -138,7 +143,9 @@ class Seat:
 
     @property
     def metric(self) -> float | None:
-        """The watched metric as it was last logged; None if it never was."""
+        """The watched metric as training logged it last; None if it never was."""
+        if self._trained:
+            return self._last_metric
         if self._trainer is None or self.settings.metric is None:
             return None
         value = self._trainer.callback_metrics.get(self.settings.metric)
@@ -169,6 +176,10 @@ class Seat:
         self._has_stepped = True
         if not self._planned:
             self._report(memory(), "trains eagerly, without a plan")
+
+    def training_over(self) -> None:
+        """Note the metric that training ends with."""
+        self._last_metric, self._trained = self.metric, True
 
     @property
     def turn_over(self) -> bool:
@@ -275,10 +286,12 @@ class Seat:
 
     def _wait(self, under_way: int = 0) -> None:
         """Wait for a grant. `under_way`: a step of an earlier turn that has not been counted."""
+        before = time.monotonic()
         self._grant = grant = self.grants.get()
         if grant is None:
             raise JobLeft(self.step)  # the fleet has ended, and nobody asks for a checkpoint
         self._since, self._swapped = time.monotonic(), self._tenancy.swapped_seconds
+        self.waited += self._since - before
         self._tell_runners()
         self._dice.roll(self.device)
         self._at_step = self.step + under_way

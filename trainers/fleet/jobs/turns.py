@@ -55,6 +55,9 @@ class TurnKeeper(L.Callback):
     ) -> None:
         self._seat.batch_over(lambda: self._needed(trainer, pl_module))
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._seat.training_over()
+
     def _without_plan(self, trainer: L.Trainer, module: L.LightningModule) -> JobMemory | None:
         """Return what a job needs that trains without a plan; None if its plan will say it."""
         planned = isinstance(trainer.strategy, JobStrategy)
