@@ -12,25 +12,15 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
-import lightning as L
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.logging import RichHandler
 
 from loaders import LoaderError
 from offload import DeviceLost, OffloadError
-from perfect.assembly import (
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_trainer,
-    to_blame,
-    watched,
-)
+from perfect.assembly import Alone
 from perfect.commands.check import print_plan
-from perfect.commands.judge import judge
+from perfect.commands.training import train_run
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
 from perfect.errors import (
@@ -40,13 +30,8 @@ from perfect.errors import (
     Interrupted,
     LossNotFinite,
     PhaseError,
-    RunError,
 )
-from perfect.report import write_report
 from perfect.runs.folder import RunFolder
-from perfect.runs.record import RunLog, describe_run, measured
-from perfect.runs.stall_log import stall_log
-from perfect.runs.stop import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,71 +63,26 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
     """Train from the last checkpoint, or from the beginning, to the end of the run."""
-    plain = dump_config(config)
-    if folder.open(plain) == "completed":
+    if folder.open(dump_config(config)) == "completed":
         console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
         return 0
-    L.seed_everything(config.seed, verbose=False)
-    data = build_data(config)
-    module = build_module(config, data.num_classes)
-    switch = build_phase_switch(config)
-    log = RunLog(folder.path)
-    stop = StopSignal(console)
-    trainer = build_trainer(config, folder.path, switch, log, stop, data)
-    resumed_step = folder.checkpoint_step()
-    if resumed_step is not None:
-        log.resume(resumed_step)
-        console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
-    folder.begin(plain)
-    run = describe_run(
-        name=folder.path.name,
-        seed=config.seed,
-        config=plain,
-        resumed_at=folder.resumed_at(resumed_step),
-    )
-    folder.write(run)
-    status, code = "failed", 1
     try:
-        loaders: dict[str, Any] = (
-            {"datamodule": data.datamodule}
-            if data.datamodule is not None
-            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
-        )
-        ckpt = str(folder.checkpoint) if resumed_step is not None else None
-        with watched(trainer):
-            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
-            run |= measured(switch, log, trainer)
-            with switch.averaged(module):
-                trainer.save_checkpoint(folder.final, weights_only=True)
-            run |= judge(trainer, module, data, switch)
-        status, code = "completed", 0
+        train_run(config, folder, Alone(console))
     except Interrupted as error:
-        status, code = "interrupted", 130
         console.print(f"{error}; the same command resumes it", highlight=False)
+        return 130
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
-        status, code = "interrupted", 130
         console.print("stopped at once; the same command resumes the run from its last checkpoint")
+        return 130
     except OffloadError as error:
-        run["error"] = str(error)
-        if refused := to_blame(error):
-            raise refused from error
         _say(console, str(error), style="red")
         if isinstance(error, DeviceLost):
             _say(console, _how_to_continue(folder))
+        return 1
     except (LossNotFinite, LoaderError, PhaseError) as error:
-        run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        _say(console, run["error"], style="red")
-    except BaseException as error:
-        run["error"] = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        log.save()
-        if status != "completed":
-            run |= measured(switch, log, trainer)
-        folder.write(run | {"status": status})
-        _report(folder, run, trainer, console)
-        data.close()
-    return code
+        _say(console, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
+        return 1
+    return 0
 
 
 def _how_to_continue(folder: RunFolder) -> str:
@@ -151,22 +91,6 @@ def _how_to_continue(folder: RunFolder) -> str:
     if step is None:
         return "there is no checkpoint yet: the same command begins anew"
     return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
-
-
-@rank_zero_only
-def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console: Console) -> None:
-    try:
-        stall_log(trainer).draw(folder.path)
-        report = write_report(folder.path)
-    except (RunError, OSError) as error:  # it must not hide the error that ended the run
-        console.print(f"the report could not be written: {error}", highlight=False)
-        return
-    if run.get("accuracy") is not None:
-        console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
-    if run.get("perplexity") is not None:
-        said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
-        console.print(f"{said} (exp of the mean loss)", highlight=False)
-    console.print(f"report: {report}", highlight=False)
 
 
 def _refuse(console: Console, problems: list[str]) -> int:

@@ -8,16 +8,20 @@ key that it comes from, so that train.py reports it with the line of the file.
 May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backends,
     loaders.errors, loaders.order, loaders.pipeline, loaders.pixels, loaders.sources, method,
     models, offload, offload.running.drivers, offload.sizes, runs, text, trainers,
-    trainers.atomic_checkpoint, trainers.offloading.
+    trainers.atomic_checkpoint, trainers.fleet.jobs, trainers.offloading.
 """
 
+from perfect.assembly.berth import Alone, Berth, InFleet
 from perfect.assembly.data import Data, build_augmentation, build_data, split_holdout
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
 
 __all__ = [
+    "Alone",
+    "Berth",
     "Data",
+    "InFleet",
     "build_augmentation",
     "build_data",
     "build_module",

@@ -13,9 +13,10 @@ from loaders.order.reuse import batches_per_pass
 from loaders.sources.datasets import samples_per_rank
 from offload import OffloadError
 from offload.running.drivers.cuda import check_cuda
+from perfect.assembly.berth import Berth
 from perfect.assembly.data import Data
 from perfect.assembly.own_class import construct, load_class
-from perfect.assembly.strategy import build_strategy, check_device
+from perfect.assembly.strategy import check_device
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.config.schema import RunConfig
 from perfect.errors import BuildError
@@ -33,7 +34,6 @@ from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from perfect.runs.progress import RunProgress
 from perfect.runs.record import RunLog
 from perfect.runs.stall_log import StallLog
-from perfect.runs.stop import StopSignal
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
@@ -92,22 +92,23 @@ def build_trainer(
     out: Path,
     switch: PhaseSwitch,
     run_log: RunLog,
-    stop: StopSignal,
+    berth: Berth,
     data: Data,
 ) -> L.Trainer:
     _check_gpu(config)
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     finite = FiniteLoss()
-    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, stop.asked)
-    strategy = build_strategy(config)
+    saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, berth.asked)
+    strategy = berth.strategy(config)
+    progress = RunProgress(switch, run_log, berth.console)
+    stalls = StallLog(switch, berth.clock)
     try:
         trainer = L.Trainer(
-            accelerator=config.trainer.accelerator,
-            devices=config.trainer.devices,
+            **berth.device(config),
             strategy=strategy,
             precision=config.trainer.precision,
-            callbacks=[switch, StallLog(switch), finite, RunProgress(switch, run_log), stop, saver],
+            callbacks=[switch, stalls, finite, progress, *berth.callbacks, saver],
             plugins=[AtomicCheckpointIO()],
             logger=[run_log, *(_logger(name, out) for name in config.loggers)],
             max_epochs=-1,

@@ -1,6 +1,6 @@
-"""The parts of `perfect-train` besides training: the check, the plans, the final accuracy.
+"""The parts of `perfect-train`: training a run, the check, the plans, the final accuracy.
 
-May import: assembly, callbacks, config, loaders, loaders.adopting, loaders.order, loaders.slots,
-    loaders.sources, offload, offload.memory, offload.sizes, runs, trainers,
-    trainers.lightning_seams.
+May import: assembly, callbacks, config, errors, loaders, loaders.adopting, loaders.order,
+    loaders.slots, loaders.sources, offload, offload.memory, offload.sizes, report, runs, trainers,
+    trainers.fleet.jobs, trainers.lightning_seams.
 """

@@ -16,6 +16,7 @@ from offload import OffloadError
 from offload.memory.room import check_room
 from offload.sizes import say_size
 from perfect.assembly import (
+    Alone,
     Data,
     build_data,
     build_module,
@@ -30,7 +31,6 @@ from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
-from perfect.runs.stop import StopSignal
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
@@ -39,8 +39,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     data = build_data(config)
     module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)
-    stop, switch = StopSignal(console), build_phase_switch(config)
-    trainer = build_trainer(config, out, switch, RunLog(out), stop, data)
+    switch = build_phase_switch(config)
+    trainer = build_trainer(config, out, switch, RunLog(out), Alone(console), data)
     loader = data.train
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 

@@ -11,6 +11,7 @@ memory-N.svg a picture of a plan of an offloading run
 import json
 import os
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,10 @@ State = Literal["new", "begun", "completed"]
 
 
 class RunFolder:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, also: Collection[str] = ()) -> None:
+        """`also` are names of files that others keep in the folder."""
         self.path = path
+        self._also = frozenset(also)
         self.config = path / "config.yaml"
         self.checkpoint = path / "last.ckpt"
         self.final = path / "final.ckpt"
@@ -41,7 +44,9 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise FolderError(f"{self.path} is a file: give a folder as --out")
         half_begun = {self.config.with_suffix(".part").name}
-        if not self.path.exists() or {entry.name for entry in self.path.iterdir()} <= half_begun:
+        if not self.path.exists():
+            return "new"
+        if {entry.name for entry in self.path.iterdir()} - self._also <= half_begun:
             return "new"
         if not self.config.exists():
             raise FolderError(

@@ -15,12 +15,11 @@ from rich.console import Console
 from torch.utils import _pytree as pytree
 
 import offload.measuring.profiling
-from perfect.assembly import build_data, build_module, build_phase_switch, build_trainer
+from perfect.assembly import Alone, build_data, build_module, build_phase_switch, build_trainer
 from perfect.commands.plans import plan_phases
 from perfect.config.yaml_reader import read_config
 from perfect.runs.checkpoint import RunCheckpoint
 from perfect.runs.record import RunLog
-from perfect.runs.stop import StopSignal
 from trainers import OffloadStrategy
 
 Train = Callable[..., tuple[int, Path]]
@@ -230,9 +229,9 @@ def test_the_plans_of_check_are_those_that_training_makes(
         del phased["ema"]
     recipe = within("70%", phased, optimizer="host")
     config = read_config(write_yaml(recipe))[0]
-    data, switch, stop = build_data(config), build_phase_switch(config), StopSignal(Console())
+    data, switch, alone = build_data(config), build_phase_switch(config), Alone(Console())
     module = build_module(config, data.num_classes)
-    trainer = build_trainer(config, tmp_path / "none", switch, RunLog(tmp_path), stop, data)
+    trainer = build_trainer(config, tmp_path / "none", switch, RunLog(tmp_path), alone, data)
     first, second = plan_phases(trainer, module, data, switch)
     assert (first.phases, first.batch_size) == (("pretrain",), 10)
     assert (second.phases, second.batch_size) == (("finetune",), 8)

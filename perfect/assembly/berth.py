@@ -1,0 +1,90 @@
+"""Where a run trains: alone in its process, or as a job of a fleet.
+
+    Alone     its own strategy and device; Ctrl-C asks it to stop
+    InFleet   the fleet's strategy, on the device that its seat names; the fleet asks it to leave
+
+Everything else of a run is the same in both, and so are its numbers.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, final
+
+import lightning as L
+from lightning.pytorch.strategies import Strategy
+from rich.console import Console
+
+from perfect.assembly.strategy import build_strategy
+from perfect.config.schema import RunConfig
+from perfect.runs.stop import StopSignal
+from trainers.fleet.jobs.seat import Seat
+
+
+class Berth(Protocol):
+    """What a run has to know of where it trains."""
+
+    console: Console
+    """For what the run says."""
+    callbacks: Sequence[L.Callback]
+    """The Trainer has these, besides the run's own."""
+
+    def asked(self) -> bool:
+        """Whether the run should write a checkpoint and stop."""
+        ...
+
+    def clock(self) -> float:
+        """Return the seconds of a clock that stands while others train."""
+        ...
+
+    def strategy(self, config: RunConfig) -> Strategy | str: ...
+
+    def device(self, config: RunConfig) -> dict[str, Any]:
+        """Return the Trainer's arguments that name the device."""
+        ...
+
+
+@final
+class Alone:
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._stop = StopSignal(console)
+        self.callbacks = (self._stop,)
+
+    def asked(self) -> bool:
+        return self._stop.asked()
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def strategy(self, config: RunConfig) -> Strategy | str:
+        return build_strategy(config)
+
+    def device(self, config: RunConfig) -> dict[str, Any]:
+        return {"accelerator": config.trainer.accelerator, "devices": config.trainer.devices}
+
+
+@final
+class InFleet:
+    def __init__(self, seat: Seat, console: Console) -> None:
+        self.console = console
+        self._seat = seat
+        self.callbacks = tuple(seat.callbacks)
+
+    def asked(self) -> bool:
+        return bool(self._seat.leave_asked)
+
+    def clock(self) -> float:
+        return time.perf_counter() - self._seat.waited
+
+    def strategy(self, config: RunConfig) -> Strategy | str:
+        """Return the fleet's strategy, with the run's own options. A run without `offload` in a
+        fleet without a budget is plain Lightning's, as it is alone."""
+        if config.offload is None and self._seat.budget is None:
+            return build_strategy(config)
+        options = {} if config.offload is None else config.offload.model_dump()
+        # What the run leaves open is the fleet's to say.
+        left_open = [name for name in ("budget", "host_budget") if options.get(name) is None]
+        return self._seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
+
+    def device(self, config: RunConfig) -> dict[str, Any]:
+        return self._seat.on_device

@@ -1,0 +1,107 @@
+"""Trains one run from YAML to report, alone or as a job of a fleet.
+
+open folder -> build -> fit (resumes from a checkpoint) -> judge -> report
+"""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+
+from loaders import LoaderError
+from offload import OffloadError
+from perfect.assembly import (
+    Berth,
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_trainer,
+    to_blame,
+    watched,
+)
+from perfect.commands.judge import judge
+from perfect.config.schema import RunConfig, dump_config
+from perfect.errors import Interrupted, LossNotFinite, PhaseError, RunError
+from perfect.report import write_report
+from perfect.runs.folder import RunFolder
+from perfect.runs.record import RunLog, describe_run, measured
+from perfect.runs.stall_log import stall_log
+from trainers.fleet.jobs.job_left import JobLeft
+
+
+def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
+    """Train from the last checkpoint, or from the beginning, to the end of the run. Raise what ends
+    it before; the records of the run are written in any case."""
+    plain = dump_config(config)
+    folder.open(plain)
+    L.seed_everything(config.seed, verbose=False)
+    data = build_data(config)
+    module = build_module(config, data.num_classes)
+    switch = build_phase_switch(config)
+    log = RunLog(folder.path, berth.clock)
+    trainer = build_trainer(config, folder.path, switch, log, berth, data)
+    resumed_step = folder.checkpoint_step()
+    if resumed_step is not None:
+        log.resume(resumed_step)
+        berth.console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
+    folder.begin(plain)
+    run = describe_run(
+        name=folder.path.name,
+        seed=config.seed,
+        config=plain,
+        resumed_at=folder.resumed_at(resumed_step),
+    )
+    folder.write(run)
+    status = "failed"
+    try:
+        loaders: dict[str, Any] = (
+            {"datamodule": data.datamodule}
+            if data.datamodule is not None
+            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
+        )
+        ckpt = str(folder.checkpoint) if resumed_step is not None else None
+        with watched(trainer):
+            trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
+            run |= measured(switch, log, trainer)
+            with switch.averaged(module):
+                trainer.save_checkpoint(folder.final, weights_only=True)
+            run |= judge(trainer, module, data, switch)
+        status = "completed"
+    except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
+        status = "interrupted"
+        raise
+    except OffloadError as error:
+        run["error"] = str(error)
+        if refused := to_blame(error):
+            raise refused from error
+        raise
+    except (LossNotFinite, LoaderError, PhaseError) as error:
+        run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        raise
+    except BaseException as error:
+        run["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        log.save()
+        if status != "completed":
+            run |= measured(switch, log, trainer)
+        folder.write(run | {"status": status})
+        _report(folder, run, trainer, berth.console)
+        data.close()
+
+
+@rank_zero_only
+def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console: Console) -> None:
+    try:
+        stall_log(trainer).draw(folder.path)
+        report = write_report(folder.path)
+    except (RunError, OSError) as error:  # it must not hide the error that ended the run
+        console.print(f"the report could not be written: {error}", highlight=False)
+        return
+    if run.get("accuracy") is not None:
+        console.print(f"{run['accuracy_on']} accuracy {run['accuracy']:.2%}", highlight=False)
+    if run.get("perplexity") is not None:
+        said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
+        console.print(f"{said} (exp of the mean loss)", highlight=False)
+    console.print(f"report: {report}", highlight=False)
