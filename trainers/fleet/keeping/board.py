@@ -62,7 +62,7 @@ def _row(job: JobState, together: float) -> BoardRow:
         phase=job.phase,
         state=job.phase.replace("_", " "),
         step=job.step,
-        total=job.step + job.left if planned else None,
+        total=job.step + (0 if job.phase == "finished" else job.left) if planned else None,
         metric=job.metric,
         seconds_left=job.left * job.step_seconds if known else None,
         share=job.seconds / together if together else None,
@@ -109,7 +109,7 @@ class Board:
             self._live.stop()
             self._live = None
 
-    def see(self, state: FleetState, event: Event) -> None:
+    def see(self, state: FleetState, _event: Event) -> None:
         """Show the state that an event has led to."""
         if self._live is not None:
             self._live.update(self.page(state))
