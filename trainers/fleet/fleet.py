@@ -7,11 +7,13 @@ The loop decides and never trains. One device has one process: its jobs' threads
 process if there is one device, and in a spawned process for each of several.
 """
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -343,17 +345,30 @@ class Fleet:
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """After the first Ctrl-C in this block, let all jobs leave, and then raise it. A second one
-        is raised at once."""
+        is raised at once. The first is an event like others: an exception could come between an
+        event and its decision, and the decision would be lost."""
+        asked = False
+
+        def ask(_number: int, _frame: FrameType | None) -> None:
+            nonlocal asked
+            if asked:
+                raise KeyboardInterrupt
+            asked = True
+            self._events.put(InterruptAsked())
+
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, ask) if is_main else None
         try:
             yield
-        except KeyboardInterrupt:
-            assert self._state is not None
-            self._take(InterruptAsked(), hold_turns=False)
-            self._run(lambda: self._over)
-            jobs = [job for job in self._state.jobs.values() if not job.ended]
+        finally:
+            if is_main:
+                signal.signal(signal.SIGINT, before)
+        assert self._state is not None
+        jobs = [job for job in self._state.jobs.values() if not job.ended]
+        if asked and jobs:
             raise KeyboardInterrupt(
                 f"{len(jobs)} jobs are checkpointed in {self.folder}: the same program resumes them"
-            ) from None
+            )
 
     def _dice(self) -> Dice:
         """Return the dice as they lie now. With processes, this one leaves the GPUs alone."""
