@@ -23,13 +23,23 @@ from trainers.fleet.jobs.seat import Seat
 class Berth(Protocol):
     """What a run has to know of where it trains."""
 
-    console: Console
-    """For what the run says."""
-    callbacks: Sequence[L.Callback]
-    """The Trainer has these, besides the run's own."""
+    @property
+    def console(self) -> Console:
+        """For what the run says."""
+        ...
+
+    @property
+    def callbacks(self) -> Sequence[L.Callback]:
+        """The Trainer has these, besides the run's own."""
+        ...
 
     def asked(self) -> bool:
         """Whether the run should write a checkpoint and stop."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was ended early for good."""
         ...
 
     def clock(self) -> float:
@@ -53,6 +63,10 @@ class Alone:
     def asked(self) -> bool:
         return self._stop.asked()
 
+    @property
+    def stopped(self) -> bool:
+        return False
+
     def clock(self) -> float:
         return time.perf_counter()
 
@@ -72,6 +86,10 @@ class InFleet:
 
     def asked(self) -> bool:
         return bool(self._seat.leave_asked)
+
+    @property
+    def stopped(self) -> bool:
+        return self._seat.leave_asked == "stopped"
 
     def clock(self) -> float:
         return time.perf_counter() - self._seat.waited

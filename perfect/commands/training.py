@@ -69,7 +69,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
             run |= judge(trainer, module, data, switch)
         status = "completed"
     except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
-        status = "interrupted"
+        status = "stopped" if berth.stopped else "interrupted"
         raise
     except OffloadError as error:
         run["error"] = str(error)

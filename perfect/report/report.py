@@ -115,6 +115,7 @@ def _alerts(run: Run) -> str:
         "completed": "",
         "running": f"This run is still going, at step {steps}; the figures are those so far.",
         "interrupted": f"The run was interrupted after {steps} steps. The same command resumes it.",
+        "stopped": f"The run was stopped after {steps} steps: other jobs of its grid were better.",
         "failed": f"The run failed after {steps} steps.",
     }[run.status]
     text = "\n".join(str(part) for part in (text, error) if part)

@@ -19,7 +19,7 @@ from typing import Any, final
 from perfect.errors import RunError
 from perfect.report.metrics import Metrics, read_metrics
 
-STATUSES = ("completed", "running", "interrupted", "failed")
+STATUSES = ("completed", "running", "interrupted", "stopped", "failed")
 KINDS = MappingProxyType({"number": (int, float), "list": (list,), "mapping": (dict,)})
 SHAPE: Mapping[str, str] = MappingProxyType(
     {

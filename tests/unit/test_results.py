@@ -67,7 +67,7 @@ def test_a_cell_of_the_metrics_that_is_no_number_is_told(tmp_path: Path) -> None
     [
         ('{"status": "compl', "run.json is damaged"),
         ("[]", "it is not an object"),
-        ("{}", "status is None, not one of completed, running, interrupted, failed"),
+        ("{}", "status is None, not one of completed, running, interrupted, stopped, failed"),
         ('{"status": "done"}', "status is 'done'"),
         ('{"status": "failed", "phases": [{"name": "a"}]}', r"phases\[0\] lacks reuse and first_"),
     ],
