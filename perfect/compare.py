@@ -22,7 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfect.errors import RunError
-from perfect.report.curves import accuracy_figure, line_style
+from perfect.report.curves import accuracy_figure
+from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.measures import cells, common_parent, differences, labels, remarks, speed_up
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.results import Run, read_run
@@ -35,7 +36,7 @@ ABREAST = 5
 
 def comparison(runs: Sequence[Run]) -> str:
     """Return the page as HTML."""
-    names = [_key(i, label) for i, label in enumerate(labels(runs))]
+    names = [line_key(i, label) for i, label in enumerate(labels(runs))]
     rows = [
         (name, [Html(f"<b>{escape(text)}</b>") if best else text for text, best in line])
         for name, line in cells(runs)
@@ -47,7 +48,7 @@ def comparison(runs: Sequence[Run]) -> str:
         for name, run in zip(names, runs, strict=True)
     ]
     parts = [
-        f"<style>{CSS}</style>",
+        f"<style>{CSS}{KEY_CSS}</style>",
         section(
             "Figures",
             _side_by_side(names, rows),
@@ -74,8 +75,6 @@ _CAPTION = (
 )
 CSS = """
 table { width: auto } th, td { padding-right: 30px } td:first-child { white-space: nowrap }
-.key span { margin-right: 22px; white-space: nowrap } .line { display: inline-block; width: 26px;
-  height: 10px; margin-right: 7px; vertical-align: baseline }
 """
 
 
@@ -96,13 +95,6 @@ def headline(runs: Sequence[Run]) -> str:
         change = 1 - last.decodes / first.decodes
         parts.append(f"{percent(abs(change))} {'fewer' if change >= 0 else 'more'} decodes")
     return f'"{name}" against "{reference}": {", ".join(parts) or "nothing to compare"}.'
-
-
-def _key(number: int, label: str) -> Html:
-    colour, dashes = line_style(number)
-    dash = f" stroke-dasharray='{' '.join(f'{d:g}' for d in dashes)}'" if dashes else ""
-    line = f"<line x1=0 y1=7 x2=26 y2=7 stroke='{colour}' stroke-width=3{dash} />"
-    return Html(f"<svg class=line viewBox='0 0 26 10'>{line}</svg>{escape(label)}")
 
 
 def _grid(

@@ -1,0 +1,170 @@
+"""Reads the folder of a grid: what came of its jobs, and in which state each was, and when.
+
+    FOLDER/grid.json      --checked--> FleetRecord.jobs, best first
+    FOLDER/timeline.jsonl -----------> JobRecord.stays
+    FOLDER/jobs/NAME/run.json, metrics.csv --> JobRecord.run
+
+Seconds are those in which the program ran: the time between a kill and the next start is left out.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from perfect.errors import RunError
+from perfect.report.results import Run, read_run
+
+STATES = ("finished", "stopped", "failed")
+"""A job in another state goes on when the same command is given again."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A job was in a phase, from second `begin` to second `end`."""
+
+    phase: str
+    device: int | None
+    begin: float
+    end: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What came of a job."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """The value of each key of the grid."""
+    state: str
+    step: int
+    metric: float | None
+    seconds: float
+    """It had a device for so long."""
+    why: str
+    folder: str
+    run: Run | None
+    """None if it was never built."""
+    stays: tuple[Stay, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """What came of a grid."""
+
+    folder: Path
+    status: str
+    metric: str
+    mode: str
+    axes: tuple[str, ...]
+    fleet: Mapping[str, Any]
+    """The section `fleet` of the YAML."""
+    jobs: tuple[JobRecord, ...]
+    """Best first."""
+    restarts: tuple[float, ...]
+    """The seconds at which the program began again."""
+
+    @property
+    def seconds(self) -> float:
+        return max((stay.end for job in self.jobs for stay in job.stays), default=0.0)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        used = {stay.device for job in self.jobs for stay in job.stays}
+        return tuple(sorted(device for device in used if device is not None))
+
+    @property
+    def best(self) -> JobRecord | None:
+        """The best finished job."""
+        first = self.jobs[0] if self.jobs else None
+        good = first is not None and first.state == "finished" and first.metric is not None
+        return first if good else None
+
+
+def read_fleet(folder: Path) -> FleetRecord:
+    """Read the folder of a grid. Raise RunError if there is none in it."""
+    path = folder / "grid.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        stays, restarts = read_timeline(folder / "timeline.jsonl")
+        jobs = tuple(_job(folder, row, stays.get(row["name"], ())) for row in found["jobs"])
+        return FleetRecord(
+            folder,
+            found["status"],
+            found["metric"],
+            found["mode"],
+            tuple(found["axes"]),
+            found["fleet"],
+            jobs,
+            restarts,
+        )
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read ({error.strerror}); give the folder of a grid"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}); run the same command again") from error
+
+
+def _job(folder: Path, row: Mapping[str, Any], stays: Sequence[Stay]) -> JobRecord:
+    try:
+        run = read_run(folder / row["folder"])
+    except RunError:
+        run = None
+    keys = ("name", "settings", "state", "step", "metric", "seconds", "why", "folder")
+    return JobRecord(**{key: row[key] for key in keys}, run=run, stays=tuple(stays))
+
+
+def read_timeline(path: Path) -> tuple[dict[str, list[Stay]], tuple[float, ...]]:
+    """Return the stays of each job, and the seconds at which the program began again."""
+    stays: dict[str, list[Stay]] = defaultdict(list)
+    open_: dict[str, tuple[str, int | None, float]] = {}
+    restarts: list[float] = []
+    last: float | None = None
+    lost = 0.0
+
+    def close(job: str, end: float) -> None:
+        phase, device, begin = open_.pop(job)
+        if end > begin:
+            stays[job].append(Stay(phase, device, begin, end))
+
+    for row in _rows(path):
+        at = row["at"]
+        if row.get("program") == "begins":
+            lost = at if last is None else lost + at - last
+            now = at - lost
+            for job in list(open_):
+                close(job, now)  # a kill left them open
+            if last is not None:
+                restarts.append(now)
+        elif row.get("program") == "ends":
+            for job in list(open_):
+                close(job, at - lost)
+        else:
+            job = row["job"]
+            if job in open_:
+                close(job, at - lost)
+            if row["phase"] not in STATES:
+                open_[job] = (row["phase"], row["device"], at - lost)
+        last = at
+    for job in list(open_):
+        close(job, (last or 0.0) - lost)
+    return dict(stays), tuple(restarts)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines. A kill may have cut one short."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "at" in row and ("program" in row or "job" in row):
+            yield row
