@@ -8,6 +8,7 @@ PerfectError
   RunError         the folder holds no run, or a run that cannot be read          (2)
   LossNotFinite    training diverged; the last checkpoint is from before          (1)
   Interrupted      the run stopped on request and left a checkpoint             (130)
+  RunFailed        a job of a grid could not be built, because of a key           (1)
 """
 
 
@@ -61,3 +62,7 @@ class Interrupted(PerfectError):
     def __init__(self, step: int) -> None:
         super().__init__(f"the run stopped after step {step}")
         self.step = step
+
+
+class RunFailed(PerfectError):
+    """A run of a grid could not be built. The text begins with the key."""

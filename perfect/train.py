@@ -1,10 +1,11 @@
-"""`python -m perfect.train config.yaml [--check] [--out DIR]`: one run, from YAML to report.
+"""`python -m perfect.train config.yaml [--check] [--out DIR]`: one run, or a grid of runs.
 
-    read config -> open run folder -> build -> fit (resumes from a checkpoint) -> judge -> report
+    read YAML -> a run: open folder -> build -> fit (resumes) -> judge -> report
+              -> a grid: a job for each point -> a fleet trains them in turns -> report of all
 
-The same command resumes an interrupted run; of a finished run it only says that it is complete.
-Exit codes: 0 the run is done, 1 it failed (or --check found that it would), 2 the configuration or
-the folder is wrong, 130 Ctrl-C stopped it.
+The same command resumes what was interrupted; of a finished run it only says that it is complete.
+Exit codes: 0 all is done, 1 a run or a job failed (or --check found that it would), 2 the
+configuration or the folder is wrong, 130 Ctrl-C stopped it.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from offload import DeviceLost, OffloadError
 from perfect.assembly import Alone
 from perfect.commands.check import print_plan
 from perfect.commands.training import train_run
+from perfect.config.grid import Grid
+from perfect.config.grid_reader import read_recipe
 from perfect.config.schema import RunConfig, dump_config
-from perfect.config.yaml_reader import read_config
 from perfect.errors import (
     BuildError,
     ConfigError,
@@ -31,7 +33,10 @@ from perfect.errors import (
     LossNotFinite,
     PhaseError,
 )
+from perfect.grids.grid_check import check_grid
+from perfect.grids.grid_run import run_grid
 from perfect.runs.folder import RunFolder
+from trainers.fleet import FleetError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,17 +49,20 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(stderr=True, soft_wrap=True)
     _configure_logging(console)
     try:
-        config, source = read_config(args.config)
+        recipe, source = read_recipe(args.config)
     except ConfigError as error:
         return _refuse(console, error.problems)
     try:
+        if isinstance(recipe, Grid):
+            shown = Console(soft_wrap=True)
+            return check_grid(recipe, shown) if args.check else run_grid(recipe, out, console)
         if args.check:
-            print_plan(config, out, Console(soft_wrap=True))
+            print_plan(recipe, out, Console(soft_wrap=True))
             return 0
-        return train(config, RunFolder(out), console)
+        return train(recipe, RunFolder(out), console)
     except BuildError as error:
         return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
-    except (FolderError, PhaseError) as error:
+    except (FolderError, FleetError, PhaseError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
         _say(console, str(error), style="red")

@@ -1,0 +1,86 @@
+"""Says what a grid would run, without training: `perfect-train grid.yaml --check`.
+
+A fleet in a folder of its own builds and plans every job, as long as there is memory for it, and
+ends there. No step is run, and nothing is left.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from offload.sizes import say_size
+from perfect.config.grid import Grid
+from perfect.errors import BuildError
+from perfect.grids.grid_fleet import build_fleet
+from perfect.report.words import DASH, brief
+from trainers.fleet.deciding.events import Event
+from trainers.fleet.deciding.fleet_state import FleetState, JobState
+
+
+class _Seen:
+    """The last state of a fleet."""
+
+    def __init__(self) -> None:
+        self.state: FleetState | None = None
+
+    def see(self, state: FleetState, _event: Event) -> None:
+        self.state = state
+
+
+def check_grid(grid: Grid, console: Console) -> int:
+    """Print what every job would take, and when all would be done. Return the exit code."""
+    seen = _Seen()
+    with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
+        fleet = build_fleet(grid, Path(folder), seen.see)
+        try:
+            said = fleet.explain()
+        finally:
+            fleet.close()
+    assert seen.state is not None
+    jobs = seen.state.jobs
+    console.print(_table(grid, jobs))
+    console.print(Text(said), soft_wrap=True)
+    failed = [job for job in jobs.values() if job.phase == "failed"]
+    for job in failed:
+        console.print(Text(f"{job.name} would fail: {job.error}", style="red"), soft_wrap=True)
+    if failed:
+        return 1
+    _check_first(grid, jobs)
+    return 0
+
+
+def _table(grid: Grid, jobs: Mapping[str, JobState]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    names = [axis.name for axis in grid.axes]
+    for column in ("job", *names, "steps", "a step", "host memory", "its plan"):
+        left = column in ("job", "its plan")
+        table.add_column(column, justify="left" if left else "right")
+    for point in grid.points:
+        job = jobs[point.name]
+        memory = job.memory
+        cells = [
+            job.name,
+            *(str(value) for value in point.settings.values()),
+            f"{job.step + job.left:,}" if job.left else DASH,
+            brief(job.step_seconds) if job.step_seconds else DASH,
+            DASH if memory is None else say_size(memory.host_bytes),
+            job.about or job.why or job.phase.replace("_", " "),
+        ]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _check_first(grid: Grid, jobs: Mapping[str, JobState]) -> None:
+    """Refuse a first rung that comes after the end of a job, now that its length is known."""
+    stop = grid.fleet.stop
+    lengths = [job.step + job.left for job in jobs.values() if job.left]
+    if stop is not None and lengths and stop.first >= min(lengths):
+        raise BuildError(
+            "fleet.stop.first",
+            f"is {stop.first}, but the shortest job has {min(lengths)} steps, so it would never be"
+            " judged: lower it",
+        )

@@ -1,0 +1,80 @@
+"""The folder of a grid: the grid it belongs to, its jobs, and what came of them.
+
+grid.yaml       all keys; the folder belongs to this grid alone, but HOW may change
+journal.jsonl   the fleet's events, from which it goes on
+timeline.jsonl  which job was in which state, and since when
+grid.json       the results of all jobs         report.html  the same as a page
+jobs/NAME/      the folder of a run             jobs/NAME/output.txt  what it said
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perfect.config.grid import Grid
+from perfect.errors import FolderError
+from perfect.runs.folder import differences
+
+HOW = ("devices", "budget", "host_budget", "quantum")
+"""These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
+
+
+class GridFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.grid = path / "grid.yaml"
+        self.timeline = path / "timeline.jsonl"
+        self.results = path / "grid.json"
+        self.report = path / "report.html"
+
+    def open(self, grid: Grid) -> None:
+        """Make the folder. Raise `FolderError` if this grid may not run here."""
+        plain = grid.dump()
+        if self.path.exists() and not self.path.is_dir():
+            raise FolderError(f"{self.path} is a file: give a folder as --out")
+        if self.grid.exists():
+            self._compare(plain)
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise FolderError(
+                f"{self.path} is not empty and holds no grid (no grid.yaml): give another --out"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.grid, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+
+    def _compare(self, mine: dict[str, Any]) -> None:
+        try:
+            theirs = yaml.safe_load(self.grid.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise FolderError(f"{self.grid} is damaged ({error}): give another --out") from error
+        odd = differences(_what(theirs), _what(mine))
+        if odd:
+            more = "; ..." if len(odd) > 5 else ""
+            raise FolderError(
+                f"{self.path} holds another grid: {'; '.join(odd[:5])}{more}. Give another --out,"
+                " or delete the folder"
+            )
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Write grid.json, whole or not at all."""
+        _write(self.results, json.dumps(results, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _what(plain: Any) -> Any:
+    """Return the grid without the keys that only say how it is made."""
+    if not isinstance(plain, dict):
+        return plain
+    fleet = plain.get("fleet")
+    kept = {key: value for key, value in plain.items() if key not in ("fleet", "offload")}
+    if isinstance(fleet, dict):
+        kept["fleet"] = {key: value for key, value in fleet.items() if key not in HOW}
+    return kept

@@ -1,0 +1,101 @@
+"""Runs a grid: the fleet, the live table, the records, the report.
+
+Grid -> fleet -> fit -> grid.json -> report.html        the same command goes on after any end
+          '- every decision --> board, timeline
+"""
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from perfect.config.grid import Grid
+from perfect.errors import RunError
+from perfect.grids.grid_fleet import build_fleet
+from perfect.grids.grid_folder import GridFolder
+from perfect.grids.grid_results import exit_code, failures, grid_results, result_table, runs_of
+from perfect.grids.timeline import Timeline
+from perfect.report.fleet_page import write_fleet_page
+from trainers.fleet import Fleet
+from trainers.fleet.deciding.events import Event
+from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.keeping.board import Board
+
+
+def run_grid(grid: Grid, out: Path, console: Console) -> int:
+    """Train all jobs of the grid, or go on with them. Return the program's exit code."""
+    folder = GridFolder(out)
+    folder.open(grid)
+    with ExitStack() as stack:
+        timeline = Timeline(folder.timeline)
+        board = Board(console, grid.fleet.metric)
+
+        def watch(state: FleetState, event: Event) -> None:
+            timeline.see(state, event)
+            board.see(state, event)
+
+        fleet = build_fleet(grid, out, watch)
+        status, code = "failed", 1
+        try:
+            for part in (_terminated(), _warnings_logged(), timeline, board):
+                stack.enter_context(part)
+            fleet.fit()
+            status, code = "completed", 0
+        except KeyboardInterrupt as error:
+            status, code = "interrupted", 130
+            said = str(error) or f"stopped at once; the same command goes on in {out}"
+            _say(console, said)
+        finally:
+            stack.close()
+            _records(grid, folder, fleet, status, console)
+    return code or exit_code(fleet.result())
+
+
+def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console: Console) -> None:
+    """Write grid.json and the report, and say what is in them."""
+    result = fleet.result()
+    if not result.jobs:
+        return  # it was refused before it began
+    results = grid_results(grid, result, status)
+    folder.write(results)
+    console.print(result_table(results, runs_of(folder.path, results)))
+    for failure in failures(result):
+        _say(console, failure, style="red")
+    try:
+        write_fleet_page(folder.path)
+    except (RunError, OSError) as error:  # it must not hide the error that ended the fleet
+        _say(console, f"the report could not be written: {error}")
+        return
+    _say(console, f"report: {folder.report}")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM is Ctrl-C in this block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_logged() -> Iterator[None]:
+    """A warning goes where its job's other messages go, and not into the table."""
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)

@@ -1,0 +1,275 @@
+"""A grid of runs through the program: its jobs are the runs alone, and it ends as a run does."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.utils import _pytree as pytree
+
+Train = Callable[..., tuple[int, Path]]
+Recipe = dict[str, Any]
+CLOCKS = ("wall_seconds", "stall_seconds")
+RATES = (0.05, 0.01)
+NAMES = ["lr=0.05,seed=3", "lr=0.01,seed=3"]
+
+
+@pytest.fixture
+def grid(recipe: Recipe) -> Recipe:
+    """Two jobs of 20 steps, in turns of 3."""
+    recipe["phases"] = [
+        {"name": "pretrain", "passes": 1, "reuse": 2, "lr": {"kind": "constant", "lr": 0.05}},
+        {"name": "finetune", "passes": 1, "batch_size": 12, "lr": {"kind": "linear", "lr": 0.05}},
+    ]
+    del recipe["ema"]
+    recipe["trainer"]["validate_every"] = 0.5
+    recipe["grid"] = {"phases.0.lr.lr, phases.1.lr.lr": [*RATES], "seed": [3]}
+    recipe["fleet"] = {"quantum": 3, "metric": "val_accuracy", "mode": "max"}
+    return recipe
+
+
+def logged(folder: Path) -> list[dict[str, str]]:
+    """All that was logged but for what a clock says: texts, so that nothing is rounded."""
+    with (folder / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if k not in CLOCKS} for row in csv.DictReader(file)]
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    found, _ = pytree.tree_flatten_with_path(torch.load(path, weights_only=True)["state_dict"])
+    return {pytree.keystr(at): leaf for at, leaf in found}
+
+
+def assert_same_runs(one: Path, two: Path) -> None:
+    assert logged(one) == logged(two)
+    left, right = tensors(one / "final.ckpt"), tensors(two / "final.ckpt")
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    runs = [json.loads((folder / "run.json").read_text()) for folder in (one, two)]
+    for key in ("status", "accuracy", "steps", "decoded_samples", "served_samples", "config"):
+        assert runs[0][key] == runs[1][key], key
+
+
+@pytest.fixture
+def start(
+    write_yaml: Callable[[Recipe], Path], tmp_path: Path
+) -> Callable[..., subprocess.Popen[str]]:
+    """The real command in a process of its own."""
+
+    def launch(recipe: Recipe, out: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "perfect.train", str(write_yaml(recipe))]
+        command += ["--out", str(tmp_path / out)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    return launch
+
+
+def journal(folder: Path) -> list[str]:
+    path = folder / "journal.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for_turns(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    """Returns once so many turns have ended."""
+    while sum('"TurnEnded"' in line for line in journal(folder)) < count:
+        assert process.poll() is None, f"ended too early: {process.communicate()[1]}"
+        try:
+            process.wait(timeout=0.01)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+# ---- exactness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offload", ["plain", "within half of the bytes"])
+def test_every_job_of_a_grid_is_the_run_alone_to_the_last_bit(
+    train: Train, grid: Recipe, offload: str, share: Callable[[int, Recipe], str]
+) -> None:
+    alone = {key: value for key, value in grid.items() if key not in ("grid", "fleet")}
+    if offload != "plain":
+        alone["offload"] = {"budget": share(50, alone)}
+        grid["offload"] = alone["offload"]
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    assert sorted(path.name for path in (folder / "jobs").iterdir()) == sorted(NAMES)
+    for name, rate in zip(NAMES, RATES, strict=True):
+        point = yaml.safe_load(yaml.safe_dump(alone)) | {"seed": 3}
+        for phase in point["phases"]:
+            phase["lr"]["lr"] = rate
+        code, single = train(point, out=f"alone-{name}")
+        assert code == 0
+        assert_same_runs(folder / "jobs" / name, single)
+
+
+def test_the_same_command_goes_on_after_a_kill_and_ends_the_same(
+    train: Train, start: Callable[..., subprocess.Popen[str]], grid: Recipe, tmp_path: Path
+) -> None:
+    grid["checkpoint"] = {"every_steps": 2}
+    _, whole = train(grid, out="whole")
+    process = start(grid, "grid")
+    wait_for_turns(process, tmp_path / "grid", 6)
+    process.kill()
+    process.communicate()
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    for name in NAMES:
+        assert_same_runs(folder / "jobs" / name, whole / "jobs" / name)
+    resumed = [json.loads((folder / "jobs" / n / "run.json").read_text()) for n in NAMES]
+    assert any(run["resumed_at"] for run in resumed)
+    assert "The program began again at a dashed line" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_lets_every_job_write_a_checkpoint_and_says_so_once(
+    train: Train,
+    start: Callable[..., subprocess.Popen[str]],
+    grid: Recipe,
+    tmp_path: Path,
+    number: signal.Signals,
+) -> None:
+    _, whole = train(grid, out="whole")
+    process = start(grid, "grid")
+    wait_for_turns(process, tmp_path / "grid", 4)
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert said.count("the same") == 1
+    assert json.loads((tmp_path / "grid" / "grid.json").read_text())["status"] == "interrupted"
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    for name in NAMES:
+        assert_same_runs(folder / "jobs" / name, whole / "jobs" / name)
+
+
+# ---- what is said and kept ----------------------------------------------------------------------
+
+
+def test_a_grid_leaves_its_results_and_a_page_over_all_jobs(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    shown = capfd.readouterr().err
+    results = json.loads((folder / "grid.json").read_text())
+    ranked = [job["metric"] for job in results["jobs"]]
+    assert ranked == sorted(ranked, reverse=True), "best first"
+    assert results["status"] == "completed"
+    settings = {job["name"]: job["settings"] for job in results["jobs"]}
+    assert settings == {f"lr={rate},seed=3": {"lr": rate, "seed": 3} for rate in RATES}
+    assert f"report: {folder / 'report.html'}" in shown
+    assert "step 3" not in shown, "a line a change of state, and not one a step"
+    for name in NAMES:
+        assert f"{name}  training" in shown
+        assert f"{name}  finished" in shown
+        output = (folder / "jobs" / name / "output.txt").read_text()
+        assert "report: " in output
+        assert output.count("test accuracy") == 1
+    assert shown.count("report: ") == 1, "what jobs say is in their files"
+    page = (folder / "report.html").read_text()
+    best = results["jobs"][0]["name"]
+    assert f"&quot;{best}&quot; is best" in page
+    assert "Who waited for what" in page
+    assert "Waits for its turn" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    # Of a grid that is complete, the same command only says what came of it.
+    before = [(folder / "jobs" / name / "run.json").read_bytes() for name in NAMES]
+    assert train(grid, out="grid")[0] == 0
+    assert [(folder / "jobs" / name / "run.json").read_bytes() for name in NAMES] == before
+
+
+def test_the_better_half_goes_on_and_the_others_say_why_not(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["fleet"]["stop"] = {"rule": "halving", "first": 9, "eta": 2}
+    code, folder = train(grid, out="grid")
+    assert code == 0, "a job that is stopped early has not failed"
+    results = json.loads((folder / "grid.json").read_text())
+    finished, stopped = results["jobs"]
+    assert (finished["state"], finished["step"]) == ("finished", 20)
+    assert (stopped["state"], stopped["step"]) == ("stopped", 9)
+    assert "at step 9 is number 2 of 2" in stopped["why"]
+    run = json.loads((folder / stopped["folder"] / "run.json").read_text())
+    assert run["status"] == "stopped"
+    assert "only the best one goes on" in capfd.readouterr().err
+    assert "stopped: val_accuracy" in (folder / "report.html").read_text()
+
+
+def test_check_tells_what_every_job_would_take_and_leaves_nothing(
+    train: Train, grid: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["offload"] = {}
+    code, folder = train(grid, "--check", out="grid")
+    assert code == 0
+    said = capfd.readouterr().out
+    assert all(name in said for name in NAMES)
+    assert "of the device" in said
+    assert not folder.exists()
+
+
+# ---- what is refused, and what fails ------------------------------------------------------------
+
+
+def test_a_grid_that_cannot_be_read_is_refused_with_every_line(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["grid"] = {"optimzer.lr": [1e-3], "seed": [0, -1]}
+    code, folder = train(grid, out="grid")
+    assert code == 2
+    said = capfd.readouterr().err
+    assert "unknown key 'optimzer.lr'; did you mean 'optimizer.lr'?" in said
+    assert "grid.seed.1: " in said
+    assert not folder.exists()
+
+
+def test_the_folder_of_another_grid_or_of_a_run_is_refused(
+    train: Train, grid: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "thesis.txt").write_text("mine")
+    assert train(grid, out="grid")[0] == 2
+    assert "holds no grid" in capfd.readouterr().err
+    (tmp_path / "grid" / "thesis.txt").unlink()
+    grid["grid"] = {"seed": [0]}
+    assert train(grid, out="grid")[0] == 0
+    grid["fleet"]["quantum"] = 7  # how jobs are run may change
+    assert train(grid, out="grid")[0] == 0
+    grid["grid"]["seed"] = [0, 1]
+    capfd.readouterr()
+    assert train(grid, out="grid")[0] == 2
+    assert "grid holds another grid: grid.seed is [0] there, [0, 1] here" in capfd.readouterr().err
+
+
+def test_a_job_that_fails_is_named_and_the_others_go_on(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["grid"] = {"loader.batch_size": [8, 4000], "seed": [0]}
+    code, folder = train(grid, out="grid")
+    assert code == 1
+    states = {
+        job["name"]: job["state"] for job in json.loads((folder / "grid.json").read_text())["jobs"]
+    }
+    assert states == {"batch_size=8,seed=0": "finished", "batch_size=4000,seed=0": "failed"}
+    said = capfd.readouterr().err
+    assert "batch_size=4000,seed=0 failed: " in said
+    assert "loader.batch_size: 4000 is larger than the training set" in said
+    assert "failed after 0 steps" in (folder / "report.html").read_text()
+
+
+def test_phases_that_cannot_run_are_refused_before_a_job_is_built(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["phases"][0]["passes"] = None
+    code, folder = train(grid, out="grid")
+    assert code == 2
+    assert "recipe.yaml:" in (said := capfd.readouterr().err)
+    assert "phases: phase 0 'pretrain' never ends: give passes or steps" in said
+    assert not (folder / "jobs").exists()
