@@ -21,7 +21,7 @@ from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 
 
-class _Seen:
+class _LastState:
     """The last state of a fleet."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Seen:
 
 def check_grid(grid: Grid, console: Console) -> int:
     """Print what every job would take, and when all would be done. Return the exit code."""
-    seen = _Seen()
+    seen = _LastState()
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
         fleet = build_fleet(grid, Path(folder), seen.see)
         try:

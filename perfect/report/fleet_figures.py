@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from perfect.report.curves import COLOURS, DASHES, line_style
-from perfect.report.fleet_record import FleetRecord, JobRecord, Stay
+from perfect.report.fleet_record import FleetRecord, JobRecord, Spell
 from perfect.report.panels import (
     BLUE,
     INK,
@@ -109,19 +109,19 @@ def rungs(fleet: Mapping[str, object], end: float) -> list[int]:
 def timeline_figure(fleet: FleetRecord) -> str | None:
     """Draw a row for each device, and one for each job, over the seconds of the run."""
     end = fleet.seconds
-    jobs = [job for job in fleet.jobs if job.stays][:MOST_ROWS]
+    jobs = [job for job in fleet.jobs if job.spells][:MOST_ROWS]
     if not jobs or not end:
         return None
     rows = [(f"device {d}", _of_device(fleet.jobs, d), True) for d in fleet.devices]
-    rows += [(job.name, job.stays, False) for job in jobs]
+    rows += [(job.name, job.spells, False) for job in jobs]
     height = TOP + ROW * len(rows) + BOTTOM
     width = WIDTH - LABELS - MARGIN_RIGHT
     with matplotlib.rc_context(dict(STYLE)):
         figure = Figure(figsize=(WIDTH, height))
         box = (LABELS / WIDTH, BOTTOM / height, width / WIDTH, ROW * len(rows) / height)
         axes = figure.add_axes(box)
-        for number, (label, stays, is_device) in enumerate(rows):
-            _row(axes, len(rows) - 1 - number, label, shares(stays, end), end, is_device)
+        for number, (label, spells, is_device) in enumerate(rows):
+            _row(axes, len(rows) - 1 - number, label, shares(spells, end), end, is_device)
         axes.set_xlim(0, end)
         axes.set_ylim(0, len(rows))
         axes.set_yticks([])
@@ -131,7 +131,7 @@ def timeline_figure(fleet: FleetRecord) -> str | None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: duration(x)))
         for second in fleet.restarts:
             axes.axvline(second, color=INK, linewidth=0.9, dashes=(3, 2))
-        seen = {stay.phase for _, stays, _ in rows for stay in stays}
+        seen = {spell.phase for _, spells, _ in rows for spell in spells}
         handles = [Patch(color=c, label=name) for p, (name, c) in DOES.items() if p in seen]
         figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(0, 1 - 0.03 / height), frameon=False,
@@ -141,10 +141,13 @@ def timeline_figure(fleet: FleetRecord) -> str | None:
         return to_svg(figure, "What every device and every job did, over the seconds of the run")
 
 
-def _of_device(jobs: Sequence[JobRecord], device: int) -> list[Stay]:
+def _of_device(jobs: Sequence[JobRecord], device: int) -> list[Spell]:
     """Return what jobs did that had this device to themselves."""
     return [
-        stay for job in jobs for stay in job.stays if stay.device == device and stay.phase in WORKS
+        spell
+        for job in jobs
+        for spell in job.spells
+        if spell.device == device and spell.phase in WORKS
     ]
 
 
@@ -175,13 +178,13 @@ def _row(
     )  # fmt: skip
 
 
-def shares(stays: Sequence[Stay], end: float) -> dict[str, NDArray[np.float64]]:
+def shares(spells: Sequence[Spell], end: float) -> dict[str, NDArray[np.float64]]:
     """Return for each phase its share of each of BINS equal stretches of the time up to `end`. So
     thousands of turns are drawn by a few points."""
     found: dict[str, NDArray[np.float64]] = {}
     edges = np.linspace(0, end, BINS + 1)
-    for stay in stays:
-        overlap = np.minimum(edges[1:], stay.end) - np.maximum(edges[:-1], stay.begin)
+    for spell in spells:
+        overlap = np.minimum(edges[1:], spell.end) - np.maximum(edges[:-1], spell.begin)
         share = np.clip(overlap, 0, None) * BINS / end
-        found[stay.phase] = found.get(stay.phase, np.zeros(BINS)) + share
+        found[spell.phase] = found.get(spell.phase, np.zeros(BINS)) + share
     return found

@@ -17,9 +17,7 @@ from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.words import DASH, count, duration, percent
 
-CSS = """
-.best td { font-weight: 600 } .bad td { color: #b33c00 } td .line { vertical-align: middle }
-"""
+CSS = "td .line { vertical-align: middle }"
 
 
 def write_fleet_page(folder: Path) -> Path:
@@ -151,20 +149,20 @@ def _curves_caption(fleet: FleetRecord) -> str:
 
 def _waits(fleet: FleetRecord) -> str | None:
     """Return the seconds that each job spent in each phase."""
-    jobs = [job for job in fleet.jobs if job.stays]
-    seen = {stay.phase for job in jobs for stay in job.stays}
+    jobs = [job for job in fleet.jobs if job.spells]
+    seen = {spell.phase for job in jobs for spell in job.spells}
     phases = [phase for phase in DOES if phase in seen]
     if not jobs:
         return None
 
     def line(name: str, of: Sequence[JobRecord]) -> list[str]:
         spent = [
-            sum(s.end - s.begin for job in of for s in job.stays if s.phase == phase)
+            sum(s.end - s.begin for job in of for s in job.spells if s.phase == phase)
             for phase in phases
         ]
         return [name, *(duration(seconds) if seconds else DASH for seconds in spent)]
 
-    works = sum(s.end - s.begin for job in jobs for s in job.stays if s.phase in WORKS)
+    works = sum(s.end - s.begin for job in jobs for s in job.spells if s.phase in WORKS)
     whole = fleet.seconds * len(fleet.devices)
     busy = percent(works / whole) if whole else DASH
     return table(

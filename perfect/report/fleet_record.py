@@ -1,7 +1,7 @@
 """Reads the folder of a grid: what came of its jobs, and in which state each was, and when.
 
     FOLDER/grid.json      --checked--> FleetRecord.jobs, best first
-    FOLDER/timeline.jsonl -----------> JobRecord.stays
+    FOLDER/timeline.jsonl -----------> JobRecord.spells
     FOLDER/jobs/NAME/run.json, metrics.csv --> JobRecord.run
 
 Seconds are those in which the program ran: the time between a kill and the next start is left out.
@@ -23,7 +23,7 @@ STATES = ("finished", "stopped", "failed")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Stay:
+class Spell:
     """A job was in a phase, from second `begin` to second `end`."""
 
     phase: str
@@ -49,7 +49,7 @@ class JobRecord:
     folder: str
     run: Run | None
     """None if it was never built."""
-    stays: tuple[Stay, ...]
+    spells: tuple[Spell, ...]
 
 
 @final
@@ -71,11 +71,11 @@ class FleetRecord:
 
     @property
     def seconds(self) -> float:
-        return max((stay.end for job in self.jobs for stay in job.stays), default=0.0)
+        return max((spell.end for job in self.jobs for spell in job.spells), default=0.0)
 
     @property
     def devices(self) -> tuple[int, ...]:
-        used = {stay.device for job in self.jobs for stay in job.stays}
+        used = {spell.device for job in self.jobs for spell in job.spells}
         return tuple(sorted(device for device in used if device is not None))
 
     @property
@@ -91,8 +91,8 @@ def read_fleet(folder: Path) -> FleetRecord:
     path = folder / "grid.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        stays, restarts = read_timeline(folder / "timeline.jsonl")
-        jobs = tuple(_job(folder, row, stays.get(row["name"], ())) for row in found["jobs"])
+        spells, restarts = read_timeline(folder / "timeline.jsonl")
+        jobs = tuple(_job(folder, row, spells.get(row["name"], ())) for row in found["jobs"])
         return FleetRecord(
             folder,
             found["status"],
@@ -111,18 +111,18 @@ def read_fleet(folder: Path) -> FleetRecord:
         raise RunError(f"{path} is damaged ({error}); run the same command again") from error
 
 
-def _job(folder: Path, row: Mapping[str, Any], stays: Sequence[Stay]) -> JobRecord:
+def _job(folder: Path, row: Mapping[str, Any], spells: Sequence[Spell]) -> JobRecord:
     try:
         run = read_run(folder / row["folder"])
     except RunError:
         run = None
     keys = ("name", "settings", "state", "step", "metric", "seconds", "why", "folder")
-    return JobRecord(**{key: row[key] for key in keys}, run=run, stays=tuple(stays))
+    return JobRecord(**{key: row[key] for key in keys}, run=run, spells=tuple(spells))
 
 
-def read_timeline(path: Path) -> tuple[dict[str, list[Stay]], tuple[float, ...]]:
-    """Return the stays of each job, and the seconds at which the program began again."""
-    stays: dict[str, list[Stay]] = defaultdict(list)
+def read_timeline(path: Path) -> tuple[dict[str, list[Spell]], tuple[float, ...]]:
+    """Return the spells of each job, and the seconds at which the program began again."""
+    spells: dict[str, list[Spell]] = defaultdict(list)
     open_: dict[str, tuple[str, int | None, float]] = {}
     restarts: list[float] = []
     last: float | None = None
@@ -131,7 +131,7 @@ def read_timeline(path: Path) -> tuple[dict[str, list[Stay]], tuple[float, ...]]
     def close(job: str, end: float) -> None:
         phase, device, begin = open_.pop(job)
         if end > begin:
-            stays[job].append(Stay(phase, device, begin, end))
+            spells[job].append(Spell(phase, device, begin, end))
 
     for row in _rows(path):
         at = row["at"]
@@ -154,7 +154,7 @@ def read_timeline(path: Path) -> tuple[dict[str, list[Stay]], tuple[float, ...]]
         last = at
     for job in list(open_):
         close(job, (last or 0.0) - lost)
-    return dict(stays), tuple(restarts)
+    return dict(spells), tuple(restarts)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
