@@ -28,6 +28,7 @@ from trainers.fleet.deciding.events import (
     Event,
     Finished,
     InterruptAsked,
+    Leave,
     Planned,
     Restarted,
     StopAsked,
@@ -245,11 +246,23 @@ class Fleet:
 
     def close(self) -> None:
         """End all threads and processes. It may be called again."""
+        if not self._ended and self._held_back:
+            self._let_go()
         self._ended = True
         self._resources.close()
         self._journal.close()
         if self._base is not None and self.isolation == "thread":
             self._base.roll(self.devices[0])
+
+    def _let_go(self) -> None:
+        """End the jobs that were only planned. None of them has run a step, so none has anything to
+        keep, and the journal needs no word of it."""
+        assert self._state is not None
+        for name, job in self._state.jobs.items():
+            if job.device is not None and not job.ended:
+                self._hosts[job.device].do(Leave(name, job.device, "interrupted"), self._jobs[name])
+                self._events.get()
+        self._held_back = []
 
     # ---- the loop --------------------------------------------------------------------------------
 
