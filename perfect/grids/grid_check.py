@@ -16,6 +16,7 @@ from offload.sizes import say_size
 from perfect.config.grid import Grid
 from perfect.errors import BuildError
 from perfect.grids.grid_fleet import build_fleet
+from perfect.grids.grid_results import table_width
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
@@ -42,8 +43,9 @@ def check_grid(grid: Grid, console: Console) -> int:
             fleet.close()
     assert seen.state is not None
     jobs = seen.state.jobs
-    console.print(_table(grid, jobs))
-    console.print(Text(said), soft_wrap=True)
+    console.print(_table(grid, jobs), width=table_width(console))
+    if said:
+        console.print(Text(said), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]
     for job in failed:
         console.print(Text(f"{job.name} would fail: {job.error}", style="red"), soft_wrap=True)
@@ -55,8 +57,7 @@ def check_grid(grid: Grid, console: Console) -> int:
 
 def _table(grid: Grid, jobs: Mapping[str, JobState]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    names = [axis.name for axis in grid.axes]
-    for column in ("job", *names, "steps", "a step", "host memory", "its plan"):
+    for column in ("job", "steps", "a step", "host memory", "its plan"):
         left = column in ("job", "its plan")
         table.add_column(column, justify="left" if left else "right")
     for point in grid.points:
@@ -64,7 +65,6 @@ def _table(grid: Grid, jobs: Mapping[str, JobState]) -> Table:
         memory = job.memory
         cells = [
             job.name,
-            *(str(value) for value in point.settings.values()),
             f"{job.step + job.left:,}" if job.left else DASH,
             brief(job.step_seconds) if job.step_seconds else DASH,
             DASH if memory is None else say_size(memory.host_bytes),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -81,6 +82,11 @@ def result_table(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Table:
         style = "red" if job["state"] == "failed" else "bold" if number == 1 else ""
         table.add_row(*map(Text, cells), style=style)
     return table
+
+
+def table_width(console: Console) -> int:
+    """Return the width for a table. A file has no edge at which to break its cells."""
+    return console.width if console.is_terminal else max(console.width, 160)
 
 
 def _plain(value: float | None) -> str:

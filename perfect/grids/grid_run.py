@@ -18,7 +18,14 @@ from perfect.config.grid import Grid
 from perfect.errors import RunError
 from perfect.grids.grid_fleet import build_fleet
 from perfect.grids.grid_folder import GridFolder
-from perfect.grids.grid_results import exit_code, failures, grid_results, result_table, runs_of
+from perfect.grids.grid_results import (
+    exit_code,
+    failures,
+    grid_results,
+    result_table,
+    runs_of,
+    table_width,
+)
 from perfect.grids.timeline import Timeline
 from perfect.report.fleet_page import write_fleet_page
 from trainers.fleet import Fleet
@@ -63,7 +70,8 @@ def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console:
         return  # it was refused before it began
     results = grid_results(grid, result, status)
     folder.write(results)
-    console.print(result_table(results, runs_of(folder.path, results)))
+    table = result_table(results, runs_of(folder.path, results))
+    console.print(table, width=table_width(console))
     for failure in failures(result):
         _say(console, failure, style="red")
     try:
