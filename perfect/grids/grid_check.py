@@ -16,7 +16,7 @@ from offload.sizes import say_size
 from perfect.config.grid import Grid
 from perfect.errors import BuildError
 from perfect.grids.grid_fleet import build_fleet
-from perfect.grids.grid_results import table_width
+from perfect.grids.grid_results import widen
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
@@ -34,6 +34,7 @@ class _LastState:
 
 def check_grid(grid: Grid, console: Console) -> int:
     """Print what every job would take, and when all would be done. Return the exit code."""
+    widen(console)
     seen = _LastState()
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
         fleet = build_fleet(grid, Path(folder), seen.see)
@@ -43,7 +44,7 @@ def check_grid(grid: Grid, console: Console) -> int:
             fleet.close()
     assert seen.state is not None
     jobs = seen.state.jobs
-    console.print(_table(grid, jobs), width=table_width(console))
+    console.print(_table(grid, jobs))
     if said:
         console.print(Text(said), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]

@@ -84,9 +84,10 @@ def result_table(results: Mapping[str, Any], runs: Mapping[str, Run]) -> Table:
     return table
 
 
-def table_width(console: Console) -> int:
-    """Return the width for a table. A file has no edge at which to break its cells."""
-    return console.width if console.is_terminal else max(console.width, 160)
+def widen(console: Console) -> None:
+    """Make room for a table. A file has no edge at which its cells must break."""
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
 
 
 def _plain(value: float | None) -> str:

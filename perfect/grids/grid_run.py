@@ -24,7 +24,7 @@ from perfect.grids.grid_results import (
     grid_results,
     result_table,
     runs_of,
-    table_width,
+    widen,
 )
 from perfect.grids.timeline import Timeline
 from perfect.report.fleet_page import write_fleet_page
@@ -36,6 +36,7 @@ from trainers.fleet.keeping.board import Board
 
 def run_grid(grid: Grid, out: Path, console: Console) -> int:
     """Train all jobs of the grid, or go on with them. Return the program's exit code."""
+    widen(console)
     folder = GridFolder(out)
     folder.open(grid)
     with ExitStack() as stack:
@@ -70,8 +71,7 @@ def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console:
         return  # it was refused before it began
     results = grid_results(grid, result, status)
     folder.write(results)
-    table = result_table(results, runs_of(folder.path, results))
-    console.print(table, width=table_width(console))
+    console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):
         _say(console, failure, style="red")
     try:

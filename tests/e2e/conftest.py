@@ -13,6 +13,7 @@ import yaml
 from perfect.train import main
 
 CLASSES = ("blue", "green", "red")
+WORDS = ("the", "cat", "dog", "saw", "a", "bird", "and", "sang", "in", "its", "tree", ".")
 
 
 def write_pictures(root: Path, each: int, seed: int) -> None:
@@ -125,3 +126,26 @@ def share(
         return shares[key]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of a few words, each told by the one before it; bytes and no merges but two."""
+    root = tmp_path_factory.mktemp("text")
+    (root / "wikitext-2").mkdir()
+    (root / "gpt2_bpe").mkdir()
+    rng = np.random.default_rng(0)
+    for part, words in (("train", 12_000), ("valid", 1_500), ("test", 1_500)):
+        said, now = [], 0
+        for _ in range(words):
+            now = (now * 5 + 1 + int(rng.random() < 0.1)) % len(WORDS)
+            said.append(WORDS[now])
+        (root / "wikitext-2" / f"wiki.{part}.tokens").write_text(" ".join(said))
+    visible = [chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    letters = [*visible, *(chr(256 + n) for n in range(256 - len(visible)))]
+    tokens = [*letters, "th", "the"]
+    (root / "gpt2_bpe" / "encoder.json").write_text(
+        json.dumps({token: n for n, token in enumerate(tokens)})
+    )
+    (root / "gpt2_bpe" / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")
+    return root

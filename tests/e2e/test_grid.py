@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
+ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 CLOCKS = ("wall_seconds", "stall_seconds")
@@ -213,6 +214,21 @@ def test_check_tells_what_every_job_would_take_and_leaves_nothing(
     assert all(name in said for name in NAMES)
     assert "of the device" in said
     assert not folder.exists()
+
+
+def test_the_tiny_grid_of_ours_runs_to_its_end(train: Train, text: Path) -> None:
+    recipe = yaml.safe_load((ROOT / "configs" / "gpt2" / "grid_tiny.yaml").read_text())
+    recipe["data"] |= {"root": str(text), "vocabulary": 258, "evaluation_samples": 20}
+    recipe["phases"][0]["steps"] = 12
+    recipe["trainer"] |= {"threads": 1, "validate_every": 0.02}
+    recipe["fleet"] |= {"quantum": 3}
+    recipe["fleet"]["stop"]["first"] = 5
+    code, folder = train(recipe, out="grid")
+    assert code == 0
+    jobs = json.loads((folder / "grid.json").read_text())["jobs"]
+    assert [(job["state"], job["step"]) for job in jobs] == [
+        ("finished", 12), ("stopped", 10), ("stopped", 5), ("stopped", 5),
+    ]  # fmt: skip
 
 
 # ---- what is refused, and what fails ------------------------------------------------------------

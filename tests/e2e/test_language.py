@@ -1,7 +1,6 @@
 """Language models by YAML through the program, on a text made here and on WikiText-2."""
 
 import csv
-import json
 import math
 import sys
 import tarfile
@@ -9,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -23,30 +21,6 @@ ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
-WORDS = ("the", "cat", "dog", "saw", "a", "bird", "and", "sang", "in", "its", "tree", ".")
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences of a few words, each told by the one before it; bytes and no merges but two."""
-    root = tmp_path_factory.mktemp("text")
-    (root / "wikitext-2").mkdir()
-    (root / "gpt2_bpe").mkdir()
-    rng = np.random.default_rng(0)
-    for part, words in (("train", 12_000), ("valid", 1_500), ("test", 1_500)):
-        said, now = [], 0
-        for _ in range(words):
-            now = (now * 5 + 1 + int(rng.random() < 0.1)) % len(WORDS)
-            said.append(WORDS[now])
-        (root / "wikitext-2" / f"wiki.{part}.tokens").write_text(" ".join(said))
-    visible = [chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))]
-    letters = [*visible, *(chr(256 + n) for n in range(256 - len(visible)))]
-    tokens = [*letters, "th", "the"]
-    (root / "gpt2_bpe" / "encoder.json").write_text(
-        json.dumps({token: n for n, token in enumerate(tokens)})
-    )
-    (root / "gpt2_bpe" / "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")
-    return root
 
 
 def tiny(name: str, text: Path, steps: int) -> Recipe:
