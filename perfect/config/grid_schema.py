@@ -10,9 +10,9 @@ choices of a sampler instead, and its trials are the jobs.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from perfect.config.fields import Budget, Count, Section, Size
+from perfect.config.fields import Budget, Count, Section, Size, no_effect
 
 Mode = Literal["min", "max"]
 
@@ -45,10 +45,24 @@ class HalvingConfig(Section):
 class SearchConfig(Section):
     """Which points are tried is decided by Optuna, from the values in `grid`."""
 
-    sampler: str = "tpe"
+    sampler: str = "TPESampler"
+    """A class of optuna.samplers, by its name."""
     pruner: str | None = None
+    """A class of optuna.pruners, which stops jobs early."""
+    every: Count | None = None
+    """The pruner looks at a job after each so many steps."""
     trials: Count
+    at_once: Count = 4
+    """So many jobs are in the fleet at the same time."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _check_pruner(self) -> "SearchConfig":
+        if self.pruner is not None and self.every is None:
+            raise ValueError(f"{self.pruner} needs every, the steps between two looks at a job")
+        if self.pruner is None and self.every is not None:
+            raise ValueError(no_effect({"every"}, "without pruner"))
+        return self
 
 
 class FleetConfig(Section):
