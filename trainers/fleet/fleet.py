@@ -255,8 +255,7 @@ class Fleet:
             self._base.roll(self.devices[0])
 
     def _let_go(self) -> None:
-        """End the jobs that were only planned. None of them has run a step, so none has anything to
-        keep, and the journal needs no word of it."""
+        """End the jobs that were only planned. None has run a step, so none has anything to keep."""
         assert self._state is not None
         for name, job in self._state.jobs.items():
             if job.device is not None and not job.ended:
