@@ -18,8 +18,6 @@ from typing import Any, Literal
 
 import torch
 
-from offload.memory.host_memory import memory_left
-from offload.sizes import is_share, parse_share, parse_size
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
@@ -36,21 +34,20 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
+from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.prediction import predict
 from trainers.fleet.deciding.stop_rule import StopRule
-from trainers.fleet.device_names import Devices, devices_of
+from trainers.fleet.device_names import Devices
+from trainers.fleet.fleet_options import FleetOptions, Isolation
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.hosting.device_process import DeviceProcess, pickled
 from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob, Module, give_final_weights
-from trainers.fleet.jobs.seat import SeatSettings
 from trainers.fleet.jobs.sharing_check import check_apart
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.keeping.journal import Journal
 
-Isolation = Literal["thread", "process"]
 Watch = Callable[[FleetState, Event], None]
 OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 
@@ -78,18 +75,15 @@ class Fleet:
         `mode`: what is best; a stop rule has its own. `quantum`: the steps of a turn; None: from
         measured seconds. `isolation`: where jobs run; None: in threads of this process if there is
         one device, and in a process for each of several. `watch` is called after every decision."""
-        self.devices = devices_of(devices)
-        self.isolation: Isolation = isolation or ("process" if len(self.devices) > 1 else "thread")
-        self.budget = budget
-        self.folder = Path(folder)
-        self.metric = stop.metric if stop is not None else metric
-        self.mode = getattr(stop, "mode", mode)
-        self._host_budget = host_budget
-        self._stop = stop
-        self._quantum = quantum
-        self._checkpoint_seconds = 60 * checkpoint_minutes
+        self._options = FleetOptions.of(
+            budget, devices, host_budget, stop, metric, mode, quantum, folder, isolation,
+            checkpoint_minutes,
+        )  # fmt: skip
+        self.folder = self._options.folder
+        self.metric = self._options.metric
+        self.devices = self._options.devices
+        self._in_processes = self._options.isolation == "process"
         self._watch = watch
-        self._check()
         self._programs: dict[str, JobProgram] = {}
         """As they were given."""
         self._jobs: dict[str, HostedJob] = {}
@@ -111,30 +105,6 @@ class Fleet:
         self._ended = False
         self._told_end: list[OnEnd] = []
         """Who is told of jobs that have ended."""
-
-    def _check(self) -> None:
-        if self.isolation not in ("thread", "process"):
-            raise FleetError(f"isolation={self.isolation!r}: give 'thread' or 'process'")
-        if self.isolation == "thread" and len(self.devices) > 1:
-            raise FleetError(
-                f"isolation='thread' with {len(self.devices)} devices: random generators belong to"
-                " a process, so jobs of two devices cannot run in one. Leave isolation out"
-            )
-        if self.mode not in ("min", "max"):
-            raise FleetError(f"mode={self.mode!r}: give 'min' or 'max'")
-        if self._quantum is not None and (type(self._quantum) is not int or self._quantum < 1):
-            raise FleetError(f"quantum={self._quantum!r}: give a number of steps, 1 or more")
-        if not self._checkpoint_seconds > 0:
-            raise FleetError("checkpoint_minutes: give a number above 0")
-        for name, given, parse in (
-            ("budget", self.budget, _parsed_budget),
-            ("host_budget", self._host_budget, parse_size),
-        ):
-            try:
-                if given is not None:
-                    parse(given)
-            except ValueError as error:
-                raise FleetError(f"{name}: {error}") from None
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -161,7 +131,7 @@ class Fleet:
         program = LightningJob.of(
             name, module, train, val, trainer or {}, offload, seed, reserve, self.devices[0]
         )
-        if self._state is not None and self.isolation == "thread" and not program.makes_all:
+        if self._state is not None and not self._in_processes and not program.makes_all:
             raise FleetError(
                 f"job {name} was added while the fleet runs, and its module was made outside of"
                 " its turn: that drew random numbers of the job that has the turn. Give a function"
@@ -177,10 +147,10 @@ class Fleet:
         if name in self._jobs:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
         check_apart(name, program, self._programs)
-        dice = self._base or self._dice()
+        dice = self._base or self._options.dice()
         job = HostedJob(program, self.folder / "jobs" / name, dice)
         self._programs[name] = program
-        self._jobs[name] = pickled(name, job) if self.isolation == "process" else job
+        self._jobs[name] = pickled(name, job) if self._in_processes else job
         if self._state is None:
             self._waiting.append(name)
         else:
@@ -235,7 +205,7 @@ class Fleet:
             MappingProxyType({name: self._job_result(job) for name, job in states.items()}),
             MappingProxyType({name: dict(seen) for name, seen in self._history.items()}),
             self.metric,
-            self.mode,
+            self._options.mode,
         )
 
     def _job_result(self, job: JobState) -> JobResult:
@@ -251,11 +221,11 @@ class Fleet:
         self._ended = True
         self._resources.close()
         self._journal.close()
-        if self._base is not None and self.isolation == "thread":
+        if self._base is not None and not self._in_processes:
             self._base.roll(self.devices[0])
 
     def _let_go(self) -> None:
-        """End the jobs that were only planned. None has run a step, so none has anything to keep."""
+        """End the jobs that were only planned. None has run a step that would have to be kept."""
         assert self._state is not None
         for name, job in self._state.jobs.items():
             if job.device is not None and not job.ended:
@@ -279,9 +249,9 @@ class Fleet:
     def _begin(self) -> None:
         if not self._waiting:
             raise FleetError("the fleet has no jobs: call add() first")
-        settings = self._settings()
-        past = self._journal.open(self._identity())
-        self._base = self._dice()
+        settings = self._options.settings()
+        past = self._journal.open(self._options.identity())
+        self._base = self._options.dice()
         for number, device in enumerate(self.devices):
             self._hosts.append(self._new_host(number, device))
         state = FleetState.of(settings)
@@ -303,8 +273,8 @@ class Fleet:
                 self._take(Added(name), hold_turns=True)
 
     def _new_host(self, number: int, device: torch.device) -> "Host":
-        settings = SeatSettings(device, number, self.budget, self.metric, self._checkpoint_seconds)
-        kind = DeviceHost if self.isolation == "thread" else DeviceProcess
+        kind = DeviceProcess if self._in_processes else DeviceHost
+        settings = self._options.seat(number, device)
         return self._resources.enter_context(kind(settings, self._events.put))
 
     def _run(self, until: Callable[[], bool], hold_turns: bool = False) -> None:
@@ -382,39 +352,5 @@ class Fleet:
                 f"{len(jobs)} jobs are checkpointed in {self.folder}: the same program resumes them"
             )
 
-    def _dice(self) -> Dice:
-        """Return the dice as they lie now. With processes, this one leaves the GPUs alone."""
-        apart = self.isolation == "process"
-        return Dice.now(torch.device("cpu") if apart else self.devices[0])
-
-    # ---- settings --------------------------------------------------------------------------------
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what must be the same when the fleet goes on, for the same decisions."""
-        return {"stop": repr(self._stop), "metric": self.metric, "mode": self.mode}
-
-    def _settings(self) -> FleetSettings:
-        device = self.devices[0]
-        on_device = 0
-        if device.type == "cuda":
-            on_device = torch.cuda.get_device_properties(device).total_memory
-        arena = 0 if self.budget is None or is_share(self.budget) else parse_size(self.budget)
-        host = memory_left().nbytes if self._host_budget is None else parse_size(self._host_budget)
-        return FleetSettings(
-            devices=len(self.devices),
-            host_bytes=host,
-            device_bytes=on_device,
-            arena_bytes=arena,
-            quantum=self._quantum,
-            rule=self._stop,
-        )
-
 
 Host = DeviceHost | DeviceProcess
-
-
-def _parsed_budget(given: str | int) -> float:
-    """Return the bytes of a budget, or its share of what a step needs."""
-    if isinstance(given, str) and is_share(given):
-        return parse_share(given)
-    return parse_size(given)
