@@ -8,6 +8,7 @@ each move, because a job leaves when its turn ends.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from fleet_simulator import PaperFleet, PaperJob, bound
@@ -61,6 +62,7 @@ def test_no_schedule_is_much_shorter_whatever_the_sizes(
 
 
 EIGHT_SIZES = [20.0 * size for size in (1, 2, 3, 4, 5, 6, 7, 8, 1, 3, 5, 7)]
+TWO_LATE = [142.0, 43.0, 53.0, 147.0, 159.0, 123.0, 92.0, 106.0, 149.0]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ EIGHT_SIZES = [20.0 * size for size in (1, 2, 3, 4, 5, 6, 7, 8, 1, 3, 5, 7)]
         pytest.param([100.0] * 13, 4, 12, id="13 jobs on 4"),
         pytest.param(EIGHT_SIZES, 4, 12, id="12 of sizes 1 to 8 on 4"),
         pytest.param([100.0] * 4, 3, 4, id="4 jobs on 3"),
+        pytest.param(TWO_LATE, 5, 8, id="two with no time to spare on one device"),
     ],
 )
 @pytest.mark.parametrize("cost, swap", [(0.0, 0.0), (1.0, 0.002)], ids=["free", "at a cost"])
@@ -117,6 +120,13 @@ def test_jobs_that_end_early_leave_no_device_without_work(cost: float) -> None:
     best = together([early.get(number, 100.0) for number in range(12)], 8)
     check_law(makespan, best, fleet, cost)
     assert makespan <= 1.06 * best
+
+
+def test_a_short_job_beside_a_long_one_has_its_turn_in_time() -> None:
+    _, fleet = run([200.0, 2.0], 1, 0.0)
+    short = [number for number, (_, turn) in enumerate(fleet.turns) if turn.job == "job01"]
+    assert short[0] < 110 and len(fleet.turns) > 400
+    assert all(after - before <= 102 for before, after in pairwise(short))
 
 
 # ---- the tape -----------------------------------------------------------------------------------
