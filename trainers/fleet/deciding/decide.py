@@ -31,15 +31,11 @@ def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, 
     _check_rungs(state)
     state = judged(admitted(state))
     commands: list[Command] = []
-    asked = True
-    while asked:  # a job that was asked to leave may live on a device that is free
-        asked = False
-        for device in range(state.settings.devices):
-            if state.busy[device] is None:
-                state, command, pulled = _next(state, device)
-                asked |= pulled
-                if command is not None:
-                    commands.append(command)
+    for device in range(state.settings.devices):
+        if state.busy[device] is None:
+            state, command = _next(state, device)
+            if command is not None:
+                commands.append(command)
     _check_progress(state)
     return state, tuple(commands)
 
@@ -84,7 +80,7 @@ def _stopped(job: JobState, why: str) -> JobState:
 def _goes_on(job: JobState) -> JobState:
     assert job.rung is not None
     phase = "waiting" if job.device is None else "ready"
-    return replace(job, phase=phase, passed=job.rung, rung=None, reason="", waited=0)
+    return replace(job, phase=phase, passed=job.rung, rung=None, reason="")
 
 
 def _check_rungs(state: FleetState) -> None:
@@ -113,30 +109,30 @@ def _check_progress(state: FleetState) -> None:
 # ---- a free device ------------------------------------------------------------------------------
 
 
-def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None, bool]:
-    """What a free device does now, and whether a job elsewhere was asked to come."""
+def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
+    """What a free device does now."""
     here = [job for job in state.jobs.values() if job.device == device]
     for job in here:
         if job.ending or state.interrupted:
-            return (*_leave(state, job, device), False)
+            return _leave(state, job, device)
     if state.interrupted:
-        return state, None, False
+        return state, None
     for job in state.jobs.values():
         if job.phase == "waiting" and job.target == device:
-            return (*_start(state, job, device), False)
+            return _start(state, job, device)
     wanting = next(
         (j for j in state.jobs.values() if j.phase == "waiting" and j.target is None), None
     )
     if wanting is not None:
         if not (why := likely(state, wanting, device)):
-            return (*_start(state, wanting, device), False)
+            return _start(state, wanting, device)
         state = state.put(replace(wanting, reason=why))
     if wanting is not None or state.queue:
         for job in here:
             if job.phase == "at_rung":
                 why = f"stands at step {job.rung}, and others wait for memory"
                 asked = replace(job, ending="moved", ending_why=why)
-                return (*_leave(state.put(asked), asked, device), False)
+                return _leave(state.put(asked), asked, device)
     return _train(state, device, [job for job in here if job.phase == "ready"])
 
 
@@ -155,7 +151,7 @@ def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
 
 def _train(
     state: FleetState, device: int, ready: list[JobState]
-) -> tuple[FleetState, Command | None, bool]:
+) -> tuple[FleetState, Command | None]:
     """A turn for a job of this device, or a job elsewhere is asked to come here."""
     jobs, devices = runnable(state), state.settings.devices
     laid = lay(jobs, devices)[device]
@@ -176,7 +172,7 @@ def _train(
         asked = replace(state.jobs[coming], ending="moved", ending_why=why, target=device)
         state = state.put(asked)
     if not ready:
-        return state, None, coming is not None
+        return state, None
     chosen = chosen or max(ready, key=lambda job: job.left * job.step_seconds)
     lone = all(job.ended or job.name == chosen.name for job in state.jobs.values())
     steps, share = turn_steps(chosen, ready, state.settings, lone)
@@ -184,7 +180,7 @@ def _train(
     running = replace(chosen, phase="running", waited=0, reason="", tail_left=0.0)
     last = tuple(chosen.name if d == device else name for d, name in enumerate(state.last))
     state = replace(state.put(running, *waited), last=last)
-    return (*_doing(state, Turn(chosen.name, device, steps, share)), coming is not None)
+    return _doing(state, Turn(chosen.name, device, steps, share))
 
 
 def _movable(state: FleetState, device: int) -> set[str]:
@@ -203,12 +199,11 @@ def runnable(state: FleetState) -> list[Runnable]:
     """The jobs that train or will soon, with what is left of them."""
     waited_for = any(job.phase == "at_rung" for job in state.jobs.values())
     default = state.settings.move_seconds
-    steps = {c.job: c.steps for c in state.busy if isinstance(c, Turn)}
     return [
         Runnable(
             job.name,
             place,
-            remaining(job, state.settings, waited_for, steps.get(job.name, 0)),
+            remaining(job, state.settings, waited_for),
             turn_seconds(job, state.settings),
             job.start_seconds + state.leave_seconds if job.start_seconds else default,
         )

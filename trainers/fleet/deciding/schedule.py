@@ -202,11 +202,10 @@ def urgent(
     return max(late, key=lambda job: job.seconds).job if late else None
 
 
-def remaining(job: JobState, settings: FleetSettings, to_rung: bool, under_way: int) -> float:
-    """The seconds that are left of a job after the steps that are under way; if somebody waits for
-    it, those to its next rung."""
+def remaining(job: JobState, settings: FleetSettings, to_rung: bool) -> float:
+    """The seconds that are left of a job, or if somebody waits for it, those to its next rung."""
     steps = job.left
     if to_rung and settings.rule is not None:
         rung = settings.rule.next_look(job.step)
         steps = steps if rung is None else min(steps, rung - job.step)
-    return max(0, steps - under_way) * job.step_seconds
+    return steps * job.step_seconds
