@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType, MappingProxyType
@@ -34,7 +35,7 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.deciding.fleet_state import FleetState, JobState
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 from trainers.fleet.deciding.prediction import predict
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices
@@ -256,6 +257,9 @@ class Fleet:
             self._hosts.append(self._new_host(number, device))
         state = FleetState.of(settings)
         for event in past:  # there is no state yet, so jobs that are added here wait below
+            if isinstance(event, FleetSettings):
+                state = _with_settings(state, replace(event, rule=settings.rule))
+                continue
             state, _ = decide(before := state, event)
             self._note(event)
             self._tell_ends(before, state)
@@ -265,7 +269,8 @@ class Fleet:
                 f"{self._journal.path} has jobs that were not added: {', '.join(sorted(unknown))}."
                 " Add them, or give another folder"
             )
-        self._state = state
+        self._state = _with_settings(state, settings)
+        self._journal.begin(settings)
         if past:
             self._take(Restarted(), hold_turns=True)
         for name in self._waiting:
@@ -354,3 +359,9 @@ class Fleet:
 
 
 Host = DeviceHost | DeviceProcess
+
+
+def _with_settings(state: FleetState, settings: FleetSettings) -> FleetState:
+    """Return the state under other settings, as another process finds it: no job runs."""
+    free = (None,) * settings.devices
+    return replace(state, settings=settings, busy=free, last=free)

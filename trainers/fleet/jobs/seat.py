@@ -206,14 +206,15 @@ class Seat:
     def _turn_ended(self, under_way: int = 0) -> TurnEnded:
         """`under_way`: a step whose host tail still runs. It counts as done."""
         done = self.step + under_way
+        swapped = self._tenancy.swapped_seconds - self._swapped
         return TurnEnded(
             job=self.name,
             device=self.settings.number,
             step=done,
             steps=done - self._at_step,
             left=self._steps_left(done),
-            seconds=self.turn_seconds,
-            swap_seconds=self._tenancy.swapped_seconds - self._swapped,
+            seconds=max(0.0, self.turn_seconds - swapped),
+            swap_seconds=swapped,
             metric=self.metric,
         )
 

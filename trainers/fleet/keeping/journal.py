@@ -1,6 +1,7 @@
 """Every event of a fleet as a line of JSON. Reading them again gives the same decisions.
 
     {"fleet": {...}}                                      which fleet this is
+    {"settings": {...}}                                   devices and memory, at every beginning
     {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
 
 A line has left the process before its decision is carried out, so a kill of the process loses none.
@@ -10,13 +11,14 @@ It may leave half a line at the end, which is dropped: its decision was never ca
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
 from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.fleet_state import FleetSettings
 
 NAME = "journal.jsonl"
 KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
@@ -29,9 +31,10 @@ class Journal:
         self.path = folder / NAME
         self._file: TextIO | None = None
 
-    def open(self, fleet: Mapping[str, Any]) -> list[Event]:
-        """Open the journal for writing, and return the events that it has. `fleet`: what must be
-        the same for decisions to be the same. Raise `FleetError` if the journal is another's."""
+    def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
+        """Open the journal for writing, and return the events that it has, with the settings under
+        which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
+        journal is another's."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._whole_lines()
         if not lines:
@@ -44,13 +47,22 @@ class Journal:
                 f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
                 " Give another folder, or delete this one"
             )
-        past = [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
+        past = self.past()
         os.truncate(self.path, sum(len(line.encode()) + 1 for line in lines))
         self._file = self.path.open("a", encoding="utf-8")
         return past
 
+    def past(self) -> list[Event | FleetSettings]:
+        """Return what the journal has."""
+        lines = self._whole_lines()[1:]
+        return [self._event(line, number) for number, line in enumerate(lines, start=2)]
+
+    def begin(self, settings: FleetSettings) -> None:
+        """Note the settings of this process. The rule is not kept: `open` has compared it."""
+        self._write({"settings": asdict(replace(settings, rule=None))})
+
     def write(self, event: Event) -> None:
-        """Put an event on the disk."""
+        """Note an event."""
         self._write({"event": type(event).__name__, **asdict(event)})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -73,9 +85,11 @@ class Journal:
             ) from error
         return found
 
-    def _event(self, line: str, number: int) -> Event:
+    def _event(self, line: str, number: int) -> Event | FleetSettings:
         found = self._parsed(line, number)
         try:
+            if "settings" in found:
+                return FleetSettings(**found["settings"])
             kind = KINDS[found.pop("event")]
             if "memory" in found:
                 found["memory"] = JobMemory(**found["memory"])
@@ -94,8 +108,4 @@ class Journal:
 
 def read_journal(folder: Path) -> list[Event]:
     """Return the events of a journal, for a report."""
-    journal = Journal(folder)
-    return [
-        journal._event(line, number)
-        for number, line in enumerate(journal._whole_lines()[1:], start=2)
-    ]
+    return [found for found in Journal(folder).past() if not isinstance(found, FleetSettings)]
