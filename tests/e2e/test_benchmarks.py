@@ -148,3 +148,14 @@ def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
     [row] = json.loads(report.read_text())["rows"]
     assert row["real"] <= row["predicted"] <= row["budget"]
     assert row["real"] >= 0.99 * row["predicted"]
+
+
+@pytest.mark.parametrize(
+    "part", only_first("hand_over", "turns", "devices", "stopping", "schedules")
+)
+@pytest.mark.timeout(300)
+def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:
+    said = run_script("benchmarks/fleet_cpu.py", part, "--smoke", "--out", str(tmp_path))
+    assert "| " in said
+    (kept,) = tmp_path.glob("*.json")
+    assert json.loads(kept.read_text())["rows"]

@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -13,9 +12,7 @@ import lightning as L
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import CPU, KINDS, QUIET, JobKind, Net, Outcome, alone
-
+from benchmarks.twins.fleet_jobs import CPU, KINDS, QUIET, JobKind, Net, Outcome, alone
 from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState

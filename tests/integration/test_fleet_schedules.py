@@ -1,13 +1,11 @@
 """A job has the bits that it has alone, whatever else its device does in between."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import KINDS, QUIET, AnySchedule, JobKind, Outcome, alone
+from benchmarks.twins.fleet_jobs import KINDS, QUIET, AnySchedule, JobKind, Outcome, alone
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 FAILING = {"failing": JobKind(6, fails_at=3)}

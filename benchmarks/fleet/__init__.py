@@ -1,0 +1,1 @@
+"""What `fleet_cpu.py` measures, a part a file."""

@@ -1,0 +1,146 @@
+"""Twelve small GPTs on one device: a fleet's turns beside four other ways to train them.
+
+serial      each with an OffloadStrategy of its own, one after the other (also Tune's rule of a
+            trial a device, without its processes)
+fleet       turns as long as the fleet chooses
+alternate   turns of one step
+processes   a process a model, all at once: the system slices the time (their imports and the
+            wait for each other are left out)
+"""
+
+import multiprocessing
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from time import perf_counter, process_time
+from typing import Any
+
+import lightning as L
+import torch
+from fleet_peers.gpt_jobs import GptSize, configurations, make
+from offloading.report import Asked, Report
+
+from trainers import OffloadStrategy
+from trainers.fleet import Fleet
+
+BUDGET = "70%"
+SIZE = GptSize(layers=2, width=128, heads=4, length=64, words=1024, batch=8, steps=80)
+TINY = GptSize(layers=1, width=32, heads=2, length=16, words=64, batch=2, steps=4)
+
+
+def serial(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {f"job{n}": train(config) for n, config in enumerate(configs)}
+
+
+def train(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    given = make(config)
+    L.seed_everything(given["seed"], verbose=False)
+    module = given["module"]()
+    trainer = L.Trainer(
+        **given["trainer"], strategy=OffloadStrategy(budget=BUDGET), accelerator="cpu", devices=1,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, given["train"]())
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def in_fleet(configs: list[dict[str, Any]], quantum: int | None = None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Fleet(BUDGET, "cpu", metric="loss", quantum=quantum, folder=folder)
+        for number, config in enumerate(configs):
+            fleet.add(f"job{number}", **make(config))
+        result = fleet.fit()
+        failed = [job.details for job in result.jobs.values() if job.state != "finished"]
+        assert not failed, failed[0]
+        return {
+            name: torch.load(job.folder / "final.ckpt", weights_only=False)["state_dict"]
+            for name, job in result.jobs.items()
+        }
+
+
+def alone(config: dict[str, Any], together: Barrier, seconds: Any) -> None:
+    """Run in a process: train one model as soon as all processes are ready."""
+    together.wait()
+    begun = perf_counter()
+    train(config)
+    seconds.put((begun, perf_counter()))
+
+
+def processes(configs: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return wall and CPU seconds from the moment when all processes are ready."""
+    spawn = multiprocessing.get_context("spawn")
+    together, seconds = spawn.Barrier(len(configs) + 1), spawn.Queue()
+    children = [spawn.Process(target=alone, args=(c, together, seconds)) for c in configs]
+    for child in children:
+        child.start()
+    together.wait()
+    begun = perf_counter()
+    for _ in configs:
+        seconds.get()
+    wall = perf_counter() - begun
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for child in children:
+        child.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu
+
+
+def timed(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, float]:
+    wall, cpu = perf_counter(), process_time()
+    weights = run()
+    return weights, perf_counter() - wall, process_time() - cpu
+
+
+def measure(smoke: bool, repeats: int) -> Report:
+    configs = configurations(3 if smoke else 12, TINY if smoke else SIZE)
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        "serial": lambda: serial(configs),
+        "fleet": lambda: in_fleet(configs),
+        "alternate": lambda: in_fleet(configs, 1),
+    }
+    serial(configs[:1])  # what is loaded and compiled once is nobody's
+    report = Report(
+        "turns",
+        "a fleet costs no more than training one after the other",
+        {"jobs": len(configs), "steps": configs[0]["size"]["steps"], "budget": BUDGET},
+    )
+    wrong = 0
+    for number in range(repeats):
+        order = list(ways) if number % 2 == 0 else list(ways)[::-1]
+        found = {way: timed(ways[way]) for way in order}
+        wrong += sum(
+            not torch.equal(value, found[way][0][job][key])
+            for way in ways
+            for job, weights in found["serial"][0].items()
+            for key, value in weights.items()
+        )
+        row: dict[str, Any] = {"round": number}
+        for way, (_, wall, cpu) in found.items():
+            row |= {f"{way}_wall": wall, f"{way}_cpu": cpu}
+        row["processes_wall"], row["processes_cpu_with_imports"] = processes(configs)
+        report.rows.append(row)
+    base = [row["serial_cpu"] for row in report.rows]
+    lines = ["| way | CPU s | over serial | spread | wall s |", "|---|---|---|---|---|"]
+    ratios = {}
+    for way in ways:
+        each = [row[f"{way}_cpu"] / one for row, one in zip(report.rows, base, strict=True)]
+        ratios[way] = statistics.median(each)
+        cpu = statistics.median(row[f"{way}_cpu"] for row in report.rows)
+        wall = statistics.median(row[f"{way}_wall"] for row in report.rows)
+        spread = f"{min(each):.3f} to {max(each):.3f}"
+        lines.append(f"| {way} | {cpu:.1f} | {ratios[way]:.3f} | {spread} | {wall:.1f} |")
+    wall = statistics.median(row["processes_wall"] for row in report.rows)
+    lines.append(f"| processes | | | | {wall:.1f} |")
+    report.tables["CPU seconds of all jobs"] = "\n".join(lines)
+    report.asked = [
+        Asked("fleet over the jobs one after the other, CPU time", 1.03, ratios["fleet"]),
+        Asked("tensors with other bits than alone, all rounds and ways", 0, wrong),
+    ]
+    report.remarks.append(
+        "serial is also FIFO on one device. The row of processes has wall seconds from the moment"
+        " when all have imported torch: two cores share twelve processes."
+    )
+    return report
