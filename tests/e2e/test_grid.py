@@ -57,6 +57,15 @@ def assert_same_runs(one: Path, two: Path) -> None:
         assert runs[0][key] == runs[1][key], key
 
 
+def tiny_grid(text: Path) -> Recipe:
+    """Our tiny grid, on that text and of 12 steps."""
+    recipe = yaml.safe_load((ROOT / "configs" / "gpt2" / "grid_tiny.yaml").read_text())
+    recipe["data"] |= {"root": str(text), "vocabulary": 258, "evaluation_samples": 20}
+    recipe["phases"][0]["steps"] = 12
+    recipe["trainer"] |= {"threads": 1, "validate_every": 0.02}
+    return recipe
+
+
 @pytest.fixture
 def start(
     write_yaml: Callable[[Recipe], Path], tmp_path: Path
@@ -107,6 +116,20 @@ def test_every_job_of_a_grid_is_the_run_alone_to_the_last_bit(
         code, single = train(point, out=f"alone-{name}")
         assert code == 0
         assert_same_runs(folder / "jobs" / name, single)
+
+
+def test_jobs_with_dropout_draw_their_own_numbers_in_any_order_of_turns(
+    train: Train, text: Path
+) -> None:
+    alone = tiny_grid(text)
+    del alone["grid"], alone["fleet"]
+    grid = alone | {"grid": {"seed": [1, 2]}, "fleet": {"quantum": 2}}
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    for seed in (1, 2):
+        code, single = train(alone | {"seed": seed}, out=f"alone-{seed}")
+        assert code == 0
+        assert_same_runs(folder / "jobs" / f"seed={seed}", single)
 
 
 def test_the_same_command_goes_on_after_a_kill_and_ends_the_same(
@@ -217,10 +240,7 @@ def test_check_tells_what_every_job_would_take_and_leaves_nothing(
 
 
 def test_the_tiny_grid_of_ours_runs_to_its_end(train: Train, text: Path) -> None:
-    recipe = yaml.safe_load((ROOT / "configs" / "gpt2" / "grid_tiny.yaml").read_text())
-    recipe["data"] |= {"root": str(text), "vocabulary": 258, "evaluation_samples": 20}
-    recipe["phases"][0]["steps"] = 12
-    recipe["trainer"] |= {"threads": 1, "validate_every": 0.02}
+    recipe = tiny_grid(text)
     recipe["fleet"] |= {"quantum": 3}
     recipe["fleet"]["stop"]["first"] = 5
     code, folder = train(recipe, out="grid")
