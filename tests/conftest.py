@@ -36,6 +36,7 @@ SMOKE = (
     "e2e/test_train.py::test_a_run_leaves_everything_that_is_promised",
     "e2e/test_train.py::test_check_tells_what_would_run_and_leaves_nothing",
     "e2e/test_train.py::test_own_module_and_own_data_run_from_the_yaml",
+    "e2e/test_grid.py::test_a_grid_leaves_its_results_and_a_page_over_all_jobs",
     "e2e/test_offload.py::test_check_explains_a_plan_for_every_batch_size_and_trains_nothing",
     # a step within a budget: on the host's engines, on both twins, a rank, its peak, its picture
     "integration/test_offload_models.py::"

@@ -57,13 +57,17 @@ class Grid:
         (name,) = unlike([point_name(names, values)])
         return Point(name, dict(zip(names, values, strict=True)), config)
 
+    @property
+    def first(self) -> Point:
+        """The point with the first value of each axis."""
+        return self.at([axis.values[0] for axis in self.axes])
+
     def dump(self) -> dict[str, Any]:
         """Return the grid as plain data, complete: the run is that of the first point."""
-        first = self.at([axis.values[0] for axis in self.axes])
         return {
             "grid": {axis.key: list(axis.values) for axis in self.axes},
             "fleet": self.fleet.model_dump(mode="json"),
-            **dump_config(first.config),
+            **dump_config(self.first.config),
         }
 
 

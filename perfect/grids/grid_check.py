@@ -16,6 +16,7 @@ from offload.sizes import say_size
 from perfect.config.grid import Grid
 from perfect.errors import BuildError
 from perfect.grids.grid_fleet import build_fleet
+from perfect.grids.grid_job import GridJob
 from perfect.grids.grid_results import widen
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.events import Event
@@ -38,13 +39,17 @@ def check_grid(grid: Grid, console: Console) -> int:
     seen = _LastState()
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
         fleet = build_fleet(grid, Path(folder), seen.see)
+        if not grid.points:  # a search chooses them in the run
+            fleet.add_program(grid.first.name, GridJob(grid.first.config))
         try:
             said = fleet.explain()
         finally:
             fleet.close()
     assert seen.state is not None
     jobs = seen.state.jobs
-    console.print(_table(grid, jobs))
+    if grid.fleet.search is not None:
+        console.print("a search chooses its points in the run; this is the first one")
+    console.print(_table(jobs))
     if said:
         console.print(Text(said), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]
@@ -56,13 +61,12 @@ def check_grid(grid: Grid, console: Console) -> int:
     return 0
 
 
-def _table(grid: Grid, jobs: Mapping[str, JobState]) -> Table:
+def _table(jobs: Mapping[str, JobState]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("job", "steps", "a step", "host memory", "its plan"):
         left = column in ("job", "its plan")
         table.add_column(column, justify="left" if left else "right")
-    for point in grid.points:
-        job = jobs[point.name]
+    for job in jobs.values():
         memory = job.memory
         cells = [
             job.name,

@@ -12,15 +12,17 @@ from perfect.errors import BuildError
 from perfect.grids.grid_job import GridJob
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.halving import Halving
+from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.fleet import Watch
+from trainers.fleet.search import optuna_pruner_of
 
 
 def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
-    """Return the fleet with all jobs. Raise `BuildError` if a key does not fit this machine."""
+    """Return the fleet with the job of every point; a search adds its own. Raise
+    `BuildError` if a key does not fit this machine."""
     given = grid.fleet
-    if given.search is not None:
-        raise BuildError("fleet.search", "is not built yet: remove it, to run every point")
-    for point in grid.points:
+    points = grid.points or (grid.first,)
+    for point in points:
         build_phases(point.config)
     fleet = Fleet(
         given.budget,
@@ -33,7 +35,7 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
         folder=folder,
         watch=watch,
     )
-    plain = given.budget is None and any(point.config.offload is None for point in grid.points)
+    plain = given.budget is None and any(point.config.offload is None for point in points)
     if plain and fleet.devices[0].type == "cuda":
         raise BuildError(
             "fleet.budget",
@@ -45,8 +47,10 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
     return fleet
 
 
-def _rule(given: FleetConfig) -> Halving | None:
-    stop = given.stop
+def _rule(given: FleetConfig) -> StopRule | None:
+    stop, search = given.stop, given.search
+    if search is not None and search.pruner is not None and search.every is not None:
+        return optuna_pruner_of(search.pruner, given.metric, every=search.every, mode=given.mode)
     if stop is None:
         return None
     return Halving(stop.metric or given.metric, stop.eta, stop.first, stop.mode or given.mode)
@@ -55,7 +59,7 @@ def _rule(given: FleetConfig) -> Halving | None:
 def _devices(grid: Grid) -> str | int | Sequence[str | int]:
     """Return what the fleet is given. A CPU may be several devices, each with a process."""
     devices = grid.fleet.devices
-    accelerator = grid.points[0].config.trainer.accelerator
+    accelerator = grid.first.config.trainer.accelerator
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
     if not on_cpu:
         return devices

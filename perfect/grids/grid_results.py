@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from perfect.config.grid import Grid
 from perfect.errors import RunError
+from perfect.grids.grid_search import settings_of
 from perfect.report.results import Run, read_run
 from perfect.report.words import DASH, duration, percent
 from trainers.fleet import FleetResult, JobResult
@@ -18,9 +20,9 @@ Row = dict[str, Any]
 """A job in grid.json."""
 
 
-def grid_results(grid: Grid, result: FleetResult, status: str) -> Row:
+def grid_results(grid: Grid, folder: Path, result: FleetResult, status: str) -> Row:
     """Return what grid.json has: every job, best first."""
-    points = {point.name: point for point in grid.points}
+    settings = settings_of(grid, folder)
     return {
         "status": status,
         "metric": result.metric,
@@ -30,7 +32,7 @@ def grid_results(grid: Grid, result: FleetResult, status: str) -> Row:
         "jobs": [
             {
                 "name": job.name,
-                "settings": dict(points[job.name].settings),
+                "settings": settings.get(job.name, {}),
                 "state": job.state,
                 "step": job.step,
                 "metric": _finite(job.metric),
@@ -94,7 +96,7 @@ def _plain(value: float | None) -> str:
     return DASH if value is None else f"{value:.5g}"
 
 
-def runs_of(folder: Any, results: Mapping[str, Any]) -> dict[str, Run]:
+def runs_of(folder: Path, results: Mapping[str, Any]) -> dict[str, Run]:
     """Return the run of every job that has begun."""
     found = {}
     for job in results["jobs"]:

@@ -26,6 +26,7 @@ from perfect.grids.grid_results import (
     runs_of,
     widen,
 )
+from perfect.grids.grid_search import fit_of
 from perfect.grids.timeline import Timeline
 from perfect.report.fleet_page import write_fleet_page
 from trainers.fleet import Fleet
@@ -52,7 +53,7 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
         try:
             for part in (_terminated(), _warnings_logged(), timeline, board):
                 stack.enter_context(part)
-            fleet.fit()
+            fit_of(grid, fleet)()
             status, code = "completed", 0
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
@@ -69,7 +70,7 @@ def _records(grid: Grid, folder: GridFolder, fleet: Fleet, status: str, console:
     result = fleet.result()
     if not result.jobs:
         return  # it was refused before it began
-    results = grid_results(grid, result, status)
+    results = grid_results(grid, folder.path, result, status)
     folder.write(results)
     console.print(result_table(results, runs_of(folder.path, results)))
     for failure in failures(result):

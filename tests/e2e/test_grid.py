@@ -227,6 +227,24 @@ def test_the_better_half_goes_on_and_the_others_say_why_not(
     assert "stopped: val_accuracy" in (folder / "report.html").read_text()
 
 
+def test_a_search_tries_some_points_and_goes_on_where_it_was(train: Train, grid: Recipe) -> None:
+    pytest.importorskip("optuna")
+    grid["grid"]["seed"] = [3, 4]
+    grid["fleet"]["search"] = {"sampler": "RandomSampler", "trials": 3, "at_once": 2, "seed": 1}
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    jobs = json.loads((folder / "grid.json").read_text())["jobs"]
+    assert sorted(job["name"] for job in jobs) == ["trial-0000", "trial-0001", "trial-0002"]
+    for job in jobs:
+        config = json.loads((folder / job["folder"] / "run.json").read_text())["config"]
+        rates = {phase["lr"]["lr"] for phase in config["phases"]}
+        assert (rates, config["seed"]) == ({job["settings"]["lr"]}, job["settings"]["seed"])
+    assert train(grid, out="grid")[0] == 0
+    assert json.loads((folder / "grid.json").read_text())["jobs"] == jobs
+    grid["fleet"]["search"]["sampler"] = "RandomSampeler"
+    assert train(grid, out="other")[0] == 2
+
+
 def test_check_tells_what_every_job_would_take_and_leaves_nothing(
     train: Train, grid: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
