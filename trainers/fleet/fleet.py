@@ -82,6 +82,7 @@ class Fleet:
         )  # fmt: skip
         self.folder = self._options.folder
         self.metric = self._options.metric
+        self.mode = self._options.mode
         self.devices = self._options.devices
         self._in_processes = self._options.isolation == "process"
         self._watch = watch
