@@ -60,11 +60,11 @@ def turn_steps(
     """The steps of a turn of `job`, one of those that are ready on its device; and whether it
     hands the device on at its tail. `lone`: it is the last one of all."""
     share = hides_tails(ready)
-    if share:
+    if settings.quantum is not None:
+        steps = settings.quantum
+    elif share:
         others = max(other.tail_seconds for other in ready if other is not job)
         steps = 1 if job.tail_seconds > 0 else _steps(job, others)
-    elif settings.quantum is not None:
-        steps = settings.quantum
     else:
         steps = _steps(job, turn_seconds(job, settings) * (LONE if lone else 1))
     rung = settings.rule.next_look(job.step) if settings.rule is not None else None

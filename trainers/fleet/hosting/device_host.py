@@ -35,7 +35,7 @@ class DeviceHost:
     def __init__(self, settings: SeatSettings, send: Callable[[Event], None]) -> None:
         self._settings = settings
         self._send = send
-        self._tenancy = Tenancy()
+        self._tenancy = Tenancy(settings.device)
         self._threads: dict[str, JobThread] = {}
 
     def do(self, command: Command, job: HostedJob) -> None:

@@ -12,14 +12,21 @@ class JobStrategy(OffloadStrategy):
 
     strategy_name = "offload_job"
 
-    def __init__(self, make_runner: MakeRunner, **options: Any) -> None:
-        """`make_runner` returns a runner for a plan as soon as there is memory for it. `options`
-        are those of `OffloadStrategy`."""
+    def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
+        """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`: the
+        device goes to another job when only the host works on a step, so plans are made for that.
+        `options` are those of `OffloadStrategy`."""
         super().__init__(**options)
+        self._request = replace(self._request, tails=tails)
         self._make_runner = make_runner
 
     def find_target(self) -> Target:
         return replace(super().find_target(), make_runner=self._make_runner)
+
+    @property
+    def compares_first_steps(self) -> bool:
+        """Whether plain Lightning makes the first steps too, for which all tensors are copied."""
+        return self._check_first_steps > 0
 
     def flush(self) -> None:
         """Run all updates that are deferred."""

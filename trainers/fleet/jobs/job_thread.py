@@ -9,6 +9,7 @@ from pathlib import Path
 from trainers.fleet.deciding.events import Event, Failed, Finished, Left
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.dice import Dice
+from trainers.fleet.jobs.freed_memory import give_freed_memory_back
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.seat import Grant, Seat, SeatSettings
@@ -58,6 +59,7 @@ class JobThread:
     def _run(self) -> None:
         event = self._last_event()
         gc.collect()  # a Trainer and its module refer to each other; now their memory is free
+        give_freed_memory_back()
         self._send(event)
 
     def _last_event(self) -> Event:

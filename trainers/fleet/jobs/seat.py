@@ -43,6 +43,8 @@ from trainers.lightning_seams import combined_loader
 from trainers.offloading.hardware.target import Target
 
 Grant = Start | Turn | Leave
+SETTLING = 8
+"""In so many turns a job leaves most behind: it is captured, compared, and audited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Seat:
         """Whether a batch has run since the job began or went on."""
         self._grant: Grant | None = None
         self._runners: WeakSet[Runner] = WeakSet()
+        self._hand_overs = 0
         self._since = 0.0
         self._swapped = 0.0
         """The seconds of all changes of tenants when the turn began."""
@@ -111,7 +114,8 @@ class Seat:
     def strategy(self, **options: Any) -> JobStrategy:
         """Return an `OffloadStrategy` with these options, within the fleet's budget and on its
         device."""
-        return JobStrategy(self._runner, **{"budget": self.budget, **options})
+        on_gpu = self.device.type == "cuda"  # a CPU is its own host: no tail is hidden there
+        return JobStrategy(self._runner, on_gpu, **{"budget": self.budget, **options})
 
     @property
     def on_device(self) -> dict[str, Any]:
@@ -201,6 +205,7 @@ class Seat:
         """Wait for the next turn if the device was passed on in this step."""
         if self._shared:
             self._shared = False
+            self._tidy()
             self._wait(under_way=1)
 
     def _turn_ended(self, under_way: int = 0) -> TurnEnded:
@@ -233,7 +238,9 @@ class Seat:
     def _runner(self, plan: Plan, key: Hashable, target: Target) -> Runner:
         """Return a runner on the device's stage, as soon as there is memory for it."""
         if not self._planned and self._trainer is not None and self._trainer.training:
-            memory = self._tenancy.memory(plan)
+            strategy = self._trainer.strategy
+            twice = isinstance(strategy, JobStrategy) and strategy.compares_first_steps
+            memory = self._tenancy.memory(plan, twice)
             memory = replace(memory, host_bytes=memory.host_bytes + loader_bytes(self._trainer))
             self._report(
                 memory,
@@ -281,9 +288,14 @@ class Seat:
     # ---- the baton -------------------------------------------------------------------------------
 
     def _hand_over(self, event: Event) -> None:
+        self._tidy()
         self._dice = Dice.now(self.device)
         self._send(event)
         self._wait()
+
+    def _tidy(self) -> None:
+        self._hand_overs += 1
+        self._tenancy.tidy(at_once=self._hand_overs <= SETTLING)
 
     def _wait(self, under_way: int = 0) -> None:
         """Wait for a grant. `under_way`: a step of an earlier turn that has not been counted."""

@@ -4,7 +4,10 @@ All jobs of a device share its stage: one arena, one engine. The stage is made w
 has a plan.
 """
 
+import time
 from collections.abc import Hashable
+
+import torch
 
 from offload import Plan, Runner
 from offload.errors import DeviceLost
@@ -14,15 +17,21 @@ from offload.planning.host_tails import tail_seconds
 from offload.running.stage import Stage
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.jobs.freed_memory import give_freed_memory_back
 from trainers.offloading.hardware.target import Target
+
+TIDY_SECONDS = 0.2
+"""Giving memory back takes about a millisecond."""
 
 
 class Tenancy:
     """One device's. Only the holder of the baton calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._on_cpu = device.type == "cpu"
         self._stage: Stage | None = None
         self._engine = ""
+        self._tidied = 0.0
         self.costs: Costs | None = None
         """The device's rates, once a job has measured them."""
 
@@ -43,22 +52,33 @@ class Tenancy:
             )
         return self._stage
 
-    def memory(self, plan: Plan) -> JobMemory:
+    def memory(self, plan: Plan, compares: bool) -> JobMemory:
         """Return what a job with this plan takes of the host. A CPU's arena is there, too: it is
-        taken once, for whoever needs most."""
+        taken once, for whoever needs most. `compares`: its first steps are made twice."""
         needed = needs(plan)
-        on_cpu = self._stage is None or self._stage.device.type == "cpu"
-        arena = plan.device_bytes if on_cpu else 0
-        return JobMemory(host_bytes=needed.held, passing_bytes=needed.passing + arena)
+        arena = plan.device_bytes if self._on_cpu else 0
+        return JobMemory(
+            host_bytes=needed.held, passing_bytes=needed.passing * (1 + compares) + arena
+        )
 
     def tail_seconds(self, plan: Plan) -> float:
-        """Return how long only host nodes run at the end of a step."""
+        """Return how long only host nodes run at the end of a step, while the device has nothing to
+        do. Kernels on a CPU need the cores that the host's updates have: there it is nothing."""
+        if self._on_cpu:
+            return 0.0
         return tail_seconds(plan.memgraph, plan.simulation.timeline)
 
     @property
     def swapped_seconds(self) -> float:
         """The seconds that all changes of tenants have taken so far."""
         return self._stage.swaps.seconds if self._stage is not None else 0.0
+
+    def tidy(self, at_once: bool) -> None:
+        """Give freed memory back to the machine, at once or if it is some time since the last
+        time."""
+        if at_once or time.monotonic() - self._tidied >= TIDY_SECONDS:
+            give_freed_memory_back()
+            self._tidied = time.monotonic()
 
     def close(self, error: BaseException | None = None) -> None:
         """End the stage. After a lost device nothing is read from it."""

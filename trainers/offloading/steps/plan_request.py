@@ -25,6 +25,8 @@ class PlanRequest:
     engine: str = "auto"
     verify: bool = True
     target: Target = ON_CPU
+    tails: bool = False
+    """Whether another job has the device while only the host works at the end of a step."""
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -58,6 +60,7 @@ class PlanRequest:
             optimizer=self.optimizer,
             proven=self.verify,
             late=late,
+            tails=self.tails,
         )
 
 

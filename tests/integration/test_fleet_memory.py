@@ -1,0 +1,24 @@
+"""Jobs wait for memory, and take no more than they were given."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux tells it")
+def test_twelve_jobs_stay_within_the_hosts_budget_and_some_wait() -> None:
+    program = Path(__file__).with_name("fleet_memory_run.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "500MiB"],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    most, at_once = map(int, done.stdout.split())
+    assert most <= 500 * MIB
+    assert 3 <= at_once < 12, "some jobs waited, and not all but one"
