@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
+from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Failed, Finished, Leave, Left, Start, Turn
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.dice import Dice
@@ -31,6 +32,7 @@ QUIET = (
     "ignore:.*litlogger",
 )
 SAMPLES, BATCH = 40, 8
+BUDGET = "70%"
 
 
 class Net(L.LightningModule):
@@ -152,7 +154,7 @@ class Outcome:
         return found
 
 
-def alone(kind: JobKind, budget: str | int = "70%") -> Outcome:
+def alone(kind: JobKind, budget: str | int = BUDGET) -> Outcome:
     """What plain Lightning with an OffloadStrategy of its own makes of it."""
     module = kind.module()
     options = kind.options
@@ -172,6 +174,18 @@ def program(name: str, kind: JobKind, module: Any = None) -> LightningJob:
     )
 
 
+def make(folder: Path, **more: Any) -> Fleet:
+    return Fleet(BUDGET, "cpu", folder=folder, **{"metric": "val_loss", "quantum": 3, **more})
+
+
+def add(fleet: Fleet, name: str, kind: JobKind, module: Any = None, **more: Any) -> Net:
+    module = module or kind.module()
+    given = False if kind.options is None else kind.options
+    usual = {"train": kind.train(), "val": kind.val(), "trainer": kind.trainer, "offload": given}
+    fleet.add(name, module, **{**usual, **more})
+    return module
+
+
 class AnySchedule:
     """Drives the jobs of one device in any order, by the host alone, without the fleet's rules."""
 
@@ -184,7 +198,7 @@ class AnySchedule:
         # Two devices of one kind with other budgets: a job that moves gets another plan.
         self._hosts = [
             DeviceHost(SeatSettings(CPU, n, budget, "val_loss", 1e9), self.events.put)
-            for n, budget in enumerate(("70%", "100%"))
+            for n, budget in enumerate((BUDGET, "100%"))
         ]
         self._jobs: dict[str, HostedJob] = {}
         for name, kind in kinds.items():

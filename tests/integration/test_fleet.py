@@ -12,34 +12,30 @@ import lightning as L
 import pytest
 import torch
 
-from benchmarks.twins.fleet_jobs import CPU, KINDS, QUIET, JobKind, Net, Outcome, alone
-from trainers.fleet import Fleet, FleetError, Halving
+from benchmarks.twins.fleet_jobs import (
+    BUDGET,
+    CPU,
+    KINDS,
+    QUIET,
+    JobKind,
+    Net,
+    Outcome,
+    add,
+    alone,
+    make,
+)
+from trainers.fleet import FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.job_checkpoint import LAST
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
-BUDGET = "70%"
 
 
 @pytest.fixture(scope="module")
 def lone() -> Mapping[str, Outcome]:
     return {name: alone(kind, BUDGET) for name, kind in KINDS.items()}
-
-
-def make(folder: Path, **more: Any) -> Fleet:
-    return Fleet(BUDGET, "cpu", folder=folder, **{"metric": "val_loss", "quantum": 3, **more})
-
-
-def add(fleet: Fleet, name: str, kind: JobKind, module: Any = None, **more: Any) -> Net:
-    module = module or kind.module()
-    given = False if kind.options is None else kind.options
-    fleet.add(
-        name, module, train=kind.train(), val=kind.val(), trainer=kind.trainer, offload=given,
-        **more,
-    )  # fmt: skip
-    return module
 
 
 def differences(lone: Mapping[str, Outcome], modules: Mapping[str, Net]) -> dict[str, list[str]]:

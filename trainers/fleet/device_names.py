@@ -19,9 +19,9 @@ def devices_of(given: Devices) -> tuple[torch.device, ...]:
         raise FleetError(f"devices={given!r}: give auto, a number of GPUs, or a list of devices")
     if isinstance(given, int):
         given = list(range(given))
-    names = [given] if isinstance(given, str) else list(given)
-    if not names:
-        raise FleetError("devices=[]: give auto, a number of GPUs, or a list of devices")
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not names:
+        raise FleetError(f"devices={given!r}: give auto, a number of GPUs, or a list of devices")
     found = tuple(_device(name, count) for name in names)
     if len({device.type for device in found}) > 1:
         raise FleetError(
@@ -37,7 +37,7 @@ def devices_of(given: Devices) -> tuple[torch.device, ...]:
 def _device(name: str | int, count: int) -> torch.device:
     try:
         device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise FleetError(
             f"devices: {name!r} is no device: give cpu, cuda:0, or the number of a GPU"
         ) from error

@@ -39,7 +39,7 @@ from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobSt
 from trainers.fleet.deciding.prediction import predict
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices
-from trainers.fleet.fleet_options import FleetOptions, Isolation
+from trainers.fleet.fleet_options import FleetOptions, Isolation, wrong_name
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.hosting.device_process import DeviceProcess, pickled
 from trainers.fleet.jobs.dice import Dice
@@ -144,8 +144,8 @@ class Fleet:
     def add_program(self, name: str, program: JobProgram) -> None:
         """Add a job that makes its Trainer itself. It may be called from any thread."""
         self._check_open(name)
-        if not name or name != Path(name).name or name in (".", ".."):
-            raise FleetError(f"{name!r} cannot be the name of a job: it names a folder, too")
+        if wrong := wrong_name(name):
+            raise FleetError(f"{name!r} cannot be the name of a job: {wrong}")
         if name in self._jobs:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
         check_apart(name, program, self._programs)

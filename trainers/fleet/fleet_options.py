@@ -16,6 +16,8 @@ from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.seat import SeatSettings
 
 Isolation = Literal["thread", "process"]
+LONGEST_NAME = 255
+"""The bytes that file systems allow for the name of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class FleetOptions:
         checkpoint_minutes: float,
     ) -> "FleetOptions":
         found = devices_of(devices)
+        if stop is not None and not hasattr(stop, "judge"):
+            raise FleetError(f"stop={stop!r}: give a stop rule, such as Halving('val_loss')")
         options = cls(
             found,
             isolation or ("process" if len(found) > 1 else "thread"),
@@ -120,6 +124,19 @@ class FleetOptions:
             quantum=self.quantum,
             rule=self.stop,
         )
+
+
+def wrong_name(name: str) -> str:
+    """Say why a job cannot have this name, which its folder has, too; "" if it can."""
+    if not isinstance(name, str):
+        return "give a text"
+    if not name or name != Path(name).name or name in (".", ".."):
+        return "it is the name of a folder, too, so give one without / and no . or .."
+    if not name.isprintable():
+        return "it is the name of a folder, too, and has a character that cannot be printed"
+    if (length := len(name.encode())) > LONGEST_NAME:
+        return f"it is the name of a folder, too, and has {length} bytes of {LONGEST_NAME}"
+    return ""
 
 
 def _parsed(budget: str | int) -> float:

@@ -84,6 +84,8 @@ class TurnEnded:
     """Measured park and unpark for this turn; 0.0 if the job before was the same."""
     metric: float | None
     """The newest value of the fleet's metric; None if it was never logged."""
+    instead: str = ""
+    """What was logged instead, if the metric never was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _turn_ended(state: FleetState, job: JobState, event: TurnEnded) -> FleetStat
         swap_seconds=event.swap_seconds or job.swap_seconds,
         tail_left=job.tail_seconds if shared else 0.0,
     )
-    job = _at_rung(state, before, job)
+    job = _at_rung(state, before, job, event.instead)
     others = [
         replace(other, tail_left=max(0.0, other.tail_left - event.seconds - event.swap_seconds))
         for other in state.jobs.values()
@@ -157,8 +157,9 @@ def _recorded(state: FleetState, job: JobState, step: int, metric: float | None)
     return job
 
 
-def _at_rung(state: FleetState, before: JobState, job: JobState) -> JobState:
-    """The job as it stands after a turn: at a rung, or failed there, or ready."""
+def _at_rung(state: FleetState, before: JobState, job: JobState, instead: str) -> JobState:
+    """The job as it stands after a turn: at a rung, or failed there, or ready. `instead`: what it
+    has logged if it has not logged the metric."""
     rungs = [r for r in _rungs(state, before, job.step) if r > job.passed]
     if not rungs or job.ending in ("stopped", "failed") or state.settings.rule is None:
         return job
@@ -166,8 +167,9 @@ def _at_rung(state: FleetState, before: JobState, job: JobState) -> JobState:
     if rungs[-1] not in job.values:
         name = state.settings.rule.metric
         error = (
-            f"{name} was never logged by step {rungs[-1]}, where jobs are compared by it: log it"
-            f" with self.log({name!r}, ...) before that step, or give the stop rule another metric"
+            f"{name} was never logged by step {rungs[-1]}, where jobs are compared by it"
+            f" ({instead or 'nothing'} was logged): log it with self.log({name!r}, ...) before that"
+            " step, or give the stop rule another metric"
         )
         return replace(job, ending="failed", ending_why=error, error=error)
     if job.left <= 0:

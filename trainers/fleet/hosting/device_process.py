@@ -51,7 +51,7 @@ def pickled(name: str, job: HostedJob) -> HostedJob:
     try:
         with path.open("wb") as file:
             pickle.dump(job.program, file)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever a class raises that is not made to be pickled
         path.unlink(missing_ok=True)
         raise FleetError(
             f"job {name} cannot be sent to the process of a device: {error}. Give functions at the"

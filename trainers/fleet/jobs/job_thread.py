@@ -43,7 +43,8 @@ class JobThread:
             self._thread.start()
 
     def end(self) -> None:
-        """End the thread where it waits, or after its turn, and wait for that."""
+        """End the thread where it waits, or after its step, and wait for that."""
+        self.seat.fleet_ended = True
         self.seat.grants.put(None)
         self.join()
 

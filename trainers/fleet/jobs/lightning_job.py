@@ -104,7 +104,13 @@ class LightningJob:
             ckpt_path=str(last) if last.exists() else None,
             weights_only=False,  # the job wrote it itself
         )
-        trainer.save_checkpoint(seat.folder / FINAL, weights_only=True)
+        final = seat.folder / FINAL
+        trainer.save_checkpoint(final, weights_only=True)
+        if not final.exists():
+            raise FleetError(
+                f"job {seat.name} has trained to its end, and {final} could not be written: see the"
+                " error above, free some space, and begin it again in another folder"
+            )
 
     def _trainer(self, seat: Seat) -> L.Trainer:
         given = {**QUIET, **self.trainer}
@@ -134,5 +140,5 @@ def give_final_weights(program: JobProgram, folder: Path) -> None:
 
 def _made(given: Any) -> Any:
     """Return what was given, or what it makes. A module and a loader are no makers."""
-    is_maker = callable(given) and not isinstance(given, L.LightningModule)
+    is_maker = callable(given) and not isinstance(given, torch.nn.Module)
     return given() if is_maker and not hasattr(given, "__iter__") else given

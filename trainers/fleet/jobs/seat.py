@@ -86,6 +86,8 @@ class Seat:
         """None ends the job where it waits."""
         self.leave_asked = ""
         """Why the job has to leave now; empty if it has not."""
+        self.fleet_ended = False
+        """Whether the fleet has ended, so that this turn ends after its step. Set by any thread."""
         self.waited = 0.0
         """The seconds that the job has waited for its turns."""
         self._tenancy = tenancy
@@ -156,9 +158,9 @@ class Seat:
         return None if value is None else float(value)
 
     @property
-    def logged(self) -> list[str]:
+    def logged(self) -> str:
         """The names of what the job has logged."""
-        return sorted(self._trainer.callback_metrics) if self._trainer is not None else []
+        return ", ".join(sorted(self._trainer.callback_metrics)) if self._trainer else ""
 
     # ---- for the callback ------------------------------------------------------------------------
 
@@ -187,8 +189,9 @@ class Seat:
 
     @property
     def turn_over(self) -> bool:
-        """Whether all steps of the turn are done."""
-        return isinstance(self._grant, Turn) and self._left_of_turn(self._grant) <= 0
+        """Whether all steps of the turn are done, or no more are wanted."""
+        turn = self._grant
+        return isinstance(turn, Turn) and (self.fleet_ended or self._left_of_turn(turn) <= 0)
 
     def _left_of_turn(self, turn: Turn) -> int:
         return turn.steps - (self.step - self._at_step)
@@ -210,7 +213,7 @@ class Seat:
 
     def _turn_ended(self, under_way: int = 0) -> TurnEnded:
         """`under_way`: a step whose host tail still runs. It counts as done."""
-        done = self.step + under_way
+        done, metric = self.step + under_way, self.metric
         swapped = self._tenancy.swapped_seconds - self._swapped
         return TurnEnded(
             job=self.name,
@@ -220,7 +223,8 @@ class Seat:
             left=self._steps_left(done),
             seconds=max(0.0, self.turn_seconds - swapped),
             swap_seconds=swapped,
-            metric=self.metric,
+            metric=metric,
+            instead=self.logged if metric is None else "",
         )
 
     def _steps_left(self, done: int) -> int:

@@ -1,6 +1,6 @@
 """Refuses jobs that share what only one may have: a module, weights, a callback, a loader."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning as L
@@ -31,13 +31,33 @@ def _owned(program: JobProgram) -> Iterator[tuple[int, str]]:
     if isinstance(program.module, L.LightningModule):
         yield id(program.module), f"a module ({type(program.module).__name__})"
         for key, parameter in program.module.named_parameters():
-            yield parameter.untyped_storage().data_ptr(), f"the weights of parameter {key}"
-    callbacks = program.trainer.get("callbacks") or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+            yield from _storage(parameter, f"the weights of parameter {key}")
+        for key, buffer in program.module.named_buffers():
+            yield from _storage(buffer, f"the values of buffer {key}")
+    for callback in _all(program.trainer.get("callbacks")):
         yield id(callback), f"a callback ({type(callback).__name__})"
-    for loader in (program.train, program.val):
-        if isinstance(loader, ReuseLoader):
-            yield id(loader), "a ReuseLoader, which serves one reader at a time"
-        generator: Any = getattr(loader, "generator", None)
+    for logger in _all(program.trainer.get("logger")):
+        if not isinstance(logger, bool):
+            yield id(logger), f"a logger ({type(logger).__name__})"
+    for loader in (*_all(program.train), *_all(program.val)):
+        yield from _of_loader(loader)
+
+
+def _of_loader(loader: Any) -> Iterator[tuple[int, str]]:
+    if isinstance(loader, ReuseLoader):
+        yield id(loader), "a ReuseLoader, which serves one reader at a time"
+    if getattr(loader, "persistent_workers", False):
+        yield id(loader), "a loader with persistent_workers, which serves one reader at a time"
+    for owner in (loader, getattr(loader, "sampler", None)):
+        generator: Any = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             yield id(generator), "a loader's random generator"
+
+
+def _storage(tensor: torch.Tensor, what: str) -> Iterator[tuple[int, str]]:
+    if place := tensor.untyped_storage().data_ptr():  # 0: it is empty, or on the meta device
+        yield place, what
+
+
+def _all(given: Any) -> Iterable[Any]:
+    return given if isinstance(given, list | tuple) else () if given is None else (given,)

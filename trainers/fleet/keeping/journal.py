@@ -73,7 +73,7 @@ class Journal:
     def _whole_lines(self) -> list[str]:
         if not self.path.exists():
             return []
-        text = self.path.read_text(encoding="utf-8")
+        text = self.path.read_text(encoding="utf-8", errors="backslashreplace")
         return text[: text.rfind("\n") + 1].splitlines()
 
     def _parsed(self, line: str, number: int) -> dict[str, Any]:
@@ -83,6 +83,10 @@ class Journal:
             raise FleetError(
                 f"{self.path}:{number} is damaged ({error}): delete the folder to begin anew"
             ) from error
+        if not isinstance(found, dict):
+            raise FleetError(
+                f"{self.path}:{number} is damaged (it is {line!r}): delete the folder to begin anew"
+            )
         return found
 
     def _event(self, line: str, number: int) -> Event | FleetSettings:
