@@ -52,6 +52,11 @@ class FleetOptions:
         found = devices_of(devices)
         if stop is not None and not hasattr(stop, "judge"):
             raise FleetError(f"stop={stop!r}: give a stop rule, such as Halving('val_loss')")
+        if stop is not None and type(stop).__repr__ is object.__repr__:
+            raise FleetError(
+                f"stop={type(stop).__name__}: give this class a __repr__ with its settings (a"
+                " dataclass has one), because the fleet's folder knows its stop rule by it"
+            )
         options = cls(
             found,
             isolation or ("process" if len(found) > 1 else "thread"),

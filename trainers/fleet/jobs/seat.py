@@ -86,6 +86,8 @@ class Seat:
         """None ends the job where it waits."""
         self.leave_asked = ""
         """Why the job has to leave now; empty if it has not."""
+        self.earlier_metric: float | None = None
+        """The watched metric in the checkpoint from which the job goes on."""
         self.fleet_ended = False
         """Whether the fleet has ended, so that this turn ends after its step. Set by any thread."""
         self.waited = 0.0
@@ -155,7 +157,7 @@ class Seat:
         if self._trainer is None or self.settings.metric is None:
             return None
         value = self._trainer.callback_metrics.get(self.settings.metric)
-        return None if value is None else float(value)
+        return self.earlier_metric if value is None else float(value)
 
     @property
     def logged(self) -> str:

@@ -31,6 +31,13 @@ class TurnKeeper(L.Callback):
     def __init__(self, seat: "Seat") -> None:
         self._seat = seat
 
+    def state_dict(self) -> dict[str, Any]:
+        metric = self._seat.metric
+        return {} if metric is None else {"metric": metric}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seat.earlier_metric = state_dict["metric"]
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._seat.attach(trainer)
 

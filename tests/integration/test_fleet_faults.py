@@ -1,0 +1,177 @@
+"""What goes wrong around a fleet while it runs, or between two runs: folders, disks, exceptions."""
+
+import errno
+import logging
+import os
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
+
+from trainers.fleet import FleetError, FleetResult, Halving
+from trainers.fleet.deciding.events import Event, Turn
+from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.deciding.stop_rule import Seen
+from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
+from trainers.fleet.keeping.journal import NAME
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+PLAIN = KINDS["plain"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("perfect-")]
+
+
+def states(result: FleetResult) -> dict[str, str]:
+    return {name: job.state for name, job in result.jobs.items()}
+
+
+# ---- folders ------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_another_fleet_or_with_other_jobs_is_refused(tmp_path: Path) -> None:
+    first = make(tmp_path)
+    add(first, "a", PLAIN)
+    first.fit()
+    other = make(tmp_path, stop=Halving("val_loss", first=5))
+    add(other, "a", PLAIN)
+    with pytest.raises(FleetError, match=r"is the journal of another fleet.*Give another folder"):
+        other.fit()
+    less = make(tmp_path)
+    add(less, "b", PLAIN)
+    with pytest.raises(FleetError, match="has jobs that were not added: a"):
+        less.fit()
+    again = make(tmp_path)
+    add(again, "a", PLAIN)
+    assert states(again.fit()) == {"a": "finished"}
+
+
+@pytest.mark.parametrize("damage", [b"{\n", b"3\n", b'{"event": "Turn\xff"}\n', b'{"job": "a"}\n'])
+def test_a_journal_that_is_damaged_in_its_middle_is_refused_with_the_line(
+    damage: bytes, tmp_path: Path
+) -> None:
+    first = make(tmp_path)
+    add(first, "a", PLAIN)
+    first.fit()
+    lines = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    lines[2] = damage
+    (tmp_path / NAME).write_bytes(b"".join(lines))
+    again = make(tmp_path)
+    add(again, "a", PLAIN)
+    with pytest.raises(FleetError, match=rf"{NAME}:3 is .*delete the folder"):
+        again.fit()
+    assert (tmp_path / NAME).read_bytes() == b"".join(lines), "nothing is lost"
+
+
+# ---- a full disk, and an exception from outside -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Abreast:
+    """A stop rule that stops nobody: at every fifth step jobs wait for each other."""
+
+    metric: str = "val_loss"
+
+    def next_look(self, step: int) -> int:
+        return step // 5 * 5 + 5
+
+    def judge(self, seen: Seen, gone: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
+
+    def waits(self, job: str, seen: Seen, alive: Collection[str]) -> bool:
+        return any(max(seen[job]) not in seen[other] for other in alive)
+
+
+def full_for(folder: Path, monkeypatch: pytest.MonkeyPatch, spared: int = 0) -> list[Path]:
+    """Let no checkpoint of this folder be written but the first ones. Return who was refused."""
+    rename, seen, refused = os.replace, list[Path](), list[Path]()
+
+    def replaced(source: Any, target: Any) -> None:
+        if Path(target).parent == folder:
+            seen.append(Path(target))
+            if len(seen) > spared:
+                refused.append(Path(target))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(source, target)
+
+    monkeypatch.setattr("trainers.atomic_checkpoint.os.replace", replaced)
+    return refused
+
+
+def test_a_full_disk_leaves_a_job_its_older_checkpoint_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "jobs" / "full"
+
+    class LastTurn(Exception):
+        """It stands for a kill."""
+
+    reached: dict[str, int] = {}
+
+    def kill(state: FleetState, event: Event) -> None:
+        reached.update({name: job.step for name, job in state.jobs.items()})
+        if min(reached.values()) >= 6:
+            raise LastTurn
+
+    kind, rule = replace(PLAIN, epochs=3), Abreast()
+    fleet = make(tmp_path, quantum=1, checkpoint_minutes=1e-9, watch=kill, stop=rule)
+    for name in ("full", "good"):
+        add(fleet, name, kind)
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        refused = full_for(folder, patch, spared=2)
+        with pytest.raises(LastTurn):
+            fleet.fit()
+    assert {path.name for path in refused} == {LAST}
+    assert f"could not write checkpoint {folder / LAST}" in caplog.text
+    assert "the previous one is intact" in caplog.text
+    steps = {
+        name: torch.load(tmp_path / "jobs" / name / LAST, weights_only=False)["global_step"]
+        for name in ("full", "good")
+    }
+    assert steps["full"] == 2 and 0 <= reached["good"] - steps["good"] <= 1
+    again = make(tmp_path, stop=rule)
+    modules = {name: add(again, name, kind) for name in ("full", "good")}
+    assert states(again.fit()) == {"full": "finished", "good": "finished"}
+    lone = alone(kind)
+    assert {name: lone.differences(Outcome.of(m)) for name, m in modules.items()} == {
+        "full": [], "good": [],
+    }  # fmt: skip
+
+
+def test_final_weights_that_cannot_be_written_are_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path)
+    for name in ("full", "good"):
+        add(fleet, name, PLAIN)
+    full_for(tmp_path / "jobs" / "full", monkeypatch)
+    result = fleet.fit()
+    assert states(result) == {"full": "failed", "good": "finished"}
+    assert FINAL in result.jobs["full"].why and "could not be written" in result.jobs["full"].why
+
+
+def test_an_exception_in_watch_ends_a_long_turn_after_its_step(tmp_path: Path) -> None:
+    class Tried(Exception):
+        """It comes while the job has a turn of half a million steps."""
+
+    def watch(state: FleetState, event: Event) -> None:
+        if isinstance(state.busy[0], Turn):
+            raise Tried
+
+    fleet = make(tmp_path, quantum=500_000, watch=watch)
+    long = add(fleet, "long", replace(PLAIN, epochs=100_000))
+    with pytest.raises(Tried):
+        fleet.fit()
+    assert len(long.draws) < 100_000

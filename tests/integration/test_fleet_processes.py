@@ -1,0 +1,124 @@
+"""Devices in processes of their own: the same bits, and a process that dies harms no other job."""
+
+import importlib
+import multiprocessing
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
+
+from trainers.fleet import Fleet, FleetResult
+from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
+from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+JOBS = {name: replace(KINDS[name], epochs=3) for name in ("adam", "sgd", "plain")}
+
+
+@pytest.fixture(scope="module")
+def lone() -> Mapping[str, Outcome]:
+    return {name: alone(kind, BUDGET) for name, kind in JOBS.items()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(HERE))  # a spawned process gets the path of this one
+    yield
+    assert multiprocessing.active_children() == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("perfect-")]
+
+
+def made(folder: Path, devices: Any = "cpu", **more: Any) -> Fleet:
+    usual = {"metric": "val_loss", "quantum": 2, "isolation": "process"}
+    return Fleet(BUDGET, devices, folder=folder, **{**usual, **more})
+
+
+def wrong(lone: Mapping[str, Outcome], folder: Path) -> dict[str, list[str]]:
+    """Name by job what its last weights differ in from those of the job alone."""
+    found: dict[str, list[str]] = {}
+    for name, outcome in lone.items():
+        weights = torch.load(folder / "jobs" / name / FINAL)["state_dict"]
+        pairs = outcome.weights.items()
+        found[name] = [key for key, value in pairs if not torch.equal(value, weights[key])]
+    return found
+
+
+def states(result: FleetResult) -> dict[str, str]:
+    return {name: job.state for name, job in result.jobs.items()}
+
+
+def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_modules(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    devices: set[int] = set()
+
+    def see(state: FleetState, event: Event) -> None:
+        if isinstance(event, TurnEnded):
+            devices.add(event.device)
+
+    fleet = made(tmp_path, ["cpu", "cpu"], isolation=None, watch=see)
+    module = add(fleet, "adam", JOBS["adam"])
+    for name in ("sgd", "plain"):
+        kind = JOBS[name]
+        add(fleet, name, kind, kind.module, train=kind.train, val=kind.val)
+    assert states(fleet.fit()) == dict.fromkeys(JOBS, "finished")
+    assert devices == {0, 1}
+    assert wrong(lone, tmp_path) == {name: [] for name in JOBS}
+    assert lone["adam"].differences(replace(Outcome.of(module), draws=(), logs=())) == []
+
+
+def test_a_job_that_ends_its_process_twice_fails_and_the_others_go_on_in_another(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    ended: list[str] = []
+
+    def see(state: FleetState, event: Event) -> None:
+        if isinstance(event, DeviceEnded):
+            ended.append(event.why)
+
+    fleet = made(tmp_path, watch=see, checkpoint_minutes=1e-9)
+    for name, kind in JOBS.items():
+        add(fleet, name, kind)
+    add(fleet, "deadly", KINDS["plain"], importlib.import_module("fleet_deaths").deadly)
+    result = fleet.fit()
+    assert states(result) == {**dict.fromkeys(JOBS, "finished"), "deadly": "failed"}
+    assert ended == ["its process was ended by SIGSEGV"] * 2
+    why = result.jobs["deadly"].why
+    assert "device 0 ended: its process was ended by SIGSEGV" in why
+    assert "it ran this job, and so did a device that ended before" in why
+    assert wrong(lone, tmp_path) == {name: [] for name in JOBS}
+
+
+def test_ctrl_c_lets_the_jobs_of_all_processes_leave_and_they_go_on_later(
+    lone: Mapping[str, Outcome], tmp_path: Path
+) -> None:
+    def interrupt(state: FleetState, event: Event) -> None:
+        begun = [job for job in state.jobs.values() if job.step >= 2]
+        if len(begun) == 2 and not state.interrupted:
+            signal.raise_signal(signal.SIGINT)
+
+    fleet = made(tmp_path, ["cpu", "cpu"], watch=interrupt)
+    for name, kind in JOBS.items():
+        add(fleet, name, kind)
+    with pytest.raises(KeyboardInterrupt, match=r"jobs are checkpointed in .*the same program"):
+        fleet.fit()
+    assert multiprocessing.active_children() == []
+    kept = [name for name in JOBS if (tmp_path / "jobs" / name / LAST).exists()]
+    assert len(kept) >= 2
+    again = made(tmp_path, ["cpu", "cpu"])
+    for name, kind in JOBS.items():
+        add(again, name, kind)
+    assert states(again.fit()) == dict.fromkeys(JOBS, "finished")
+    assert wrong(lone, tmp_path) == {name: [] for name in JOBS}
