@@ -6,6 +6,7 @@ one after the other on one device, and at the lower bound on several.
     python benchmarks/fleet_cpu.py hand_over   from one job's last line to the next one's first
     python benchmarks/fleet_cpu.py stopping    device seconds until the best of 12 is known
     python benchmarks/fleet_cpu.py schedules   wrong bits in 100 drawn schedules
+    python benchmarks/fleet_cpu.py kills       SIGKILL at 30 random moments, and the same command
     python benchmarks/fleet_cpu.py all         one after the other
 
 Method  What is compared runs in turns in one process: `--repeats` rounds, ratios within a round,
@@ -24,7 +25,7 @@ from pathlib import Path
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("turns", "devices", "hand_over", "stopping", "schedules")
+PARTS = ("turns", "devices", "hand_over", "stopping", "schedules", "kills")
 
 
 def measure(part: str, args: argparse.Namespace) -> Report:
@@ -45,9 +46,13 @@ def measure(part: str, args: argparse.Namespace) -> Report:
         from fleet import stopping
 
         return stopping.measure(args.smoke)
-    from fleet import schedules
+    if part == "schedules":
+        from fleet import schedules
 
-    return schedules.measure(args.smoke)
+        return schedules.measure(args.smoke)
+    from fleet import kills
+
+    return kills.measure(args.smoke)
 
 
 def arguments() -> argparse.Namespace:

@@ -151,7 +151,7 @@ def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", only_first("hand_over", "turns", "devices", "stopping", "schedules")
+    "part", only_first("hand_over", "turns", "devices", "stopping", "schedules", "kills")
 )
 @pytest.mark.timeout(300)
 def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:

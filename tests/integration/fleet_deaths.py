@@ -8,7 +8,8 @@ import signal
 from typing import Any
 
 import lightning as L
-from fleet_jobs import Net
+
+from benchmarks.twins.fleet_jobs import Net
 
 
 class Deadly(Net):

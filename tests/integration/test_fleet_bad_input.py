@@ -13,8 +13,18 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, RandomSampler
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import BATCH, KINDS, QUIET, JobKind, Net, Outcome, add, alone, make, samples
-
+from benchmarks.twins.fleet_jobs import (
+    BATCH,
+    KINDS,
+    QUIET,
+    JobKind,
+    Net,
+    Outcome,
+    add,
+    alone,
+    make,
+    samples,
+)
 from loaders import ReuseLoader
 from trainers.fleet import Fleet, FleetError, FleetResult, Halving
 from trainers.fleet.deciding.stop_rule import Seen

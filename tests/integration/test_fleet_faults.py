@@ -14,8 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
-
+from benchmarks.twins.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
 from trainers.fleet import FleetError, FleetResult, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState

@@ -1,14 +1,12 @@
 """A fleet that is killed at any moment and started again becomes what it becomes in one piece."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fleet_killed_run import EPOCHS, NAMES, outcome
+from benchmarks.fleet.killed_run import EPOCHS, NAMES, outcome
 
 
 @pytest.fixture(scope="module")

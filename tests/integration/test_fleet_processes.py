@@ -14,8 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
-
+from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
 from trainers.fleet import Fleet, FleetResult
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState

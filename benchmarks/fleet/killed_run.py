@@ -1,7 +1,7 @@
 """A fleet that is killed at events given by number, and goes on each time; and what it became.
 
-    python fleet_killed_run.py FOLDER 7 13
-    a child: SIGKILL at its 7th event | another: SIGKILL at its 13th | another: to the end, then JSON
+    python benchmarks/fleet/killed_run.py FOLDER 7 13
+    a child: SIGKILL at its 7th event | another: SIGKILL at its 13th | another: to the end
 
 Children are forks of a process that has only imported, so that a run costs no second import.
 """
@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fleet_jobs import BUDGET, KINDS
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.twins.fleet_jobs import BUDGET, KINDS
 from trainers.fleet import Fleet, Halving
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
@@ -38,7 +37,7 @@ def run(folder: Path, die_at: int | None = None) -> int:
     many events there were."""
     seen = 0
 
-    def count(state: FleetState, event: Event) -> None:
+    def count(_state: FleetState, _event: Event) -> None:
         nonlocal seen
         seen += 1
         if seen == die_at:

@@ -1,0 +1,36 @@
+"""A fleet with early stopping, killed at random moments and started again (killed_run.py)."""
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from offloading.report import Asked, Report
+
+from benchmarks.fleet.killed_run import outcome
+
+SAME = ("jobs", "metrics", "weights")
+
+
+def measure(smoke: bool) -> Report:
+    count = 1 if smoke else 30
+    with tempfile.TemporaryDirectory() as folder:
+        whole = outcome(Path(folder))
+    chance = random.Random(16)
+    rows: list[dict[str, Any]] = []
+    for _ in range(count):
+        moment = chance.randrange(1, whole["events"])
+        with tempfile.TemporaryDirectory() as folder:
+            found = outcome(Path(folder), [moment])
+        differs = [what for what in SAME if found[what] != whole[what]]
+        rows.append({"event": moment, "killed": found["kills"] == [moment], "differs": differs})
+    same = sum(row["killed"] and not row["differs"] for row in rows)
+    report = Report(
+        "kills",
+        "a killed fleet makes the same decisions and ends with the same weights",
+        {"kills": count, "events of a run": whole["events"]},
+        rows=rows,
+    )
+    what = f"of {count} kills: resumed with the same stops, metrics and weights"
+    report.asked = [Asked(what, count, same, at_least=True)]
+    return report
