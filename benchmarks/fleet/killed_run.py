@@ -43,7 +43,7 @@ def run(folder: Path, die_at: int | None = None) -> int:
         if seen == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    rule = Halving("val_loss", eta=2, first=5)
+    rule = Halving("val_loss", eta=2, first=7)  # between two validations, after 5 and 10 steps
     fleet = Fleet(
         BUDGET, "cpu", folder=folder, quantum=1, stop=rule, checkpoint_minutes=1e-9, watch=count
     )

@@ -28,9 +28,14 @@ from trainers.fleet.deciding.halving import Halving
 
 
 def planned(
-    job: str, device: int = 0, step: int = 0, left: int = 100, tail: float = 0.0
+    job: str,
+    device: int = 0,
+    step: int = 0,
+    left: int = 100,
+    tail: float = 0.0,
+    metric: float | None = None,
 ) -> Planned:
-    return Planned(job, device, step, left, 1.0, tail, 0.01, JobMemory(1))
+    return Planned(job, device, step, left, 1.0, tail, 0.01, JobMemory(1), metric=metric)
 
 
 def ended(
@@ -138,6 +143,24 @@ def test_a_rung_that_is_reported_again_is_compared(again: float | None, said: st
     assert (said in job.why) if said else not job.why
     state, _ = decide(state, ended("a", 11, 89, 0.1))
     assert said in state.jobs["a"].why
+
+
+@pytest.mark.parametrize("why", [(Restarted(),), (InterruptAsked(), Left("a", 0, 10), Restarted())])
+def test_a_rung_whose_report_was_lost_is_reported_when_the_job_goes_on(
+    why: tuple[Event, ...],
+) -> None:
+    """The checkpoint of step 10 was written, and nobody heard that the turn had ended."""
+    fleet = FleetSettings(rule=Halving("val", eta=2, first=10), quantum=5)
+    before = (Added("a"), planned("a"), ended("a", 5, 95), *why, Added("b"))
+    state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0))
+    assert said == [Start("b", 0)]
+    job = state.jobs["a"]
+    assert (job.phase, job.rung, dict(job.values)) == ("at_rung", 10, {10: 3.0})
+    rest = (planned("b"), ended("b", 5, 95), ended("b", 10, 90, 4.0))
+    state, said = told(fleet, *before, planned("a", step=10, left=90, metric=3.0), *rest)
+    assert said == [Leave("b", 0, "stopped")] and state.jobs["a"].phase == "ready"
+    state, said = told(fleet, *before, planned("a", step=10, left=90))
+    assert said == [Leave("a", 0, "stopped")] and "never logged" in state.jobs["a"].error
 
 
 def test_nan_equals_itself_when_it_is_reported_again() -> None:

@@ -310,7 +310,7 @@ class Fleet:
     def _note(self, event: Event) -> None:
         if isinstance(event, Planned):
             self._plans.setdefault(event.job, event)
-        if isinstance(event, TurnEnded | Finished) and event.metric is not None:
+        if isinstance(event, Planned | TurnEnded | Finished) and event.metric is not None:
             self._history.setdefault(event.job, {})[event.step] = event.metric
 
     def _tell_ends(self, before: FleetState, after: FleetState) -> None:

@@ -100,7 +100,8 @@ def admitted(state: FleetState) -> FleetState:
         if name != first:
             passers.append(name)
         queue = tuple(other for other in state.queue if other != name)
-        entered = replace(job, phase="ready", reason="", admitted=True, waited=0)
+        phase = "ready" if job.rung is None else "at_rung"
+        entered = replace(job, phase=phase, reason="", admitted=True, waited=0)
         state = replace(state.put(entered), queue=queue)
     return replace(state, passers=tuple(passers))
 

@@ -63,6 +63,8 @@ class Planned:
     """One line of its plan, for people."""
     seconds: float = 0.0
     """What its start took. A move costs as much again. 0.0 if nobody knows."""
+    metric: float | None = None
+    """The fleet's metric in the checkpoint from which it goes on; None if it was never logged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,15 +73,17 @@ def heard(state: FleetState, event: Event) -> FleetState:
             return _freed(state, job).put(_failed(job, event.error, event.details))
         case Left():
             state = replace(state, leave_seconds=max(state.leave_seconds, event.seconds))
-            return _freed(state, job).put(_left(state, replace(job, step=event.step)))
+            if not _rungs(state, job, event.step):  # else it reports the rung when it is planned
+                job = replace(job, step=event.step)
+            return _freed(state, job).put(_left(state, job))
         case StopAsked():
             return _stop_asked(state, job, event.why)
 
 
 def _planned(state: FleetState, job: JobState, event: Planned) -> FleetState:
-    moved = job.target is not None
+    moved, before = job.target is not None, job
     job = replace(
-        job,
+        _recorded(state, job, event.step, event.metric),
         step=event.step,
         left=event.left,
         tail_seconds=event.tail_seconds,
@@ -98,6 +100,10 @@ def _planned(state: FleetState, job: JobState, event: Planned) -> FleetState:
     )
     if (wrong := never_fits(event.memory, state.settings)) and not job.ending:
         return state.put(replace(job, ending="failed", ending_why=wrong, error=wrong))
+    # A checkpoint is written before the end of its turn is reported, so a kill may lose a report.
+    job = replace(_at_rung(state, before, job, ""), phase="lobby")
+    if job.ending == "failed":
+        return state.put(job)
     return replace(state.put(job), queue=(*state.queue, job.name))
 
 
@@ -168,8 +174,8 @@ def _at_rung(state: FleetState, before: JobState, job: JobState, instead: str) -
         name = state.settings.rule.metric
         error = (
             f"{name} was never logged by step {rungs[-1]}, where jobs are compared by it"
-            f" ({instead or 'nothing'} was logged): log it with self.log({name!r}, ...) before that"
-            " step, or give the stop rule another metric"
+            f"{f' ({instead} was logged)' if instead else ''}: log it with self.log({name!r}, ...)"
+            " before that step, or give the stop rule another metric"
         )
         return replace(job, ending="failed", ending_why=error, error=error)
     if job.left <= 0:

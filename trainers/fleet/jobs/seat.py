@@ -288,6 +288,7 @@ class Seat:
                 memory=memory,
                 about=about,
                 seconds=self.turn_seconds,
+                metric=self.metric,
             )
         )
 
