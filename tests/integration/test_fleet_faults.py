@@ -162,6 +162,26 @@ def test_final_weights_that_cannot_be_written_are_no_end(
     assert FINAL in result.jobs["full"].why and "could not be written" in result.jobs["full"].why
 
 
+def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes_on(
+    tmp_path: Path,
+) -> None:
+    def fill(state: FleetState, event: Event) -> None:
+        if state.jobs["a"].step == 3:
+            fleet._journal.close()
+            fleet._journal._file = Path("/dev/full").open("w")  # noqa: SIM115 the fleet closes it
+
+    fleet = make(tmp_path, quantum=1, watch=fill, checkpoint_minutes=1e-9)
+    add(fleet, "a", PLAIN)
+    before = torch.get_rng_state()
+    with pytest.raises(FleetError, match=rf"{NAME} could not be written.*No space left.*goes on"):
+        fleet.fit()
+    assert torch.equal(torch.get_rng_state(), before), "the caller's own dice are put back"
+    again = make(tmp_path)
+    module = add(again, "a", PLAIN)
+    assert states(again.fit()) == {"a": "finished"}
+    assert alone(PLAIN).differences(Outcome.of(module)) == []
+
+
 def test_an_exception_in_watch_ends_a_long_turn_after_its_step(tmp_path: Path) -> None:
     class Tried(Exception):
         """It comes while the job has a turn of half a million steps."""

@@ -1,4 +1,4 @@
-"""A fleet on one GPU: every job has the bits that it has alone, with its updates on the host too."""
+"""A fleet on one GPU: each job has the bits that it has alone, updates on the host included."""
 
 from pathlib import Path
 from typing import Any

@@ -11,6 +11,7 @@ It may leave half a line at the end, which is dropped: its decision was never ca
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -67,8 +68,14 @@ class Journal:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise FleetError(
+                f"{self.path} could not be written ({error}): free some space; the same program"
+                " then goes on"
+            ) from error
 
     def _whole_lines(self) -> list[str]:
         if not self.path.exists():
@@ -106,7 +113,8 @@ class Journal:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # every line was flushed; what was not has been said
+                self._file.close()
             self._file = None
 
 
