@@ -227,7 +227,7 @@ class PaperFleet:
             case Finished() | Failed():
                 self._gone(job)
             case _:
-                pass
+                pass  # a start that is planned changes nothing of what the job has done
 
     def _gone(self, job: PaperJob) -> None:
         job.lives, job.trained, job.tail_until = None, False, 0.0
