@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
+from trainers.dice import Dice
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Failed, Finished, Leave, Left, Start, Turn
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
-from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.lightning_job import LightningJob
 from trainers.fleet.jobs.seat import SeatSettings
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
 from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
@@ -76,11 +77,12 @@ def measured(graph: TaskGraph) -> TaskGraph:
     device = device_of(graph)
     calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
     wheres = [CPU if task.lane == HOST_LANE else device for task in graph.tasks]
-    keys = [
-        _keys(task, calls[where], where, graph.alignment)
-        for task, where in zip(graph.tasks, wheres, strict=True)
-    ]
-    uses = uses_of(graph, keys)
+    with only_python():
+        keys = [
+            _keys(task, calls[where], where, graph.alignment)
+            for task, where in zip(graph.tasks, wheres, strict=True)
+        ]
+        uses = uses_of(graph, keys)
     costs: dict[Any, Cost] = {}
     with (
         measuring("every kernel once", device, remedy=", or make the batch smaller"),
@@ -175,8 +177,9 @@ class _Bench:
     ) -> None:
         """Make memory for the largest of the calls."""
         self._device, self._alignment, self._uses = device, alignment, uses
-        ends = (self._places(call)[-1:] for call in calls.values())
-        nbytes = max((self._rounded(p.offset + p.nbytes) for [p] in filter(None, ends)), default=0)
+        with only_python():
+            ends = [last for call in calls.values() for last in self._places(call)[-1:]]
+            nbytes = max((self._rounded(p.offset + p.nbytes) for p in ends), default=0)
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(0, dtype=torch.uint8, device=device)
         self._bindings = Bindings()
@@ -212,6 +215,7 @@ class _Bench:
         return places
 
     def _cost(self, one: Callable[[Any, Call], Cost], key: Any, call: Call) -> Cost:
+        stand_aside()
         with record_function(MARK):
             self._fill(call)
         try:

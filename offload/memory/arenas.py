@@ -16,8 +16,10 @@ other, and every job keeps its own arena on the host.
 
 import mmap
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import CDLL, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +49,10 @@ class ArenaMemory:
         """These bytes alone, in a storage of their own."""
         return _over(self._memory, offset, nbytes)
 
+    def part(self, nbytes: int) -> "ArenaMemory":
+        """The first bytes of it, as an arena of their own."""
+        return ArenaMemory(self._memory[:nbytes], nbytes)
+
     def give_back(self, keep: Iterable[Place]) -> None:
         """Whole pages go back to the machine, but for those of `keep`. A device's arena stays
         until it is freed as a whole."""
@@ -67,10 +73,23 @@ class DeviceArena:
     def __init__(self, sizes: Mapping[int, int], device: torch.device = CPU) -> None:
         """`device`: where kernels run; of a graph over several, region 0's."""
         self.device = device
+        self._loan: Loan | None = None
         give_cached_back(device)
-        self.regions = MappingProxyType(
+        self.regions: Mapping[int, ArenaMemory] = MappingProxyType(
             {number: ArenaMemory(self._taken(number, n), n) for number, n in sizes.items()}
         )
+
+    @contextmanager
+    def lent(self, sizes: Mapping[int, int]) -> Iterator["DeviceArena"]:
+        """Lend the first bytes of every region in this block. They are kept on the host meanwhile,
+        and are afterwards what they were. The same sizes have the same arena every time."""
+        if self._loan is None or self._loan.part.sizes != dict(sizes):
+            self._loan = Loan.of(self, sizes)
+        self._loan.keep()
+        try:
+            yield self._loan.part
+        finally:
+            self._loan.bring_back()
 
     def _taken(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
         if self.device.type == "cpu":
@@ -91,6 +110,7 @@ class HostArena:
 
     def __init__(self, nbytes: int, device: torch.device = CPU) -> None:
         self._pinned: PinnedArena | None = None
+        self._serves = "cpu" if device.type == "cpu" else "any"
         if device.type == "cpu" or not nbytes:
             self.region = ArenaMemory(_aligned(HOST, nbytes), nbytes)
             return
@@ -104,10 +124,45 @@ class HostArena:
         """Why the memory is not page-locked; empty where it is, or need not be."""
         return self._pinned.why_not if self._pinned else ""
 
+    def serves(self, nbytes: int, device: torch.device) -> bool:
+        """Whether so much of a plan for this device could lie here. Locked pages serve any."""
+        return self.region.nbytes >= nbytes and self._serves in (device.type, "any")
+
     def unlock(self) -> None:
         """Locked pages cannot be given back. Safe to call again."""
         if self._pinned:
             self._pinned.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """The first bytes of an arena, for a borrower, and the room on the host where they wait."""
+
+    part: DeviceArena
+    room: HostArena
+
+    @classmethod
+    def of(cls, arena: DeviceArena, sizes: Mapping[int, int]) -> "Loan":
+        part = DeviceArena({}, arena.device)
+        part.regions = MappingProxyType({n: arena.regions[n].part(sizes[n]) for n in sizes})
+        return cls(part, HostArena(sum(sizes.values()), arena.device))
+
+    def keep(self) -> None:
+        for device, host in self._pairs():
+            host.copy_(device, non_blocking=True)
+        rest(self.part.device)
+
+    def bring_back(self) -> None:
+        rest(self.part.device)  # the borrower's kernels may still run
+        for device, host in self._pairs():
+            device.copy_(host, non_blocking=True)
+        rest(self.part.device)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        at = 0
+        for region in self.part.regions.values():
+            yield region.tensor, self.room.region.bytes(at, region.nbytes)
+            at += region.nbytes
 
 
 class Arenas:
@@ -151,8 +206,7 @@ class Arenas:
 
     def rest(self) -> None:
         """Wait until no copy runs: before the host itself touches bytes that one may still move."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        rest(self.device)
 
     def forget(self, keep: Iterable[Place], *, lent: bool = True) -> None:
         """Give memory back to the machine, but for these places, when no step comes any more.
@@ -182,6 +236,12 @@ def _give_back(begin: int, end: int) -> None:
         madvise = CDLL(None).madvise
         madvise.argtypes = c_void_p, c_size_t, c_int
         madvise(begin, end - begin, mmap.MADV_DONTNEED)  # refused, it only saves nothing
+
+
+def rest(device: torch.device) -> None:
+    """Wait until nothing runs on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def give_cached_back(device: torch.device) -> None:

@@ -22,8 +22,9 @@ from offload.errors import GraphError, StepError
 from offload.graph.memgraph import MemGraph, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
+from offload.memory.passages import Passage, carry
 from offload.memory.tensor_layout import TensorLayout, bytes_of, move_out
-from offload.memory.waiting_place import Leaver, WaitingPlace, room_of
+from offload.memory.waiting_place import HandOver, Leaver, WaitingPlace, room_of
 from offload.program.kernels import Source
 
 Tensors = Mapping[str, Source]
@@ -83,6 +84,9 @@ class Homes:
             arenas.origins.setdefault(home.key, home.tensors[0].device)
         self._sources = [source for home in self._homes for source in self._source(home.key)]
         self._at = [at for home in self._homes for at in home.at]
+        self._way: tuple[WaitingPlace, HandOver, list[torch.Tensor], list[int]] | None = None
+        """The last way to a waiting place, with the tensors of all homes and their addresses while
+        some of them wait there."""
 
     def _source(self, key: str) -> Sequence[torch.Tensor | Callable[[], torch.Tensor]]:
         found = self._tensors[key]
@@ -95,8 +99,11 @@ class Homes:
         """Bring every tensor home with its present values. `waiting`: where some may wait; it is
         empty afterwards."""
         some = waiting if waiting and waiting.waiting_bytes else None
-        if self._at_home() and some is None:
+        if some is not None and self._has_returned(some):
+            some = None
+        if some is None and self._at_home():
             return
+        self._way = None
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
             live = self._live(home.key)
@@ -115,6 +122,52 @@ class Homes:
         if some is not None:
             self._arenas.rest()
             some.empty(self._arenas.origins)
+
+    def come_from(
+        self,
+        old: "Homes",
+        waiting: WaitingPlace | None,
+        between: Callable[[], object],
+    ) -> int:
+        """Bring every tensor home from its home in `old`, whose arenas may be the same memory. Each
+        byte is copied once, and who is at home already stays. `waiting`: where some may wait.
+        `between` is called between two copies. Returns the bytes that moved."""
+        left = {tuple(home.at): home for home in old._homes}
+        passages: list[tuple[Home, Passage]] = []
+        moved = 0
+        for home in self._homes:
+            live = self._live(home.key)
+            before = left.get(at := tuple(_addresses(live)))
+            if list(at) == home.at:
+                left.pop(at, None)
+                continue
+            moved += home.memory.nbytes
+            alike = before is not None and (
+                before.memory.nbytes == home.memory.nbytes
+                and [TensorLayout.of(tensor) for tensor in live] == home.layouts
+            )
+            if before is None or not alike:
+                _check(home, live, self._arenas.device)
+                continue
+            del left[at]
+            now = set(map(id, live))
+            for seen in before.tensors:
+                if id(seen) not in now and seen.data_ptr() in before.at:
+                    move_out([seen])  # its owner has replaced it, and may still hold it
+            passages.append((home, Passage(before.memory, home.memory, live, home.views)))
+
+        def rest() -> None:
+            old._arenas.rest()  # it may be another device's
+            self._arenas.rest()
+
+        rest()
+        for home in left.values():
+            move_out(old._there(home), old._arenas.origins[home.key])
+        carry([passage for _, passage in passages], rest, between)
+        for home, passage in passages:
+            home.tensors = list(passage.tensors)
+        self.settle(waiting)
+        return moved
 
     def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether exactly these tensor objects are at home at this place."""
@@ -153,8 +206,10 @@ class Homes:
     def park(self, waiting: WaitingPlace) -> int:
         """Move every tensor that is at home on a device to the waiting place. `settle` brings it
         back. Returns the bytes that moved."""
+        if self._has_gone(waiting):
+            return waiting.waiting_bytes
         leavers = [
-            Leaver(home.key, home.memory, there)
+            Leaver(home.key, self.places[home.key], home.memory, there)
             for home in self._homes
             if self.places[home.key].arena != HOST and (there := self._there(home))
         ]
@@ -162,12 +217,43 @@ class Homes:
             return 0
         self._arenas.rest()
         waiting.empty(self._arenas.origins)  # what an interrupted `settle` left there
-        waiting.take(leavers, self._arenas.rest)
+        way = waiting.way(leavers, self._arenas.bytes)
+        waiting.take(way, self._arenas.rest)
+        live = _found(self._sources)
+        self._way = waiting, way, live, _addresses(live)
         return waiting.waiting_bytes
+
+    def _has_gone(self, waiting: WaitingPlace) -> bool:
+        """Whether all tensors could go the way that they went the last time."""
+        if self._way is None or self._way[0] is not waiting or waiting.waiting_bytes:
+            return False
+        _, way, then, _ = self._way
+        live = _found(self._sources)
+        if not (all(map(operator.is_, live, then)) and _addresses(live) == self._at):
+            return False
+        if not way.can_go():
+            return False
+        self._arenas.rest()
+        waiting.take(way, self._arenas.rest)
+        return True
+
+    def _has_returned(self, waiting: WaitingPlace) -> bool:
+        """Whether all tensors could come home the way that they went."""
+        if self._way is None or self._way[0] is not waiting:
+            return False
+        _, way, then, at = self._way
+        live = _found(self._sources)
+        if not (all(map(operator.is_, live, then)) and _addresses(live) == at):
+            return False
+        if not way.can_return():
+            return False
+        waiting.give_back(way, self._arenas.rest)
+        return True
 
     def forget_device(self) -> None:
         """Drop what refers to the device's arena, after all tensors have left it. What is at home
         on the host can still be released."""
+        self._way = None
         self._homes = [home for home in self._homes if self.places[home.key].arena == HOST]
         self._arenas = self._arenas.without_device()
 

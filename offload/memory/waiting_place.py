@@ -17,16 +17,17 @@ from dataclasses import dataclass
 
 import torch
 
-from offload.graph.memgraph import ALIGNMENT
+from offload.graph.memgraph import ALIGNMENT, Place
 from offload.memory.arenas import HostArena
 from offload.memory.tensor_layout import TensorLayout, move_out
 
 
 @dataclass(frozen=True, slots=True)
 class Leaver:
-    """A home that is left: its bytes, and the tensors that are at it."""
+    """A home that is left: its place, its bytes, and the tensors that are at it."""
 
     key: str
+    place: Place
     memory: torch.Tensor
     tensors: Sequence[torch.Tensor]
 
@@ -37,6 +38,43 @@ class _Waiting:
     tensors: Sequence[torch.Tensor]
     at: list[int]
     """The addresses that the tensors were given here."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandOver:
+    """The way of some tensors to their waiting place and back, found once and gone often."""
+
+    spans: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Bytes of the device's arena, and where they wait. Homes that lie side by side are one."""
+    seats: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    """A tensor, a view of its home, and a view of where it waits."""
+    waiting: Mapping[str, _Waiting]
+
+    def can_go(self) -> bool:
+        """Whether all tensors are at home as they were when the way was found."""
+        return all(_is(tensor, home) for tensor, home, _ in self.seats)
+
+    def can_return(self) -> bool:
+        """Whether all tensors wait as they were put."""
+        return all(_is(tensor, place) for tensor, _, place in self.seats)
+
+    def go(self, rest: Callable[[], object]) -> None:
+        for device, host in self.spans:
+            host.copy_(device, non_blocking=True)
+        rest()  # nobody may see a tensor whose bytes have not arrived
+        for tensor, _, place in self.seats:
+            tensor.data = place
+
+    def come_back(self, rest: Callable[[], object]) -> None:
+        for device, host in self.spans:
+            device.copy_(host, non_blocking=True)
+        rest()
+        for tensor, home, _ in self.seats:
+            tensor.data = home
+
+
+def _is(tensor: torch.Tensor, view: torch.Tensor) -> bool:
+    return tensor.dtype is view.dtype and tensor.is_set_to(view)
 
 
 def room_of(nbytes: int) -> int:
@@ -72,21 +110,35 @@ class WaitingPlace:
     def contains(self, address: int) -> bool:
         return self._host.region.contains(address)
 
-    def take(self, leavers: Sequence[Leaver], rest: Callable[[], object]) -> None:
-        """Copy their bytes here and point the tensors here. `rest` waits for the copies: nobody
-        may see a tensor whose bytes have not arrived."""
-        at, views = 0, list[list[torch.Tensor]]()
-        for leaver in leavers:
-            place = self._host.region.bytes(at, leaver.memory.nbytes)
-            place.copy_(leaver.memory, non_blocking=True)
-            views.append([TensorLayout.of(tensor).over(place) for tensor in leaver.tensors])
+    def way(self, leavers: Sequence[Leaver], bytes_at: Callable[[Place], torch.Tensor]) -> HandOver:
+        """Find where these tensors would wait. `bytes_at` returns the bytes of a place."""
+        at = 0
+        seats: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        waiting: dict[str, _Waiting] = {}
+        joined: list[tuple[Place, int]] = []
+        for leaver in sorted(leavers, key=lambda one: (one.place.arena, one.place.offset)):
+            memory = self._host.region.bytes(at, leaver.memory.nbytes)
+            views: list[torch.Tensor] = []
+            for tensor in leaver.tensors:
+                layout = TensorLayout.of(tensor)
+                views.append(layout.over(memory))
+                seats.append((tensor, layout.over(leaver.memory), views[-1]))
+            addresses = [view.data_ptr() for view in views]
+            waiting[leaver.key] = _Waiting(leaver.memory.nbytes, leaver.tensors, addresses)
+            joined = _joined(joined, leaver.place, at)
             at += room_of(leaver.memory.nbytes)
-        rest()
-        for leaver, new in zip(leavers, views, strict=True):
-            addresses = [view.data_ptr() for view in new]
-            self._waiting[leaver.key] = _Waiting(leaver.memory.nbytes, leaver.tensors, addresses)
-            for tensor, view in zip(leaver.tensors, new, strict=True):
-                tensor.data = view
+        spans = [(bytes_at(place), self._host.region.bytes(n, place.nbytes)) for place, n in joined]
+        return HandOver(spans, seats, waiting)
+
+    def take(self, way: HandOver, rest: Callable[[], object]) -> None:
+        """Copy the bytes here and point the tensors here. `rest` waits for the copies."""
+        self._waiting = dict(way.waiting)  # first: a Ctrl-C may leave some here and some at home
+        way.go(rest)
+
+    def give_back(self, way: HandOver, rest: Callable[[], object]) -> None:
+        """Copy the bytes of all that wait here home, and point the tensors there."""
+        way.come_back(rest)
+        self._waiting = {}
 
     def empty(self, origins: Mapping[str, torch.device]) -> None:
         """Give every tensor that still waits memory of its own, where it was at first."""
@@ -98,3 +150,15 @@ class WaitingPlace:
     def unlock(self) -> None:
         """Unlock the memory before it is given up. Safe to call again."""
         self._host.unlock()
+
+
+def _joined(spans: list[tuple[Place, int]], place: Place, at: int) -> list[tuple[Place, int]]:
+    """The spans with one more place, which waits at `at`. It is a part of the last one if it lies
+    behind it here and there, with nothing but padding between them."""
+    if spans:
+        last, begin = spans[-1]
+        near = place.offset - last.offset == at - begin
+        if near and place.arena == last.arena:
+            whole = Place(last.arena, last.offset, place.offset + place.nbytes - last.offset)
+            return [*spans[:-1], (whole, begin)]
+    return [*spans, (place, at)]

@@ -11,7 +11,7 @@ by the nodes at which they begin (`begun_at`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import overload
 
@@ -142,6 +142,22 @@ def pieces_by_host(on_host: Sequence[bool], deps: Sequence[Sequence[int]]) -> tu
         level.append(at)
         groups.setdefault(at, []).append(number)
     return tuple(Piece(tuple(groups[at]), on_host=at % 2 == 0) for at in sorted(groups))
+
+
+def shorter(pieces: Iterable[Piece], seconds: Sequence[float], most: float) -> tuple[Piece, ...]:
+    """Cut the device's pieces so that each takes at most so many seconds, as far as nodes allow.
+    `seconds`: by node."""
+    found: list[Piece] = []
+    for piece in pieces:
+        nodes, took = list[int](), 0.0
+        for node in piece.nodes:
+            if nodes and not piece.on_host and took + seconds[node] > most:
+                found.append(replace(piece, nodes=tuple(nodes)))
+                nodes, took = [], 0.0
+            nodes.append(node)
+            took += seconds[node]
+        found.append(replace(piece, nodes=tuple(nodes)))
+    return tuple(found)
 
 
 def begun_at(numbers: Sequence[int], begins: Collection[int]) -> list[list[int]]:

@@ -1,7 +1,10 @@
 """Decides which node is enqueued next on which stream, and what its stream waits for. Pure.
 
     F1 F2 F3 |F4 F5     enqueued but not known to be complete: at most `depth` a stream, until
-    W5       |W6        only nodes of one stream are left
+    W5       |W6        only nodes of one stream are left; with a window never more than it
+
+A window is a number of seconds: whoever wants the device in the middle of a step waits for what is
+enqueued. A stream that has a longer node than the window has that one alone.
 
 A node may be enqueued when everything that it waits for is enqueued; its stream then waits on the
 device. Nodes that would wait for nothing come first, then the smallest rank. A node of a host
@@ -76,6 +79,15 @@ class Issued:
     """Whether an event is recorded behind it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RunAhead:
+    """How far a stream may be ahead of what is known to be complete."""
+
+    seconds: float
+    of: Sequence[float]
+    """By node: the seconds that it is predicted to take."""
+
+
 class Issue:
     """The order of one step. Call `next` until it is None, then `complete` what is complete, and
     repeat until `over`."""
@@ -86,9 +98,11 @@ class Issue:
         depth: int | None = DEPTH,
         workers: Mapping[str, int] | None = None,
         rank: Sequence[int] | None = None,
+        window: RunAhead | None = None,
     ) -> None:
         """`depth` None: enqueue everything without looking at the device. `workers`: how many nodes
-        a host lane runs at a time. `rank`: the rank of every node, a permutation."""
+        a host lane runs at a time. `rank`: the rank of every node, a permutation. `window`: the
+        seconds that a stream may be ahead; None: any."""
         count, streams = len(chart.lane_of), len(chart.lanes)
         most = count + 1 if depth is None else depth
         self._chart = chart
@@ -105,6 +119,9 @@ class Issue:
         ]
         self._mark_every = max(1, most // 2)
         self._unmarked = [0] * streams
+        self._window = window
+        self._ahead = [0.0] * streams
+        """By lane: the seconds of what is enqueued and not known to be complete."""
         self._blocked = list(chart.waits)
         """By node: how many nodes it waits for before it may be enqueued."""
         self._waiting = list(chart.waits)
@@ -148,7 +165,7 @@ class Issue:
         """The node to enqueue now; None if the host must wait until something is complete."""
         best, chosen = (2, 0), -1
         for lane, room in enumerate(self._room):
-            if room <= 0 and not self._alone:
+            if not self._has_room(lane, room):
                 continue
             if (ready := self._ready[lane]) and (0, ready[0]) < best:
                 best, chosen = (0, ready[0]), lane
@@ -158,6 +175,11 @@ class Issue:
             return None
         heappop((self._early if best[0] else self._ready)[chosen])
         return self._issue(self._node_of[best[1]], chosen)
+
+    def _has_room(self, lane: int, room: int) -> bool:
+        if self._window is None or self._chart.on_host[lane]:
+            return room > 0 or self._alone
+        return room > 0 and self._ahead[lane] < self._window.seconds
 
     def _earliest(self, lane: int) -> int | None:
         early = self._early[lane]
@@ -175,6 +197,7 @@ class Issue:
         if not self._unissued[lane] or self._total == 1:
             rest = [e for e, count in enumerate(self._unissued) if count]
             self._alone = self._alone or (len(rest) == 1 and not chart.on_host[rest[0]])
+            self._alone = self._alone and self._window is None
         if chart.on_host[lane]:
             return Issued(node, (), False)
         waits = self._waits(node, lane) if chart.deps[node] else ()
@@ -184,6 +207,9 @@ class Issue:
         self._queued[lane].append(node)
         self._unmarked[lane] += 1
         often = self._unmarked[lane] >= self._mark_every and not self._alone
+        if self._window is not None:
+            self._ahead[lane] += self._window.of[node]
+            often = often or self._ahead[lane] >= self._window.seconds
         mark = chart.awaited[node] or often
         if mark:
             self._unmarked[lane] = 0
@@ -219,7 +245,12 @@ class Issue:
             return
         queued = self._queued[lane]
         while queued and self._position[queued[0]] <= self._position[node]:
-            self._end(queued.popleft(), lane)
+            done = queued.popleft()
+            if self._window is not None:
+                self._ahead[lane] -= self._window.of[done]
+            self._end(done, lane)
+        if not queued:
+            self._ahead[lane] = 0.0  # what is left of sums of other numbers
         marks = self._marks[lane]
         while marks and self._position[marks[0]] <= self._position[node]:
             marks.popleft()

@@ -69,7 +69,7 @@ def simulate(
     if order not in ("priority", "random", "in_order"):
         raise ValueError(f"order={order!r} is unknown; choose priority, random or in_order")
     memgraph = plan if isinstance(plan, MemGraph) else plan.memgraph
-    seconds = _seconds(memgraph, costs)
+    seconds = node_seconds(memgraph, costs)
     timeline = _run(memgraph, seconds, costs, order, seed)
     busy: dict[str, float] = {}
     for node, took in zip(memgraph.nodes, seconds, strict=True):
@@ -93,7 +93,7 @@ def least_seconds(graph: TaskGraph, costs: Costs) -> float:
     return max(busy.values(), default=0.0)
 
 
-def _seconds(memgraph: MemGraph, costs: Costs) -> list[float]:
+def node_seconds(memgraph: MemGraph, costs: Costs) -> list[float]:
     tasks = memgraph.graph.tasks
     return [
         costs.of_task(tasks[node.task])

@@ -1,5 +1,5 @@
 """Runs a plan. `runner.py` runs one job; engines run nodes, drivers drive a device.
 
-May import: errors, graph, lowering, memory, optimizer, planning, program, running.drivers,
-    running.engines, torch_seams.
+May import: errors, gate, graph, lowering, memory, optimizer, planning, program, running.drivers,
+    running.engines, sizes, torch_seams.
 """

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from offload.gate import stand_aside
 from offload.graph.memgraph import TASK, MemGraph, Node
 from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import Role, TaskGraph
@@ -22,6 +23,7 @@ from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.optimizer.scalars import Scalars
 from offload.planning.host_tails import host_tail
+from offload.planning.simulator import node_seconds
 from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
@@ -67,7 +69,12 @@ class Binding:
         tell = partial(_tell, plan.remarks)
         baked = self._scalars.baked if self._scalars else tuple
         self._work = StepWork.of(
-            self.memgraph, runs, baked, tell, _uncaptured(self.memgraph, arenas)
+            self.memgraph,
+            runs,
+            baked,
+            tell,
+            _uncaptured(self.memgraph, arenas),
+            node_seconds(self.memgraph, plan.costs) if driver is not None else (),
         )
         self.pieces = whole(self._work)
         self._tail: Sequence[int] | None = None
@@ -104,15 +111,16 @@ class Binding:
         # read by a task of the host's too early.
         for target, given in zip(self._inputs, batch, strict=True):
             if target is not None:
+                stand_aside()
                 target.copy_(given)
 
     def outputs(self) -> tuple[Any, ...]:
         """New tensors on the device where kernels run, wherever the outputs lie."""
-        device = self.program.device
-        return tuple(
-            value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
-            for value in self._outputs
-        )
+        device, found = self.program.device, []
+        for value in self._outputs:
+            stand_aside()
+            found.append(value.to(device, copy=True) if isinstance(value, torch.Tensor) else value)
+        return tuple(found)
 
     def end(self) -> None:
         """Do what the program does on the host once a step."""

@@ -5,6 +5,7 @@ from typing import cast
 import torch
 
 from offload.errors import OffloadError
+from offload.gate import Gate
 from offload.running.drivers.capturing import Capturing
 from offload.running.drivers.cuda import Cuda
 from offload.running.drivers.cuda_graph import GraphCuda
@@ -52,9 +53,11 @@ def driver_for(engine: str, device: torch.device, given: Driver | None) -> Drive
 
 
 def made_engine(
-    name: str, driver: Driver | None, order: str, seed: int, host_workers: int
+    name: str, driver: Driver | None, order: str, seed: int, host_workers: int, gate: Gate
 ) -> Engine:
     if driver is not None:
-        streams = Streams(driver, order, seed, host_workers)
-        return CudaGraph(cast(Capturing, driver), streams) if name == CUDAGRAPH else streams
-    return Serial(order, seed) if name == "serial" else Threads(order, seed, host_workers)
+        streams = Streams(driver, order, seed, host_workers, gate=gate)
+        return CudaGraph(cast(Capturing, driver), streams, gate) if name == CUDAGRAPH else streams
+    if name == "serial":
+        return Serial(order, seed, gate=gate)
+    return Threads(order, seed, host_workers, gate=gate)

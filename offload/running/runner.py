@@ -2,7 +2,7 @@
 
     runner(*batch)   settle the tensors -> batch to its places -> engine runs the nodes -> outputs
 
-    Stage (stage.py)   Arenas (arenas.py)   Homes (homes.py)   Binding (binding.py)
+    Stage (stage.py)   RunnerMemory (runner_memory.py)   Homes (homes.py)   Binding (binding.py)
 
 A batch of another shape is captured and planned anew, once, with the same budget, and shares the
 arenas. So do other steps over the same tensors (`add`, `run`): of several micro-batches the first
@@ -14,30 +14,34 @@ The exception says so in a note (binding.py: `notes`). The engine ends what it b
 `rest`, streams.py: `check`), and the runner can be used again.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from offload.errors import DeviceLost, StepError
-from offload.graph.taskgraph import HOST, TaskGraph
-from offload.memory.arenas import Arenas, HostArena
-from offload.memory.homes import Homes, resident_bytes
+from offload.gate import Gate
+from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import Bindings
-from offload.memory.room import check_room
 from offload.memory.runnable import RunnablePlan
-from offload.memory.waiting_place import WaitingPlace
 from offload.running.binding import Binding, notes, program_of
 from offload.running.drivers.driver import Driver
 from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
 from offload.running.input_checks import Shape, check_stage, shape_of
+from offload.running.runner_memory import Migration, RunnerMemory
 from offload.running.stage import Stage
 from offload.running.tailed_step import TailedStep
 from offload.running.torch_modes import in_step_modes
 from offload.running.trace import Trace
+
+_OTHER_KIND = (
+    "the steps moved from {} to {}: the weights are equal, and later bits are those of the new"
+    " device's kernels"
+)
 
 
 class Runner:
@@ -55,50 +59,46 @@ class Runner:
         key: Hashable = None,
         driver: Driver | None = None,
         stage: Stage | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
         `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
         for tests. `host_workers`: threads for tasks on the host, as many as the plan reckoned
         with if not given. `key`: what `run` calls the plan's step, as if it were added.
         `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
-        given. `stage`: one that other runners use too; it has the engine already."""
+        given. `stage`: one that other runners use too; it has the engine already. `gate`: lets
+        guests use the device between two nodes (gate.py); the stage's own, if not given."""
         self._program = program_of(plan.graph)
         self._owns_stage = stage is None
-        self._stage = stage or Stage(
+        self.stage = stage or Stage(
             self._program.device,
             engine,
             order,
             seed,
             host_workers=plan.costs.host_workers if host_workers is None else host_workers,
             driver=driver,
+            gate=gate,
         )
+        """The stage whose tenant it is."""
         check_stage(stage, self._program, engine=engine, host_workers=host_workers, driver=driver)
         self.trace = Trace()
         """The last step's."""
         self.placed = Bindings()
         """What became of the outputs of kernels: born at their address, or copied there."""
         self._plan = plan
-        self._poison = poison
         self._first: Hashable = self._shape if key is None else key
         self._plans: dict[Hashable, RunnablePlan] = {self._first: plan}
-        self._bindings: dict[Hashable, Binding] = {}
-        self._rooms: dict[Hashable, int] = {}
-        """Bytes that each plan's residents take while they are parked."""
-        self._current: Homes | None = None
-        """Where the last step left the tensors."""
-        self._arenas: Arenas | None = None
-        self._host: HostArena | None = None
-        self._waiting: WaitingPlace | None = None
-        """Taken with the arenas if others use the stage, so that no other job fails for want of
-        it; else at the first `park`."""
-        self._origins: dict[str, torch.device] = {}
-        """Where each tensor of the user's was before, by its name."""
+        self._graphs: dict[Hashable, TaskGraph] = {}
+        """Those of other steps than the first plan's, to plan them again after a move."""
+        self._memory = RunnerMemory(
+            self.stage, plan, self.placed, poison=poison, alone=self._owns_stage
+        )
         self.tails: HostTails | None = None
         """If set, the next steps hand the stage on as soon as only their tails are left
         (tailed_step.py). Engine `cudagraph` captures such steps apart from others."""
         self._tail_crew: TailCrew | None = None
         self._closed = False
-        with self._stage.lock:
+        with self.stage.lock:
             self._enter(self._first)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
@@ -108,19 +108,27 @@ class Runner:
     def _planned(self, batch: Sequence[torch.Tensor]) -> Hashable:
         """What the plan for a batch of this shape is called. It is made at the first call."""
         shape = shape_of(batch, self._program)
-        if shape not in self._plans:
-            self._plans[shape] = self._plan.replan(self._capture(batch))
+        if not self._is_planned(shape):
+            self._graphs[shape] = graph = self._capture(batch)
+            self._plans[shape] = self._plan.replan(graph)
         return shape
+
+    def _is_planned(self, key: Hashable) -> bool:
+        """Whether there is a plan of this step. It is made again if there was one before a
+        move."""
+        if key not in self._plans and key in self._graphs:
+            self._plans[key] = self._plan.replan(self._graphs[key])
+        return key in self._plans
 
     # ---- plans ----------------------------------------------------------------------------------
 
     def add(self, key: Hashable, graph: TaskGraph) -> RunnablePlan:
         """Plan another step over the same tensors, with the same budget."""
-        with self._stage.lock:
+        with self.stage.lock:
             self._check_open()
             plan = self._plan.replan(graph)
             self._forget(key)
-            self._plans[key] = plan
+            self._plans[key], self._graphs[key] = plan, graph
             return plan
 
     def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
@@ -128,7 +136,7 @@ class Runner:
         return self._one_step(partial(self._added, key, batch), batch)
 
     def _added(self, key: Hashable, batch: Sequence[torch.Tensor]) -> Hashable:
-        if key not in self._plans:
+        if not self._is_planned(key):
             raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
         program = program_of(self._plans[key].graph)
         shape = tuple(value.size for value in program.inputs)
@@ -138,13 +146,13 @@ class Runner:
 
     def forget(self, key: Hashable) -> None:
         """Drop a step that was added. It must be added again to be run."""
-        with self._stage.lock:
+        with self.stage.lock:
             self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
         self._plans.pop(key, None)
-        self._rooms.pop(key, None)
-        self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+        self._graphs.pop(key, None)
+        self._memory.forget(key)
 
     def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
         if self._program.recapture is None:
@@ -163,14 +171,15 @@ class Runner:
     def measure(self, on: bool = True) -> None:
         """Whether `trace` has the nodes' own times in the next steps, where that costs something:
         engine `cuda` enqueues them, and knows nothing else of them. Others always measure."""
-        self._stage.engine.measure = on
+        self.stage.engine.measure = on
 
     def astray(self) -> str:
         """The name of a tensor that is not where the last step left it: somebody pointed it to
         other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
         Empty: there is none."""
-        with self._stage.lock:
-            return self._current.astray(self._waiting) if self._current else ""
+        with self.stage.lock:
+            current = self._memory.current
+            return current.astray(self._memory.waiting) if current else ""
 
     def _check_open(self) -> None:
         if self._tail_crew:
@@ -184,7 +193,7 @@ class Runner:
         """`find` returns the name of the plan. It is called under the stage's lock."""
         if self.tails is not None:
             return self._step_with_tail(find, batch, self.tails)
-        with self._stage.lock:
+        with self.stage.lock, self.stage.gate.held():
             self._check_open()
             bound, outputs = self._step(find(), batch, None)
             bound.end()
@@ -194,10 +203,10 @@ class Runner:
         self, find: Callable[[], Hashable], batch: Sequence[torch.Tensor], tails: HostTails
     ) -> tuple[Any, ...]:
         if self._tail_crew is None:
-            self._tail_crew = TailCrew(self._stage.host_workers)
+            self._tail_crew = TailCrew(self.stage.host_workers)
         step = TailedStep(self._tail_crew, tails)
         try:
-            with self._stage.lock:
+            with self.stage.lock, self.stage.gate.held():
                 self._check_open()
                 bound, outputs = self._step(find(), batch, step)
                 if not step.handed_on:
@@ -230,11 +239,11 @@ class Runner:
     def _run_nodes(
         self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
     ) -> tuple[Binding, tuple[Any, ...]]:
-        self._stage.warm()
+        self.stage.warm()
         bound = self._enter(key)
         bound.begin(batch)
         if step is not None and step.takes(bound):
-            step.run_body(self._stage)
+            step.run_body(self.stage)
         else:
             self._run(bound)
             torch.autograd.graph.increment_version(bound.homes.counted())
@@ -243,7 +252,7 @@ class Runner:
     def _run(self, bound: Binding) -> None:
         record = Record()
         try:
-            self._stage.run(bound.pieces, record)
+            self.stage.run(bound.pieces, record)
         except BaseException as error:
             for note in notes(bound.memgraph, record):
                 error.add_note(note)
@@ -251,149 +260,97 @@ class Runner:
         finally:
             self.trace = Trace(bound.memgraph, record)
 
-    # ---- where the tensors are, under the stage's lock ------------------------------------------
+    # ---- where the tensors are ------------------------------------------------------------------
 
     def _enter(self, key: Hashable) -> Binding:
-        """What runs this step; no tensor is at home anywhere else afterwards."""
-        arenas = self._held(key)
-        found = self._bindings.get(key)
-        if found is None:
-            found = self._bindings[key] = Binding(
-                self._plans[key],
-                arenas,
-                self.placed,
-                poison=self._poison,
-                driver=self._stage.driver,
-                captured=self._stage.engine.captures,
-            )
-        if found.homes is not self._current:
-            if self._current:
-                self._current.release(stays=found.homes)
-            self._current = found.homes
-        waiting = self._waiting.waiting_bytes if self._waiting else 0
-        begin = self._stage.clock()
-        found.homes.settle(self._waiting)
-        if waiting:
-            self._stage.came_back(waiting, self._stage.clock() - begin)
-        return found
-
-    def _held(self, key: Hashable) -> Arenas:
-        """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
-        the old ones go before larger ones come."""
-        plan = self._plans[key]
-        if key not in self._rooms:
-            self._rooms[key] = resident_bytes(plan.memgraph)
-        needed = plan.memgraph.arenas
-        on_device = {number: nbytes for number, nbytes in needed.items() if number != HOST}
-        had = self._host.region.nbytes if self._host else -1, self.parked_bytes
-        on_host = max(needed.get(HOST, 0), had[0])
-        waiting = max(0 if self._owns_stage else self._rooms[key], had[1])
-        lent = self._stage.lent(self, on_device)
-        if lent is None or had != (on_host, waiting):
-            self._leave()
-            room = partial(check_room, plan, waiting=waiting)
-            if lent is None:
-                self._stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
-                lent = self._stage.lent(self, on_device)
-                assert lent is not None
-            else:
-                room({HOST: on_host})
-            self._host = HostArena(on_host, self._program.device)
-            self._waiting = WaitingPlace(waiting, self._program.device) if waiting else None
-            for note in {self._host.note, self._waiting.note if self._waiting else ""} - {""}:
-                self._plan.remarks.say(note)
-        assert self._host is not None
-        if self._arenas is None or self._arenas.lent is not lent:
-            self._bindings.clear()
-            self._arenas = Arenas(lent, self._host, self._origins)
-        return self._arenas
+        return self._memory.enter(key, self._plans[key])
 
     @property
     def parked_bytes(self) -> int:
         """Bytes of the host that are kept for residents, whether they are parked now or not."""
-        return self._waiting.nbytes if self._waiting else 0
+        return self._memory.parked_bytes
 
     def park(self) -> None:
         """Have the residents leave the device's arena now. They wait on the host; the next step
         brings them back. What is at home in the host's arena stays there. Another runner's step on
         the same stage does this by itself."""
-        with self._stage.lock:
+        with self.stage.lock:
             self._check_open()
-            self._stage.park(self)
+            self.stage.park(self._memory)
 
-    def make_way(self) -> int:
-        """A `Tenant`'s: another one needs the device's arena. The stage's lock is held."""
-        needed = self._current.resident_bytes if self._current else 0
-        if not (self._current and needed):
-            return 0
-        if self._waiting is None or self._waiting.nbytes < needed:
-            check_room(self._plan, {}, needed)
-            self._waiting = WaitingPlace(needed, self._program.device)
-        return self._current.park(self._waiting)
+    def move_to(
+        self, plan: RunnablePlan, key: Hashable = None, stage: Stage | None = None
+    ) -> Migration:
+        """Go on with another plan over the same tensors: of another budget, or on another stage.
+        Waits for a step that another thread runs. Only what has another home moves, once. Steps
+        that were added are planned again when they are run.
 
-    def evict(self) -> int:
-        """A `Tenant`'s: the device's arena is about to be freed."""
-        moved = self.make_way()
-        if self._current:
-            self._current.forget_device()
-        self._bindings.clear()
-        self._arenas = None
+        Raises `MemoryTooSmall` if there is no room; then nothing has moved. On a stage of the same
+        kind of device later steps have the same bits. A plan for another kind must be captured for
+        it; the weights are equal, and later bits are those of its kernels."""
+        target, program = stage or self.stage, program_of(plan.graph)
+        check_stage(target, program)
+        old = self.stage
+        with _both(old, target), old.gate.held(), target.gate.held():
+            self._check_open()
+            alone = self._owns_stage and target is old
+            first = tuple(value.size for value in program.inputs) if key is None else key
+            moved = self._memory.move(first, plan, target, alone=alone)
+            if target.device.type != old.device.type:
+                plan.remarks.say(tell := _OTHER_KIND.format(old.device.type, target.device.type))
+                warnings.warn(tell, RuntimeWarning, stacklevel=2)
+            self.stage, self._program, self._plan = target, program, plan
+            self._first, self._plans = first, {first: plan}
+            owned, self._owns_stage = self._owns_stage, alone
+            crew, self._tail_crew = self._tail_crew, None
+        if crew is not None:
+            crew.close()
+        if owned and not alone:
+            old.close()
         return moved
-
-    def _leave(self) -> None:
-        """Every tensor gets memory of its own, where it was before; the arenas are given up."""
-        if self._current and self._arenas:
-            lent = self._stage.is_lent_to(self)
-            self._arenas.forget(keep=self._current.places.values(), lent=lent)
-        if self._current:
-            self._current.release()
-        if self._host:
-            self._host.unlock()
-        if self._waiting:
-            self._waiting.unlock()
-            self._waiting.empty(self._origins)
-        self._current, self._arenas, self._host, self._waiting = None, None, None, None
-        self._bindings.clear()
 
     # ---- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Safe to call again. Waits for a step that another thread runs."""
-        with self._stage.lock:
+        with self.stage.lock:
             self._closed = True
             try:
                 if self._tail_crew:
                     self._tail_crew.close()
                 if self._owns_stage:
-                    self._stage.engine.close()
+                    self.stage.engine.close()
             finally:
-                self._leave()
-                self._stage.leave(self)
+                self._memory.leave()
+                self.stage.leave(self._memory)
         if self._owns_stage:
-            self._stage.close()
+            self.stage.close()
 
     def abandon(self) -> None:
         """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
         is moved out of the arenas."""
-        with self._stage.lock:
-            self._closed, self._current = True, None
+        with self.stage.lock:
+            self._closed = True
             if self._tail_crew:
                 self._tail_crew.close()
-            self._bindings.clear()
-            self._stage.leave(self)
+            self._memory.abandon()
+            self.stage.leave(self._memory)
         if self._owns_stage:
-            self._stage.abandon()
+            self.stage.abandon()
 
     def __enter__(self) -> "Runner":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, DeviceLost):
             self.abandon()
         else:
             self.close()
+
+
+@contextmanager
+def _both(one: Stage, other: Stage) -> Iterator[None]:
+    """Hold the locks of both stages, in an order that is everybody's."""
+    first, last = sorted((one, other), key=id)
+    with first.lock, last.lock if last is not first else nullcontext():
+        yield

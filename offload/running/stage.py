@@ -12,8 +12,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,7 +21,8 @@ from typing import Protocol
 
 import torch
 
-from offload.errors import DeviceLost, OffloadError, StepError
+from offload.errors import DeviceLost, MemoryTooSmall, OffloadError, StepError
+from offload.gate import Gate
 from offload.memory.arenas import DeviceArena
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
@@ -29,6 +30,10 @@ from offload.running.drivers.driver import Driver
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
 from offload.running.engines.pieces import WorkPiece, run_pieces
 from offload.running.engines.work import Record
+from offload.sizes import say_size
+
+WORTH_KEEPING = 15 / 16
+"""An arena is kept for a smaller plan that needs at least this part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +79,21 @@ class Stage:
         *,
         host_workers: int = 1,
         driver: Driver | None = None,
+        gate: Gate | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
         any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
-        device's own."""
+        device's own. `gate`: lets guests use the device between two nodes; by default its own."""
         self.device = device
         self.host_workers = host_workers
         self.swaps = SwapTotals()
         self.clock = clock
+        self.gate = gate or Gate()
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
-        self.engine = made_engine(name, self.driver, order, seed, host_workers)
+        self.engine = made_engine(name, self.driver, order, seed, host_workers, self.gate)
         self._arena: DeviceArena | None = None
         self._last: weakref.ref[Tenant] | None = None
         """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
@@ -128,13 +135,51 @@ class Stage:
     def grow(self, sizes: Mapping[int, int], check: Callable[[Mapping[int, int]], None]) -> None:
         """Replace the arena by one that is at least this large. The old one is freed first. Then
         `check` gets the bytes that will be taken, and raises if there is no room."""
+        larger = self._with_room_for(sizes)
+        self._free()
+        check(larger)
+        self._arena = DeviceArena(larger, self.device)
+
+    def _with_room_for(self, sizes: Mapping[int, int]) -> dict[int, int]:
         had = self._arena.sizes if self._arena else {}
-        larger = {n: max(sizes.get(n, 0), had.get(n, 0)) for n in {*sizes, *had}}
+        return {n: max(sizes.get(n, 0), had.get(n, 0)) for n in {*sizes, *had}}
+
+    def _free(self) -> None:
         for tenant in list(self._tenants):
             self._left(tenant.evict)
         self._arena, self._last = None, None
-        check(larger)
-        self._arena = DeviceArena(larger, self.device)
+
+    # ---- an arena of another size, for a tenant that moves to another plan ----------------------
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(self._arena.sizes.values()) if self._arena else 0
+
+    def sizes_for(self, tenant: Tenant, sizes: Mapping[int, int]) -> dict[int, int]:
+        """The arena that this tenant needs together with the others that are here."""
+        alone = not set(self._tenants) - {tenant}
+        return dict(sizes) if alone else self._with_room_for(sizes)
+
+    def keeps(self, sizes: Mapping[int, int]) -> bool:
+        """Whether the arena is large enough, and too small to be worth another one."""
+        if self._arena is None or not self._arena.holds(sizes):
+            return False
+        return sum(sizes.values()) >= self.arena_bytes * WORTH_KEEPING
+
+    def take_beside(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
+        """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the
+        old one."""
+        arena = DeviceArena(sizes, self.device)
+        for other in list(self._tenants):
+            if other is not tenant:
+                self._left(other.evict)
+        self._tenants.add(tenant)
+        self._arena, self._last = arena, weakref.ref(tenant)
+
+    def replace(self, sizes: Mapping[int, int]) -> None:
+        """Free the arena, and take one of these sizes. All tenants leave it before."""
+        self._free()
+        self._arena = DeviceArena(sizes, self.device)
 
     def park(self, tenant: Tenant) -> None:
         """Have the tenant leave the device's arena now, and not when another one comes."""
@@ -160,6 +205,41 @@ class Stage:
             self._last = None
         if not self._tenants:
             self._arena = None
+
+    # ---- guests, which the gate has let in ------------------------------------------------------
+
+    @contextmanager
+    def lent_out(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
+        """Lend the first bytes of the arena to a guest, whose gate was `granted(inside=True)`. They
+        are what they were when this block is left. Raises if the arena is too small."""
+        arena = self._arena
+        if arena is None or not arena.holds(sizes):
+            needed, had = sum(sizes.values()), sum(arena.sizes.values()) if arena else 0
+            raise MemoryTooSmall(
+                f"a guest needs {say_size(needed)} of the device, and the arena that it would"
+                f" borrow has {say_size(had)}: give it a smaller budget",
+                needed=needed,
+                left=had,
+            )
+        self.engine.hold()
+        try:
+            with arena.lent(sizes) as lent:
+                yield lent
+        finally:
+            self.engine.go_on()
+
+    @contextmanager
+    def borrowing(self, arena: DeviceArena) -> Iterator[None]:
+        """Have this arena in this block. Its tenant has left it afterwards."""
+        with self.lock:
+            self._arena = arena
+        try:
+            yield
+        finally:
+            with self.lock:
+                for tenant in list(self._tenants):
+                    self._left(tenant.make_way)
+                self._arena, self._last = None, None
 
     # ---- steps, under the lock ------------------------------------------------------------------
 

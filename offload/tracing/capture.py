@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from offload.errors import CaptureError
+from offload.gate import only_python
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.passes import lower
 from offload.measuring.fake_answers import Learned, Misjudged
@@ -111,7 +112,8 @@ def _ready(
 
 
 def _measured(graph: TaskGraph, also: Sequence[str], learned: Learned) -> TaskGraph:
-    ready, program = lower(graph, also), graph.program
+    with only_python():
+        ready, program = lower(graph, also), graph.program
     if program.device.type == "cuda" and not torch.cuda.is_available():
         note = f"not measured: there is no {program.device} here"
         ready = ready.with_tasks(ready.tasks, None, note)
@@ -221,11 +223,14 @@ def traced_step(
         )
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
-    for p in step.held:
-        recorder.value(p)  # the sum needs the parameter, even if this micro-batch does not use it
-    build = Build(recorder, around, (loss, *([more] if more != () else [])))
-    Gradients(build, step, parameters, gradients)
-    graph = build.finish(lambda *other: traced_step(step, *other, device=place, learned=learned))
+    with only_python():
+        for p in step.held:
+            recorder.value(p)  # the sum needs the parameter, even if this micro-batch has no use
+        build = Build(recorder, around, (loss, *([more] if more != () else [])))
+        Gradients(build, step, parameters, gradients)
+        graph = build.finish(
+            lambda *other: traced_step(step, *other, device=place, learned=learned)
+        )
     if reads is not None:
         return _sketched(graph, sketch)
     return _fixed(graph, noted, around, step.optimizer)

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from offload.errors import CaptureError
+from offload.gate import only_python
 from offload.measuring.fake_answers import Learned
 from offload.program.frames import say_frame, say_traceback, user_frame
 from offload.torch_seams import (
@@ -78,8 +79,9 @@ def guarded_trace(
         second, again = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
         if changed := reads.changed_since(between) or effects.repeated():
             raise CaptureError(changed)
-        sketch = TraceSketch.of(first, result, around)
-        where, what = sketch.first_difference(TraceSketch.of(second, again, around))
+        with only_python():
+            sketch = TraceSketch.of(first, result, around)
+            where, what = sketch.first_difference(TraceSketch.of(second, again, around))
         if what:
             raise _differs(where, what)
     except BaseException:

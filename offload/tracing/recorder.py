@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from offload.errors import CaptureError
+from offload.gate import stand_aside
 from offload.measuring.fake_answers import Learned, corrected
 from offload.program.frames import say_frame, user_frame
 from offload.program.kernels import Call, Value
@@ -132,6 +133,7 @@ class Recorder(TorchDispatchMode):
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        stand_aside()
         if func is LIFT and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         name = schema_of(func).name.split("::")[1]

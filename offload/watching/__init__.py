@@ -5,5 +5,5 @@
 `holders.py` says where values are, `state_reads.py` finds them, `watched_state.py` compares them,
 `effects.py` finds what a step does outside of the process.
 
-May import: errors, program, torch_seams.
+May import: errors, gate, program, torch_seams.
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from offload.gate import only_python
 from offload.torch_seams import GLOBAL_HOOKS
 from offload.watching.executed_code import calls_noted
 from offload.watching.frozen_state import drop_dead, frozen
@@ -59,7 +60,8 @@ class StateReads:
             self._search.spies.remove()
             if collecting:
                 gc.enable()
-        self._search.meet_closures()
+        with only_python():
+            self._search.meet_closures()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class Job:
 
 def on_device(runner: Runner, job: Job) -> list[str]:
     """The tensors that lie in the device's arena now."""
-    arena = runner._stage._arena
+    arena = runner.stage._arena
     assert arena is not None
     regions = arena.regions.values()
     return [
@@ -83,7 +83,7 @@ def on_device(runner: Runner, job: Job) -> list[str]:
 
 def waiting(runner: Runner, job: Job) -> list[str]:
     """The tensors that lie in the runner's waiting place now."""
-    place = runner._waiting
+    place = runner._memory.waiting
     assert place is not None
     return [name for name, tensor in job.tensors.items() if place.contains(tensor.data_ptr())]
 

@@ -284,8 +284,8 @@ class Outside:
 
 
 def counted(runner: Runner) -> Outside:
-    outside = Outside(runner._stage.engine.run)
-    runner._stage.engine.run = outside  # type: ignore[method-assign]
+    outside = Outside(runner.stage.engine.run)
+    runner.stage.engine.run = outside  # type: ignore[method-assign]
     return outside
 
 

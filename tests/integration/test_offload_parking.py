@@ -6,6 +6,8 @@ one .. other .. one .. other       hand-overs; each parks the job before it
 import gc
 import importlib
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +150,57 @@ def test_a_job_that_ends_while_it_is_parked_has_memory_of_its_own(
     jobs: Any, pair: Any, leaver: str
 ) -> None:
     one, first, _, _, _ = pair
-    place = first._waiting
+    place = first._memory.waiting
     if leaver == "the stage":
-        first._stage.close()
+        first.stage.close()
         assert one.is_right() and jobs.waiting(first, one)
     first.close()
     assert one.is_right() and first.parked_bytes == 0
     assert not any(place.contains(tensor.data_ptr()) for tensor in one.tensors.values())
+
+
+class HitAfterOne(list[Any]):
+    """Seats of a way: a Ctrl-C hits after the first tensor has changed its place."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.looks += 1
+        yield self[0]
+        if self.looks > 1:  # the first look asks only where they are
+            raise KeyboardInterrupt
+        yield from self[1:]
+
+
+@pytest.mark.parametrize("hit", ["the way out", "the way back"])
+def test_a_way_that_is_hit_half_way_loses_no_tensor(pair: Any, hit: str) -> None:
+    one, first, other, second, _ = pair
+    if hit == "the way out":
+        one.step(first)
+    homes = first._memory.current
+    waiting, way, *rest = homes._way
+    homes._way = (waiting, replace(way, seats=HitAfterOne(way.seats)), *rest)
+    with pytest.raises(KeyboardInterrupt):
+        first.park() if hit == "the way out" else first(one.batch)
+    assert one.is_right()
+    other.step(second)
+    assert one.is_right()
+    one.step(first)
+    assert one.is_right() and other.is_right()
+
+
+def test_a_tensor_that_has_changed_since_the_last_hand_over_takes_another_way(pair: Any) -> None:
+    one, first, other, second, [name, *_] = pair
+    tensor = one.tensors[name]
+    one.step(first)
+    tensor.data = tensor.data.clone()  # while it is at home
+    other.step(second)
+    assert one.is_right()
+    one.step(first)
+    other.step(second)
+    tensor.data = tensor.data.clone()  # while it waits
+    one.step(first)
+    assert one.is_right() and other.is_right()
 
 
 def test_a_step_that_is_hit_while_tensors_come_home_loses_none(
@@ -172,6 +218,7 @@ def test_a_step_that_is_hit_while_tensors_come_home_loses_none(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Home, "bring", once)
+        first._memory.current._way = None  # each tensor by itself, as after a change
         first(one.batch)
     assert one.is_right()
     other.step(second)
@@ -224,9 +271,9 @@ def test_no_room_to_park_is_told_to_the_job_that_comes_and_not_to_the_next_one(
 
 def test_homes_without_a_device_still_know_what_is_astray(pair: Any) -> None:
     one, first, _, _, resident = pair
-    homes = first._current
+    homes = first._memory.current
     assert isinstance(homes, Homes)
-    first._stage.grow({0: 1 << 20}, lambda _: None)
+    first.stage.grow({0: 1 << 20}, lambda _: None)
     assert first.astray() == ""
     streamed = next(name for name in one.tensors if name not in resident)
     for name in (streamed, resident[0]):

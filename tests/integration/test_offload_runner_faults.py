@@ -134,7 +134,7 @@ def test_a_fault_in_a_copy_names_what_was_copied(
         node = next(node for node in made.memgraph.nodes if node.kind == kind)
         name = graph.buffers[node.buffer].name
         there = next(a.place for a in node.accesses if a.place.arena == HOST)
-        broken.add(runner._arenas.address(there))
+        broken.add(runner._memory.arenas.address(there))
         with pytest.raises(OSError, match="link is down") as raised:
             runner(some(640))
         on = "h2d" if kind == "reload" else "d2h"
@@ -152,7 +152,7 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
 
     def slow(reads: Bytes, writes: Bytes) -> None:
         assert failed.wait(WAIT)
-        while runner._stage.engine._crew.step.error is None:  # type: ignore[union-attr]
+        while runner.stage.engine._crew.step.error is None:  # type: ignore[union-attr]
             pass
         seen.append("slow")
 
@@ -302,8 +302,8 @@ def test_parked_threads_keep_no_arena_alive(hand: Any) -> None:
     graph = hand.bind(hand.layers(), [0])
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         runner(some(640))
-        arenas = weakref.ref(runner._arenas)
-        engine = runner._stage.engine
+        arenas = weakref.ref(runner._memory.arenas)
+        engine = runner.stage.engine
     del runner
     gc.collect()
     assert arenas() is None
@@ -333,14 +333,14 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
     tensors = graph.program.tensors
     runner = Runner(hand.planned(graph), "threads")
     arena = tensors["w0"].data_ptr()
-    rest = runner._stage.engine._rest  # type: ignore[union-attr]
+    rest = runner.stage.engine._rest  # type: ignore[union-attr]
 
     def told() -> None:
-        if runner._stage.engine._crew.step is not None:  # type: ignore[union-attr]
+        if runner.stage.engine._crew.step is not None:  # type: ignore[union-attr]
             signal_seen.set()
         rest()
 
-    monkeypatch.setattr(runner._stage.engine, "_rest", told)
+    monkeypatch.setattr(runner.stage.engine, "_rest", told)
     with pytest.raises(KeyboardInterrupt):
         runner(some(640))
     with pytest.raises(OffloadError, match="perfect-offload-host did not end within"):

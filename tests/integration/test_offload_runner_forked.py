@@ -63,7 +63,7 @@ def in_a_child(call: Callable[[], str]) -> str:
 
 def crew(runner: Runner) -> Any:
     """Of its threads."""
-    engine: Any = runner._stage.engine
+    engine: Any = runner.stage.engine
     return (engine._streams if isinstance(engine, CudaGraph) else engine)._crew
 
 
@@ -82,7 +82,7 @@ def test_a_forked_process_is_told_to_make_a_runner_of_its_own(
         crew(runner).stop()  # as the finalizer does
         return "\n".join(said)
 
-    locks = {"": nullcontext(), "runner": runner._stage._lock, "crew": crew(runner).lock}
+    locks = {"": nullcontext(), "runner": runner.stage._lock, "crew": crew(runner).lock}
     with locks[held]:
         said = in_a_child(told).split("\n")
     assert len(said) == 2

@@ -229,7 +229,7 @@ def test_close_gives_every_tensor_memory_of_its_own_size(hand: Any) -> None:
     stride = made.w.stride()
     runner = Runner(hand.planned(made.graph, 400), "threads")
     check_step(runner, made)
-    values, arenas = made.w.detach().clone(), runner._arenas
+    values, arenas = made.w.detach().clone(), runner._memory.arenas
     runner.close()
     runner.close()
     assert torch.equal(made.w, values) and made.w.stride() == stride
@@ -300,7 +300,7 @@ def test_a_tensor_that_no_task_touches_is_left_where_it_is(hand: Any) -> None:
     with Runner(hand.planned(graph), "serial") as runner:
         check_step(runner, made)
         assert unused.tolist() == [1.0] * 3
-        assert unused.data_ptr() == at or runner._arenas.contain(unused.data_ptr())
+        assert unused.data_ptr() == at or runner._memory.arenas.contain(unused.data_ptr())
 
 
 def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor(hand: Any) -> None:

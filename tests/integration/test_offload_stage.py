@@ -220,7 +220,7 @@ def test_the_device_arena_and_the_host_arena_are_two_objects(jobs: Any) -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
-        arenas = runner._arenas
-        assert arenas is not None and arenas.lent is runner._stage._arena
-        assert arenas.host is runner._host and HOST not in arenas.lent.regions
+        arenas = runner._memory.arenas
+        assert arenas is not None and arenas.lent is runner.stage._arena
+        assert arenas.host is runner._memory.host and HOST not in arenas.lent.regions
     assert job.is_right()

@@ -194,7 +194,7 @@ def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: 
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
     mine = [t for t in threading.enumerate() if t.name.startswith("perfect-offload")]
-    arenas, gone = weakref.ref(runner._arenas), weakref.ref(runner)
+    arenas, gone = weakref.ref(runner._memory.arenas), weakref.ref(runner)
     del runner
     gc.collect()
     assert gone() is None and arenas() is None
@@ -239,7 +239,7 @@ def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, grap
     plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
     with Runner(planned(graph), "cuda", driver=driver(device)) as runner:
         assert same(runner, plainly, tensors, graphs.batch())
-        assert len(runner._stage.engine._events) == 1  # type: ignore[union-attr]
+        assert len(runner.stage.engine._events) == 1  # type: ignore[union-attr]
 
 
 def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graphs: Any) -> None:

@@ -69,10 +69,14 @@ def check_cuda(device: torch.device) -> torch.device:
 
 
 class Cuda:
-    """`spin`: by lane, the cycles for which the device idles before each of its nodes."""
+    """`spin`: by lane, the cycles for which the device idles before each of its nodes. `high`: its
+    kernels come before those of other drivers, whose blocks end first."""
 
-    def __init__(self, device: torch.device, spin: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, spin: Mapping[str, int] | None = None, *, high: bool = False
+    ) -> None:
         self.device = check_cuda(device)
+        self._usual = HIGH if high else USUAL
         self._spin = dict(spin or {})
         self._streams: dict[str, CudaStream] = {}
         self._fences: dict[str, CudaEvent] = {}
@@ -88,7 +92,7 @@ class Cuda:
                 raise OffloadError(
                     f"lane {lane} has no stream on {self.device}: the graph is for one device"
                 )
-            found = CudaStream(self.device, priority=USUAL if lane == COMPUTE else HIGH)
+            found = CudaStream(self.device, priority=self._usual if lane == COMPUTE else HIGH)
             found.lane, found.spin = lane, self._spin.get(lane, 0)
             self._fences[lane] = self.event()
             if self._caller is not None:

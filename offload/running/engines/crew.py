@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 import torch
 
 from offload.errors import OffloadError
+from offload.gate import Gate
 from offload.running.engines.work import LaneRecord, StepWork
 
 JOIN_SECONDS = 10.0
@@ -104,6 +105,12 @@ class Crew:
     """The threads of each lane."""
     step: CrewStep | None = None
     closed: bool = False
+    held: bool = False
+    """Whether no thread may begin a node, because a guest has the step's memory."""
+    quiet: threading.Lock = field(default_factory=_bell)
+    """The bell of a guest that waits until no thread runs a node."""
+    gate: Gate | None = None
+    """The caller lets guests in between two nodes; None if it runs no nodes."""
     process: int = field(default_factory=os.getpid)
     """The process of the threads. A forked process has none of them."""
 
@@ -142,9 +149,32 @@ class Crew:
                     return
             self.caller.bell.acquire(timeout=LOOK_SECONDS)
 
+    def hold(self) -> None:
+        """Wait until no thread runs a node. None begins one before `go_on`."""
+        with self.lock:
+            self.held = True
+        while True:
+            with self.lock:
+                if not any(worker.busy for worker in self.threads()):
+                    return
+            self.quiet.acquire(timeout=LOOK_SECONDS)
+
+    def go_on(self) -> None:
+        with self.lock:
+            self.held = False
+            if self.step is not None:
+                for lane, heap in self.step.heaps.items():
+                    for worker in self.step.workers.get(lane, ()) if heap else ():
+                        if worker is not self.caller:
+                            worker.ring()
+
     def take(self, worker: Worker, step: CrewStep) -> int | None:
         """The worker's next node if one is ready. Call it under the lock."""
         heap = step.heaps[worker.lane]
+        if self.held and worker is not self.caller:
+            heap = []
+            if self.quiet.locked():
+                self.quiet.release()
         if heap and not step.stopping:
             worker.busy, worker.idle = True, False
             return step.node_of[heappop(heap)]
@@ -158,9 +188,12 @@ class Crew:
         lock, clock, take = self.lock, self.clock, self.take
         runs, successors, pending = step.work.runs, step.work.successors, step.pending
         begin, start, end = ran.nodes.append, ran.starts.append, ran.ends.append
+        gate = self.gate if worker is self.caller else None
         with lock:
             node = take(worker, step)
         while node is not None:
+            if gate is not None and gate.wanted:
+                gate.pass_on()
             begin(node)
             start(clock())
             runs[node]()

@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
-from offload.planning.cuts import Piece, pieces_by_host
+from offload.gate import Gate
+from offload.planning.cuts import Piece, pieces_by_host, shorter
 from offload.running.drivers.capturing import Capturing
 from offload.running.engines.streams import COMPUTE, HOST_LANES, Streams
 from offload.running.engines.work import LaneRecord, Record, Run, StepWork
 from offload.torch_seams import bf16_reduced_precision, fp16_reduced_precision
 
+PIECE_SECONDS = 2e-3
+"""The compute seconds of a graph where guests are expected. All streams meet at its end."""
 RESTLESS = 3
 """Steps in a row, each with other numbers than the one before, after which it is said."""
 ROW = "graph"
@@ -39,6 +42,8 @@ class Known:
     """By the number of a piece, the nodes of the host as work of their own."""
     copies: bool
     """Whether its streams touch the host's memory."""
+    cut: bool = False
+    """Whether it is cut for guests, too."""
     baked: Hashable = None
     graphs: Mapping[int, Run] | None = None
     """By the number of a piece."""
@@ -65,9 +70,11 @@ class CudaGraph:
         self,
         driver: Capturing,
         streams: Streams,
+        gate: Gate | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._driver = driver
+        self._gate = gate or Gate()
         self._streams = streams
         self._clock = clock
         self._known: weakref.WeakKeyDictionary[StepWork, Known] = weakref.WeakKeyDictionary()
@@ -85,8 +92,8 @@ class CudaGraph:
     def run(self, work: StepWork, record: Record) -> None:
         self._streams.check()
         known = self._known.get(work)
-        if known is None:
-            known = self._known[work] = read(work)
+        if known is None or known.cut != self._gate.armed:
+            known = self._known[work] = read(work, self._gate.armed)
             if known.impossible:
                 self._say(work, work.uncaptured)
         if not known.impossible and not self.measure and self._ready(work, known):
@@ -192,8 +199,10 @@ class CudaGraph:
         ran = LaneRecord(ROW)
         record.lanes.append(ran)
         assert known.graphs is not None
-        waits = known.copies or bool(known.hosted)
+        waits = known.copies or bool(known.hosted) or known.cut
         for number, piece in enumerate(known.pieces):
+            if self._gate.wanted:
+                self._gate.pass_on()
             if piece.on_host:
                 self._host(known.hosted[number], piece, record)
             else:
@@ -233,18 +242,31 @@ class CudaGraph:
             record.lanes += mine.lanes
             record.failed = None if mine.failed is None else piece.nodes[mine.failed]
 
+    def hold(self) -> None:
+        self._streams.hold()
+
+    def go_on(self) -> None:
+        self._streams.go_on()
+
     def close(self) -> None:
         self._known.clear()
         self._streams.close()
 
 
-def read(work: StepWork) -> Known:
-    """Cut the work into pieces of the device and pieces of the host."""
+def read(work: StepWork, cut: bool = False) -> Known:
+    """Cut the work into pieces of the device and pieces of the host. `cut`: those of the device are
+    short, so that guests do not wait long."""
     on_host = [lane in HOST_LANES for lane in work.lane_of]
     pieces = pieces_by_host(on_host, work.dependencies())
+    if cut and work.seconds:
+        busy = [
+            took if lane.startswith(COMPUTE) else 0.0
+            for took, lane in zip(work.seconds, work.lane_of, strict=True)
+        ]
+        pieces = shorter(pieces, busy, PIECE_SECONDS)
     hosted = {n: work.part(piece.nodes) for n, piece in enumerate(pieces) if piece.on_host}
     copies = any(not e.startswith(COMPUTE) for e in work.lanes)
-    return Known(pieces, hosted, copies, impossible=bool(work.uncaptured))
+    return Known(pieces, hosted, copies, cut, impossible=bool(work.uncaptured))
 
 
 def _awaited(work: StepWork, piece: Piece) -> Mapping[int, Sequence[int]]:

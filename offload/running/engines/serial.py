@@ -1,7 +1,7 @@
 """The reference engine: one node after the other, on the caller's thread.
 
 With order `random` it draws a new legal order at every step, from its seed. Between two nodes it
-only reads the clock: 0.1 us.
+only reads the clock and asks the gate: 0.1 us.
 """
 
 import random
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
+from offload.gate import Gate
 from offload.running.engines.work import LaneRecord, Record, StepWork
 
 
@@ -18,11 +19,16 @@ class Serial:
     captures = False
 
     def __init__(
-        self, order: str = "priority", seed: int = 0, clock: Callable[[], float] = time.perf_counter
+        self,
+        order: str = "priority",
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        gate: Gate | None = None,
     ) -> None:
         self.measure = False  # every node is timed anyway
         self._random = random.Random(seed) if order == "random" else None
         self._clock = clock
+        self._gate = gate or Gate()
 
     def run(self, work: StepWork, record: Record) -> None:
         if self._random is None:
@@ -32,11 +38,15 @@ class Serial:
 
     def _run_in(self, order: "range | list[int]", work: StepWork, record: Record) -> None:
         runs = work.runs if isinstance(order, range) else [work.runs[node] for node in order]
-        clock = self._clock
+        clock, gate = self._clock, self._gate
         stamps = [clock()]
         stamp = stamps.append
+        later: dict[int, float] = {}
         try:
             for run in runs:
+                if gate.wanted:
+                    gate.pass_on()
+                    later[len(stamps) - 1] = clock()
                 run()
                 stamp(clock())
         except BaseException:
@@ -44,12 +54,19 @@ class Serial:
             record.failed = order[done] if done < len(order) else None
             raise
         finally:
-            record.lanes.append(LaneRecord("", list(order), stamps, stamps[1:]))
+            starts = [later.get(place, stamp) for place, stamp in enumerate(stamps)]
+            record.lanes.append(LaneRecord("", list(order), starts, stamps[1:]))
             record.waited = sum(
                 end - start
-                for node, start, end in zip(order, stamps, stamps[1:], strict=False)
+                for node, start, end in zip(order, starts, stamps[1:], strict=False)
                 if not work.lane_of[node].startswith("compute")
             )
+
+    def hold(self) -> None:
+        """Nothing runs while the caller's thread stands aside."""
+
+    def go_on(self) -> None:
+        """Nothing was held."""
 
     def close(self) -> None:
         """It has no threads to end."""

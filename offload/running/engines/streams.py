@@ -26,8 +26,9 @@ from functools import partial
 from typing import Any
 
 from offload.errors import DeviceLost, StepError
+from offload.gate import Gate
 from offload.graph.taskgraph import RANKS
-from offload.planning.issue import DEPTH, Chart, Issue, Issued
+from offload.planning.issue import DEPTH, Chart, Issue, Issued, RunAhead
 from offload.running.drivers.device_loss import device_lost
 from offload.running.drivers.driver import Driver
 from offload.running.engines.crew import HOST, Crew, CrewStep, Hands
@@ -35,6 +36,8 @@ from offload.running.engines.work import LaneRecord, Record, Run, StepWork
 
 HOST_LANES = (HOST, RANKS)
 COMPUTE = "compute"
+WINDOW_SECONDS = 1e-3
+"""How far a stream may be ahead where guests are expected, who wait for what is enqueued."""
 SPINS = 32
 PAUSE_SECONDS = 50e-6
 """Seconds between two looks at the device, after many looks that saw nothing new."""
@@ -80,10 +83,12 @@ class Streams:
         host_workers: int = 1,
         depth: int = DEPTH,
         clock: Callable[[], float] = time.perf_counter,
+        gate: Gate | None = None,
     ) -> None:
         self.measure = False
         """Whether the next steps are timed on the device."""
         self._driver = driver
+        self._gate = gate or Gate()
         self._random = random.Random(seed) if order == "random" else None
         self._depth = depth
         self._workers = {HOST: host_workers, RANKS: 1}
@@ -111,6 +116,8 @@ class Streams:
         try:
             state = self._begin(work, record)
             while state.issue.unissued or state.host_left:
+                if self._gate.wanted:
+                    self._gate.pass_on()
                 issued = state.issue.next()
                 if issued is not None:
                     self._enqueue(state, issued)
@@ -152,7 +159,9 @@ class Streams:
                 worker.idle, worker.busy, worker.ran = True, False, LaneRecord(worker.name)
                 record.lanes.append(worker.ran)
             crew.step = step
-        issue = Issue(chart, self._depth, self._workers, rank)
+        armed = self._gate.armed and work.seconds
+        window = RunAhead(WINDOW_SECONDS, work.seconds) if armed else None
+        issue = Issue(chart, self._depth, self._workers, rank, window)
         self._driver.begin()
         return StreamStep(work, prepared, issue, records, step, prepared.host_nodes)
 
@@ -223,7 +232,7 @@ class Streams:
                     raise error
                 finally:
                     del error  # it refers to this frame
-            if told:
+            if told or self._gate.wanted:
                 return
             looks += 1
             if looks > SPINS:
@@ -301,6 +310,13 @@ class Streams:
         """Handle an error that another user of the driver met: wait for the streams, and raise
         `DeviceLost` if the device is lost."""
         self._fail(error, None, Record())
+
+    def hold(self) -> None:
+        self._crew.hold()
+        self._driver.synchronize()
+
+    def go_on(self) -> None:
+        self._crew.go_on()
 
     def close(self) -> None:
         self._finalizer()

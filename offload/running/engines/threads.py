@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from offload.errors import StepError
+from offload.gate import Gate
 from offload.running.engines.crew import LOOK_SECONDS, Crew, CrewStep, Hands, Worker
 from offload.running.engines.serial import Serial
 from offload.running.engines.work import LaneRecord, Record, StepWork
@@ -36,13 +37,15 @@ class Threads:
         seed: int = 0,
         host_workers: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        gate: Gate | None = None,
     ) -> None:
         self.measure = False  # every node is timed anyway
         self._random = random.Random(seed) if order == "random" else None
-        self._crew = Crew(clock)
+        self._gate = gate or Gate()
+        self._crew = Crew(clock, gate=self._gate)
         self._hands = Hands(self._crew, host_workers)
         self._finalizer = weakref.finalize(self, self._crew.stop)
-        self._in_a_row = Serial(clock=clock)
+        self._in_a_row = Serial(clock=clock, gate=self._gate)
 
     def run(self, work: StepWork, record: Record) -> None:
         crew = self._crew
@@ -55,9 +58,10 @@ class Threads:
             while not step.over:
                 crew.drain(crew.caller, step, crew.caller.ran)
                 if not step.over:
-                    since = crew.clock()
-                    crew.caller.bell.acquire(timeout=LOOK_SECONDS)
-                    record.waited += crew.clock() - since
+                    since, aside = crew.clock(), self._gate.stood_aside
+                    with self._gate.rested():
+                        crew.caller.bell.acquire(timeout=LOOK_SECONDS)
+                    record.waited += crew.clock() - since - (self._gate.stood_aside - aside)
         except BaseException:
             ran = crew.caller.ran
             record.failed = ran.nodes[-1] if len(ran.nodes) > len(ran.ends) else None
@@ -110,6 +114,12 @@ class Threads:
 
     def _rest(self) -> None:
         self._crew.rest()
+
+    def hold(self) -> None:
+        self._crew.hold()
+
+    def go_on(self) -> None:
+        self._crew.go_on()
 
     def close(self) -> None:
         self._finalizer()

@@ -44,6 +44,8 @@ class StepWork:
     """A readable name of a node."""
     tell: Callable[[str], object] = str
     """Tells the user something about the plan."""
+    seconds: Sequence[float] = ()
+    """By node: what it is predicted to take. Empty: nobody knows."""
     in_a_row: bool = False
     """Whether one lane computes everything, and only the inputs move, at the beginning."""
     uncaptured: str = ""
@@ -57,6 +59,7 @@ class StepWork:
         baked: Callable[[], Hashable] = tuple,
         tell: Callable[[str], object] = str,
         uncaptured: str = "",
+        seconds: Sequence[float] = (),
     ) -> "StepWork":
         successors: list[list[int]] = [[] for _ in memgraph.nodes]
         for number, node in enumerate(memgraph.nodes):
@@ -76,6 +79,7 @@ class StepWork:
                 node.lane == "compute" or _comes_in(memgraph, node) for node in memgraph.nodes
             ),
             uncaptured=uncaptured,
+            seconds=seconds,
         )
 
     def dependencies(self) -> list[list[int]]:
@@ -106,6 +110,7 @@ class StepWork:
             successors=tuple(successors),
             first=tuple(number for number, count in enumerate(waits) if not count),
             lanes=tuple(dict.fromkeys(lane_of)),
+            seconds=tuple(self.seconds[node] for node in nodes) if self.seconds else (),
             name=lambda number: self.name(nodes[number]),
         )
 
@@ -164,5 +169,12 @@ class Engine(Protocol):
         ...
 
     def run(self, work: StepWork, record: Record) -> None: ...
+
+    def hold(self) -> None:
+        """Wait until no node runs, and begin none before `go_on`. Another thread calls it while the
+        one in `run` stands aside (gate.py)."""
+        ...
+
+    def go_on(self) -> None: ...
 
     def close(self) -> None: ...

@@ -1,0 +1,263 @@
+"""A runner's memory: what it has of a stage's device and of the host, and where its tensors are.
+
+    stage's arena  |residents ....|        lent to one tenant at a time
+    host arena     |streamed ..........|   its own, as long as the runner lives
+    waiting place  |residents, parked|     its own, if others use the stage
+
+`move` goes over to another plan, on this stage or on another one:
+
+    in place       the arena is large enough: tensors change places in it (shifts.py)
+    beside         another arena is taken while the tensors are still in the old one
+    by the host    no room for both: residents wait on the host while the arena is replaced
+
+Nothing has moved where `move` raises `MemoryTooSmall`.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from offload.errors import MemoryTooSmall
+from offload.gate import stand_aside
+from offload.graph.taskgraph import HOST
+from offload.memory.arenas import Arenas, HostArena
+from offload.memory.homes import Homes, resident_bytes
+from offload.memory.placement import Bindings
+from offload.memory.room import check_move, check_room
+from offload.memory.runnable import RunnablePlan
+from offload.memory.waiting_place import WaitingPlace
+from offload.running.binding import Binding
+from offload.running.stage import Stage
+
+IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What it took to go over to another plan."""
+
+    nbytes: int
+    """Bytes of tensors that changed their place."""
+    seconds: float
+    way: str
+    """in place, beside, or by the host"""
+
+
+class RunnerMemory:
+    """The tenant of a stage. All methods are called under the stage's lock."""
+
+    def __init__(
+        self, stage: Stage, plan: RunnablePlan, placed: Bindings, *, poison: bool, alone: bool
+    ) -> None:
+        """`placed`, `poison`: as in `Binding`. `alone`: no other tenant will come to the stage."""
+        self.stage = stage
+        self.plan = plan
+        self.alone = alone
+        self.current: Homes | None = None
+        """Where the last step left the tensors."""
+        self.arenas: Arenas | None = None
+        self.host: HostArena | None = None
+        self.waiting: WaitingPlace | None = None
+        """Taken with the arenas if others use the stage, so that no other job fails for want of
+        it; else at the first `park`."""
+        self._placed = placed
+        self._poison = poison
+        self._bindings: dict[Hashable, Binding] = {}
+        self._rooms: dict[Hashable, int] = {}
+        """Bytes that each plan's residents take while they are parked."""
+        self._origins: dict[str, torch.device] = {}
+        """Where each tensor of the user's was before, by its name."""
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def enter(self, key: Hashable, plan: RunnablePlan) -> Binding:
+        """What runs this step; no tensor is at home anywhere else afterwards."""
+        arenas = self._held(key, plan)
+        found = self._bindings.get(key)
+        if found is None:
+            found = self._bindings[key] = self._bind(plan, arenas, self.stage)
+        if found.homes is not self.current:
+            if self.current:
+                self.current.release(stays=found.homes)
+            self.current = found.homes
+        waiting = self.waiting.waiting_bytes if self.waiting else 0
+        begin = self.stage.clock()
+        found.homes.settle(self.waiting)
+        if waiting:
+            self.stage.came_back(waiting, self.stage.clock() - begin)
+        return found
+
+    def _bind(self, plan: RunnablePlan, arenas: Arenas, stage: Stage) -> Binding:
+        return Binding(
+            plan,
+            arenas,
+            self._placed,
+            poison=self._poison,
+            driver=stage.driver,
+            captured=stage.engine.captures,
+        )
+
+    def _held(self, key: Hashable, plan: RunnablePlan) -> Arenas:
+        """Arenas with room for this plan, the device's lent by the stage. Where one is too small,
+        the old ones go before larger ones come."""
+        if key not in self._rooms:
+            self._rooms[key] = resident_bytes(plan.memgraph)
+        on_device = _on_device(plan)
+        had = self.host.region.nbytes if self.host else -1, self.parked_bytes
+        on_host = max(plan.memgraph.arenas.get(HOST, 0), had[0])
+        waiting = max(0 if self.alone else self._rooms[key], had[1])
+        lent = self.stage.lent(self, on_device)
+        if lent is None or had != (on_host, waiting):
+            self.leave()
+            room = partial(check_room, plan, waiting=waiting)
+            if lent is None:
+                self.stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
+                lent = self.stage.lent(self, on_device)
+                assert lent is not None
+            else:
+                room({HOST: on_host})
+            self.host = HostArena(on_host, self.stage.device)
+            self.waiting = WaitingPlace(waiting, self.stage.device) if waiting else None
+            for note in {self.host.note, self.waiting.note if self.waiting else ""} - {""}:
+                self.plan.remarks.say(note)
+        assert self.host is not None
+        if self.arenas is None or self.arenas.lent is not lent:
+            self._bindings.clear()
+            self.arenas = Arenas(lent, self.host, self._origins)
+        return self.arenas
+
+    def forget(self, key: Hashable) -> None:
+        self._rooms.pop(key, None)
+        self._bindings.pop(key, None)  # its tensors stay where they are until the next step
+
+    # ---- another plan ---------------------------------------------------------------------------
+
+    def move(self, key: Hashable, plan: RunnablePlan, stage: Stage, *, alone: bool) -> Migration:
+        """Go over to this plan, and to this stage. The locks of both stages are held."""
+        begin = stage.clock()
+        on_host, on_device = plan.memgraph.arenas.get(HOST, 0), _on_device(plan)
+        keeps = self.host is not None and self.host.serves(on_host, stage.device)
+        room = 0 if alone else resident_bytes(plan.memgraph)
+        room = room if room > self.parked_bytes else 0
+        sizes = stage.sizes_for(self, on_device)
+        taken = {} if keeps else {HOST: on_host}
+        way = self._way(plan, stage, sizes, taken, room)
+        host = self.host if keeps else HostArena(on_host, stage.device)
+        assert host is not None
+        if way == BESIDE and not stage.keeps(sizes):
+            stage.take_beside(self, sizes)
+        elif way == BY_HOST:
+            stage.replace(sizes)
+        lent = stage.lent(self, on_device)
+        assert lent is not None
+        before, old_waiting = self.current, self.waiting
+        room = room if room > self.parked_bytes else 0
+        waiting = WaitingPlace(room, stage.device) if room else old_waiting
+        arenas = self.arenas
+        if arenas is None or arenas.lent is not lent or arenas.host is not host:
+            arenas = Arenas(lent, host, self._origins)
+        found = self._bind(plan, arenas, stage)
+        try:
+            if before is None:
+                found.homes.settle(old_waiting)
+                nbytes = 0
+            else:
+                nbytes = found.homes.come_from(before, old_waiting, stand_aside)
+        except BaseException:
+            for one in (self.arenas, arenas):
+                if one is not None:
+                    one.rest()
+            found.homes.release()  # what has come leaves again; the old plan brings it home
+            if stage is not self.stage:
+                stage.leave(self)
+            raise
+        for given_up, kept in ((self.host, host), (old_waiting, waiting)):
+            if given_up is not None and given_up is not kept:
+                given_up.unlock()
+        if stage is not self.stage:
+            self.stage.leave(self)
+        for note in {host.note, waiting.note if waiting else ""} - {""}:
+            plan.remarks.say(note)
+        self.plan, self.stage, self.alone = plan, stage, alone
+        self.current, self.arenas, self.host, self.waiting = found.homes, arenas, host, waiting
+        self._bindings = {key: found}
+        self._rooms.clear()
+        return Migration(nbytes, stage.clock() - begin, way)
+
+    def _way(
+        self,
+        plan: RunnablePlan,
+        stage: Stage,
+        sizes: Mapping[int, int],
+        taken: Mapping[int, int],
+        waiting: int,
+    ) -> str:
+        """How the tensors get to the new arenas. Raises `MemoryTooSmall` if there is no room.
+        `taken`: an arena of the host, if a new one is needed."""
+        if stage.keeps(sizes):
+            check_move(plan, taken, waiting)
+            return IN_PLACE if stage is self.stage else BESIDE
+        try:
+            check_move(plan, {**taken, **sizes}, waiting)
+            return BESIDE
+        except MemoryTooSmall:
+            if not stage.arena_bytes:
+                raise
+        parked = self.current.resident_bytes if self.current and stage is self.stage else 0
+        parked = parked if parked > self.parked_bytes else 0
+        check_move(plan, {**taken, **sizes}, waiting + parked, stage.arena_bytes)
+        return BY_HOST
+
+    # ---- other tenants --------------------------------------------------------------------------
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of the host that are kept for residents, whether they are parked now or not."""
+        return self.waiting.nbytes if self.waiting else 0
+
+    def make_way(self) -> int:
+        """A `Tenant`'s: another one needs the device's arena."""
+        needed = self.current.resident_bytes if self.current else 0
+        if not (self.current and needed):
+            return 0
+        if self.waiting is None or self.waiting.nbytes < needed:
+            check_room(self.plan, {}, needed)
+            self.waiting = WaitingPlace(needed, self.stage.device)
+        return self.current.park(self.waiting)
+
+    def evict(self) -> int:
+        """A `Tenant`'s: the device's arena is about to be freed."""
+        moved = self.make_way()
+        if self.current:
+            self.current.forget_device()
+        self._bindings.clear()
+        self.arenas = None
+        return moved
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Every tensor gets memory of its own, where it was before; the arenas are given up."""
+        if self.current and self.arenas:
+            lent = self.stage.is_lent_to(self)
+            self.arenas.forget(keep=self.current.places.values(), lent=lent)
+        if self.current:
+            self.current.release()
+        if self.host:
+            self.host.unlock()
+        if self.waiting:
+            self.waiting.unlock()
+            self.waiting.empty(self._origins)
+        self.current, self.arenas, self.host, self.waiting = None, None, None, None
+        self._bindings.clear()
+
+    def abandon(self) -> None:
+        """The device is lost: no tensor is moved out of the arenas."""
+        self.current = None
+        self._bindings.clear()
+
+
+def _on_device(plan: RunnablePlan) -> dict[int, int]:
+    return {number: n for number, n in plan.memgraph.arenas.items() if number != HOST}
