@@ -6,10 +6,12 @@ processes that read), `identity` (what a data set is made of), `cache` (the deco
 (the slab), `pixels` (decoding and augmentation). Files beside them put these together: `loader`
 (`ReuseLoader`), `arguments`, `options` and `adopted` (what it may be asked for, or a DataLoader
 says), `opened_dataset` (what is read, or lies in memory already), `read_check` and `joint_parts`
-(what is refused), `rank_order`, `pipeline`, `passes`, `batches`, `summary`.
+(what is refused), `rank_order`, `pass_position`, `pipeline`, `passes`, `batches`, `summary`.
+`sharing` has one such loader for several consumers.
 """
 
 from loaders.errors import LoaderError
 from loaders.loader import ReuseLoader
+from loaders.sharing.shared_stream import SharedStream
 
-__all__ = ["LoaderError", "ReuseLoader"]
+__all__ = ["LoaderError", "ReuseLoader", "SharedStream"]

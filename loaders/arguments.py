@@ -155,6 +155,11 @@ def check_batches(batches: BatchOptions) -> None:
 
 def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
     """Refuse a saved state that a loader with the state `own` could not go on from."""
+    if (pieces := state.get("pieces", 1)) != 1:
+        raise StateError(
+            f"the saved state is one of a view that cuts batches into {pieces} pieces, so its count"
+            " of batches is another: load it into such a view of a SharedStream"
+        )
     for key in ("samples", *SAME_AFTER_RESUME):
         if state[key] != own[key]:
             raise StateError(

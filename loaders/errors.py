@@ -8,6 +8,7 @@ LoaderError
   CacheError        a decoded cache that cannot be kept or read
   StateError        a saved state of another data set, seed or setting
   PassEnded         an iterator that another one has replaced, or whose loader was closed
+  SharingError      a view of a shared stream that is asked for what it cannot give
   WorkerDied        a worker process that was killed or crashed, twice
   BackendMissing    a package that a backend needs and that is not installed
 """
@@ -43,6 +44,10 @@ class StateError(LoaderError):
 
 class PassEnded(LoaderError):
     """An iterator was asked for a batch after its loader had begun another pass or was closed."""
+
+
+class SharingError(LoaderError):
+    """A view of a shared stream was asked for what it cannot give."""
 
 
 class BackendMissing(LoaderError):

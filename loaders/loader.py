@@ -11,11 +11,12 @@ the order up to there, which is pure, and decodes again what was alive in the bu
 never saved.
 """
 
+import copy
 import logging
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ import torch
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
-    Serving,
     cache_setup,
     check_options,
     check_state,
@@ -48,8 +48,9 @@ from loaders.options import (
     WorkerOptions,
 )
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
+from loaders.pass_position import PassPosition
 from loaders.passes import PassReplay, PassRun, PlannedPass
-from loaders.pipeline import Pipeline, PipelineSetup
+from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
 from loaders.rank_order import ORDER_STREAM, LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
@@ -110,16 +111,17 @@ class ReuseLoader:
         check_options(order, decoding, reading, caching, batches)
         kept = cache_setup(caching)
         self._tuner = tuner_for(reuse, most_reuse)
-        self._next = self._running = first_serving(reuse, reaugment, batch_size)
+        serving = first_serving(reuse, reaugment, batch_size)
+        self.position = PassPosition(running=serving, next=serving)
         opened = open_dataset(dataset, decoding, batches, caching)
         self._setup = PipelineSetup(opened, decoding, reading, batches, kept, seed, buffer_bytes)
         self._order = RankOrder(
             opened.dataset, sampler, seed, shuffle, LoaderRanks(rank, world_size)
         )
-        self._next.check(self._order.samples)
+        serving.check(self._order.samples)
         self._identity = LoaderIdentity(opened.dataset, sampler)
         self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None)
-        self._reads.check(self._next)
+        self._reads.check(serving)
         self._announcement = Announcement(self._setup, self._order, self._tuner is not None)
         self.dataset = opened.dataset
         self.workers = reading.count
@@ -129,11 +131,10 @@ class ReuseLoader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
+        self.batch_options = batches
+        self.made_ahead = AHEAD
         self.last_batch: BatchInfo | None = None
         self._feed = feed_to(device)
-        self._pass = 0
-        self._served_batches = 0
-        self._resuming = False
         self._pipeline: Pipeline | None = None
         self._closer: weakref.finalize[..., ReuseLoader] | None = None
         self._following: PassOrder | None = None
@@ -153,17 +154,16 @@ class ReuseLoader:
         adopted = adopted_arguments(loader, changes)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made._announcement.adopted = adopted
-        made._announcement.say(made._next)
+        made._announcement.say(made.position.next)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
 
     def __len__(self) -> int:
         """The number of batches in the pass that the next iter() starts or continues."""
-        serving = self._running if self._resuming else self._next
-        whole = batches_per_pass(
-            self._order.share, serving.batch_size, serving.reuse, self.mode, self.drop_last
-        )
+        serving = self.position.serving
+        size, reuse = serving.batch_size, serving.reuse
+        whole = batches_per_pass(self.share, size, reuse, self.mode, self.drop_last)
         return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -179,15 +179,20 @@ class ReuseLoader:
 
     @property
     def reuse(self) -> int:
-        return self._next.reuse
+        return self.position.next.reuse
 
     @property
     def reaugment(self) -> bool:
-        return self._next.reaugment
+        return self.position.next.reaugment
 
     @property
     def batch_size(self) -> int:
-        return self._next.batch_size
+        return self.position.next.batch_size
+
+    @property
+    def share(self) -> int:
+        """The number of samples that this rank serves in a pass."""
+        return self._order.share
 
     @property
     def rank(self) -> int:
@@ -207,22 +212,21 @@ class ReuseLoader:
     ) -> None:
         """Serve each sample `reuse` times from the next pass on."""
         serving = replace(
-            self._next,
+            self.position.next,
             reuse=reuse,
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
         serving.check(self._order.samples)
         self._reads.check(serving)
-        self._next = serving
+        self.position.next = serving
 
     def limit_pass(self, batches: int | None) -> None:
         """End passes after `batches` batches, from the next pass on. None: serve them whole."""
-        self._next = replace(self._next, pass_limit=batches)
+        self.position.next = replace(self.position.next, pass_limit=batches)
 
     def close(self) -> None:
-        """End the workers and free memory. It is safe to call this again, and to use the loader
-        again afterwards."""
+        """End the workers and free memory. The loader may be used, and closed, again."""
         self._leave()
         if self._pipeline is not None:
             if self._closer is not None:
@@ -239,8 +243,15 @@ class ReuseLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
-        nowhere = {"_pipeline": None, "_closer": None, "_following": None, "_run": None}
-        return self.__dict__ | nowhere
+        nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "_run"))
+        own = {n: copy.copy(self.__dict__[n]) for n in ("_identity", "_skipped", "position")}
+        return self.__dict__ | nowhere | own
+
+    def apart(self) -> "ReuseLoader":
+        """A second loader with the same arguments at the same position. It keeps no cache."""
+        second = copy.copy(self)
+        second._setup = replace(self._setup, cache=None)
+        return second
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -249,11 +260,8 @@ class ReuseLoader:
             "samples": len(self.dataset),
             **{name: getattr(self, name) for name in SAME_AFTER_RESUME},
             "world_size": self.world_size,
-            "pass": self._pass,
-            "served_batches": self._served_batches,
-            "identity": self._identity.state(in_a_pass=self._served_batches > 0),
-            "running": asdict(self._running),
-            "next": asdict(self._next),
+            **self.position.state(),
+            "identity": self._identity.state(in_a_pass=self.position.served > 0),
             "tuner": self._tuner.state_dict() if self._tuner else None,
             "stats": {**self._stats, "serves": list(self._stats.serves)},
         }
@@ -262,17 +270,15 @@ class ReuseLoader:
         """Continue after the last batch that was served when `state` was taken."""
         check_state(state, self.state_dict())
         self._identity.check(state.get("identity"))
-        running, following = Serving(**state["running"]), Serving(**state["next"])
-        self._reads.check(running, following)
+        position = PassPosition.of(state)
+        self._reads.check(position.running, position.next)
         self._leave()
         if self._pipeline is not None and self._following is not None:
             self._pipeline.stop()  # what was decoded ahead is not what comes next
             self._following = None
-        self._running, self._next = running, following
-        self._pass, self._served_batches = state["pass"], state["served_batches"]
+        self.position = position
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
-        self._resuming = self._served_batches > 0
-        self._identity.expect(state.get("identity") if self._resuming else None)
+        self._identity.expect(state.get("identity") if position.resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
 
@@ -281,18 +287,12 @@ class ReuseLoader:
     def _serve_pass(self) -> Iterator[Batch]:
         self._leave()  # another iterator may have been left open
         batches = len(self)
-        if self._resuming:
-            self._resuming = False
-        else:
-            if self._served_batches:
-                # The consumer left the pass before its end. Its samples are gone; the next begins.
-                self._pass, self._served_batches = self._pass + 1, 0
-            self._running = self._next
+        self.position.begin()
         run = self._run = self._begin(batches)
         try:
             for taken in run:
                 self._stats, self.last_batch = taken.stats, taken.info
-                self._served_batches += 1
+                self.position.served += 1
                 if self._tuner and (choice := self._tuner.feed(taken.measured)):
                     log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
                 if taken.last:
@@ -305,8 +305,8 @@ class ReuseLoader:
                 self._leave()
 
     def _begin(self, batches: int) -> PassRun:
-        serving, pass_index, first = self._running, self._pass, self._served_batches
-        share = self._order.share
+        at, share = self.position, self.share
+        serving, pass_index, first = at.running, at.pass_index, at.served
         serving.check_share(share, len(self.dataset), self.world_size)
         self._announcement.say(serving)
         pipeline = self._pipeline_of_this_process()
@@ -327,7 +327,7 @@ class ReuseLoader:
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.
         with torch.inference_mode(False):
-            pool = pipeline.ready_for(plan.capacity, order, jobs)
+            pool = pipeline.ready_for(plan.capacity, order, jobs, self.made_ahead)
         numbered = zip(range(first, batches), replay.serves, strict=False)
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, numbered)
         planned = PlannedPass(order, replay, first, batches)
@@ -344,16 +344,16 @@ class ReuseLoader:
 
     def _look_ahead(self, run: PassRun) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
-        serving = self._running
+        serving = self.position.running
         if (
             self._following is None
             and run.pool.all_taken
             and self._order.sampler is None
             and run.whole
-            and self._next.batch_size == serving.batch_size
+            and self.batch_size == serving.batch_size
             and self._setup.opened.decoded is None
         ):
-            self._following = self._order.of_pass(self._pass + 1)
+            self._following = self._order.of_pass(self.position.pass_index + 1)
             assert self._pipeline is not None
             self._pipeline.follow(self._following, serving.reuse)
 
@@ -361,9 +361,9 @@ class ReuseLoader:
         run.pool.finish()
         self._count_extra(run.extra_decodes())
         self._run = None
-        self._pass, self._served_batches = self._pass + 1, 0
+        self.position.end()
         if self._tuner:
-            self._take_over(self._tuner.reuse or self._next.reuse)
+            self._take_over(self._tuner.reuse or self.reuse)
 
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""
@@ -384,17 +384,16 @@ class ReuseLoader:
     def _take_over(self, tuned: int) -> None:
         """Serve with the tuner's choice. Ranks must serve alike: all take the largest."""
         reuse = self._order.ranks.largest(tuned)
-        if reuse != self._next.reuse:
-            log.info("reuse %d from this pass on, it was %d", reuse, self._next.reuse)
-        self._next = replace(self._next, reuse=reuse)
+        if reuse != self.reuse:
+            log.info("reuse %d from this pass on, it was %d", reuse, self.reuse)
+        self.position.next = replace(self.position.next, reuse=reuse)
 
     # ---- the pipeline ---------------------------------------------------------------------------
 
     def _pipeline_of_this_process(self) -> Pipeline:
-        if self._pipeline is not None and self._pipeline.pid != os.getpid():
-            # A forked process has no threads of its parent, and must not touch its memory.
-            self._pipeline = None
-        if self._pipeline is None:
-            self._pipeline = Pipeline(self._setup, self.rank)
-            self._closer = weakref.finalize(self, self._pipeline.close)
-        return self._pipeline
+        pipeline = self._pipeline
+        # A forked process has no threads of its parent, and must not touch its memory.
+        if pipeline is None or pipeline.pid != os.getpid():
+            pipeline = self._pipeline = Pipeline(self._setup, self.rank)
+            self._closer = weakref.finalize(self, pipeline.close)
+        return pipeline

@@ -88,9 +88,11 @@ class Pipeline:
         self._slab_bytes = setup.buffer_bytes
         self._followed: tuple[PassOrder, DecodeWork] | None = None
 
-    def ready_for(self, slots: int, order: PassOrder, jobs: NDArray[np.int64]) -> Prefetcher:
+    def ready_for(
+        self, slots: int, order: PassOrder, jobs: NDArray[np.int64], ahead: int = AHEAD
+    ) -> Prefetcher:
         """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
-        is."""
+        is. `ahead` batches are made before the consumer asks for them."""
         if self.slab is None or (self.slab.slots != slots and self.setup.opened.decoded is None):
             self.stop()
             # If that sample cannot be read, the whole pass is searched for one that can.
@@ -98,7 +100,7 @@ class Pipeline:
             self.slab = self._slab(slots, order, np.roll(order.ids, -first))
             self._maker = self._maker_of(self.slab)
         if self.pool is None:
-            self.pool = Prefetcher(slots=slots, workers=self.setup.workers.count, ahead=AHEAD)
+            self.pool = Prefetcher(slots=slots, workers=self.setup.workers.count, ahead=ahead)
         if self.cache is not None:
             self.cache.refresh()  # other ranks may have written since the last pass
         return self.pool

@@ -1,5 +1,7 @@
 """`LoaderCallback` serves a `ReuseLoader` in the user's own Trainer, without phases.
 
+A view of a `SharedStream` is a loader to it like any other.
+
     checkpoint    contains the loader's state, as the state of this callback
     train start   the state is restored, whatever Lightning did with it
     epoch start   if the length of the pass has changed, Lightning reads it again; a loader made by
@@ -18,6 +20,7 @@ from typing import Any
 import lightning as L
 
 from loaders import LoaderError, ReuseLoader
+from loaders.sharing.shared_view import SharedView
 from loaders.stats import LoaderStats
 from trainers.lightning_seams import (
     data_source,
@@ -30,6 +33,7 @@ from trainers.lightning_seams import (
 
 # ReuseLoader.state_dict() returns this: a few numbers and words.
 LoaderState = dict[str, Any]
+TrainLoader = ReuseLoader | SharedView
 
 
 class LoaderCallback(L.Callback):
@@ -40,7 +44,7 @@ class LoaderCallback(L.Callback):
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._loader: ReuseLoader | None = None
+        self._loader: TrainLoader | None = None
         self._loaded: LoaderState | None = None
         self._epoch_batches: int | float = 0
         self._ahead = False
@@ -131,9 +135,9 @@ def _counters(stats: LoaderStats) -> dict[str, float]:
     return named | {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
 
 
-def _train_loader(trainer: L.Trainer) -> ReuseLoader:
+def _train_loader(trainer: L.Trainer) -> TrainLoader:
     loader = trainer.train_dataloader
-    if isinstance(loader, ReuseLoader):
+    if isinstance(loader, TrainLoader):
         return loader
     if isinstance(loader, list | tuple | dict):
         raise LoaderError(
@@ -153,7 +157,7 @@ def _next_pass(state: LoaderState) -> LoaderState:
     return state | {"pass": state["pass"] + 1, "served_batches": 0, "running": state["next"]}
 
 
-def _continue_from(before: ReuseLoader, loader: ReuseLoader) -> None:
+def _continue_from(before: TrainLoader, loader: TrainLoader) -> None:
     """Give a new loader the pass, the counters and the choice of reuse of the previous loader."""
     old, new = _next_pass(before.state_dict()), loader.state_dict()
     new |= {"pass": max(old["pass"], new["pass"]), "served_batches": 0, "stats": old["stats"]}
@@ -166,12 +170,12 @@ def _continue_from(before: ReuseLoader, loader: ReuseLoader) -> None:
 # ---- Lightning reads a loader's length once ------------------------------------------------------
 
 
-def _epoch_batches(trainer: L.Trainer, loader: ReuseLoader) -> int:
+def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:
     limit = trainer.limit_train_batches
     return min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
 
 
-def _read_again(trainer: L.Trainer, loader: ReuseLoader) -> None:
+def _read_again(trainer: L.Trainer, loader: TrainLoader) -> None:
     """Make the fit loop read the length of this loader, without asking for another one."""
     source, reloaded = data_source(trainer), reload_epoch(trainer)
     asked, source.instance = source.instance, loader

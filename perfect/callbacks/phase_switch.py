@@ -1,6 +1,7 @@
 """`PhaseSwitch` is the callback that applies what `PhasePolicy` decides.
 
-It works with any LightningModule that has one optimizer and a `ReuseLoader` as its train loader:
+It works with any LightningModule that has one optimizer and a `ReuseLoader`, or a view of a
+`SharedStream`, as its train loader:
 
     setup         find the loader; tell the trainer how many steps all phases take
     batch start   set learning rate and seed, which depend on the step only, so a resume continues
@@ -25,6 +26,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from loaders import ReuseLoader
 from loaders.order.reuse import batches_per_pass
+from loaders.sharing.shared_view import SharedView
 from loaders.sources.datasets import samples_per_rank
 from perfect.callbacks.ema import Ema
 from perfect.callbacks.first_serves import FirstServeLoss
@@ -57,7 +59,7 @@ class PhaseSwitch(L.Callback):
         self.records: list[PhaseRecord] = []
         self.ema: Ema | None = None
         self._saved_ema: dict[str, Any] | None = None
-        self.loader: ReuseLoader | None = None
+        self.loader: ReuseLoader | SharedView | None = None
         self._initial_batch_size = 0
         self._base_lrs: list[float] = []
         self._base_decays: list[float] = []
@@ -354,12 +356,12 @@ class PhaseSwitch(L.Callback):
         self._first_serves.load_state_dict(state_dict)
         self._saved_ema = state_dict["ema"]
 
-    def _require_loader(self) -> ReuseLoader:
+    def _require_loader(self) -> ReuseLoader | SharedView:
         assert self.loader is not None, "setup() finds the loader"
         return self.loader
 
 
-def _train_loader(trainer: L.Trainer) -> ReuseLoader:
+def _train_loader(trainer: L.Trainer) -> ReuseLoader | SharedView:
     """Ask for the train loader once and keep it, so that its hook does not make another one."""
     source = data_source(trainer)
     try:
@@ -371,7 +373,12 @@ def _train_loader(trainer: L.Trainer) -> ReuseLoader:
             " trainer.fit() or make it in a LightningDataModule"
         )
         raise
-    if not isinstance(loader, ReuseLoader):
+    if isinstance(loader, SharedView) and loader.pieces > 1:
+        raise PhaseError(
+            f"PhaseSwitch counts a pass in whole batches, but {loader.name} cuts those of its"
+            " stream: leave batch_size out of view()"
+        )
+    if not isinstance(loader, ReuseLoader | SharedView):
         raise PhaseError(
             f"PhaseSwitch needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
             " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"

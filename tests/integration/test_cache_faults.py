@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(60)
 # ---- killed -------------------------------------------------------------------------------------
 
 WRITER = """
-import sys, threading
+import sys, threading, time
 from pathlib import Path
 import numpy as np, torch
 from loaders.cache.disk_cache import DiskCache
@@ -43,6 +43,8 @@ def work(first):
         cache.offer(i, [picture(i), i, "label"])
         if i == 200:
             print("going", flush=True)
+        if i > 200:
+            time.sleep(0.005)  # the cache is not full however late the kill comes
 for first in range(3):
     threading.Thread(target=work, args=(first,)).start()
 """

@@ -1,0 +1,76 @@
+"""A batch cut into smaller ones, for a view with another batch size.
+
+    the stream's batch of 8     | s0 s1 s2 s3 s4 s5 s6 s7 |
+    a view of 4                 | s0 s1 s2 s3 | s4 s5 s6 s7 |    same samples, same pixels
+
+The pieces lie in the memory of the batch, beside each other.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from loaders.arguments import Serving
+from loaders.errors import SharingError
+from loaders.order.reuse import Mode
+from loaders.stats import BatchInfo
+
+
+def cut_batch(batch: Any, info: BatchInfo, pieces: int, size: int) -> list[tuple[Any, BatchInfo]]:
+    """Cut a batch into at most `pieces` pieces of `size` samples. The last one may be smaller."""
+    rows = len(info.ids)
+    cut = []
+    for first in range(0, rows, size):
+        part = slice(first, first + size)
+        number = info.batch_index * pieces + first // size
+        ids = (info.positions[part], info.ids[part], info.serves[part], info.draws[part])
+        cut.append((_rows(batch, part, rows), BatchInfo(info.pass_index, number, *ids)))
+    return cut
+
+
+def pieces_per_pass(share: int, serving: Serving, pieces: int, mode: Mode, drop_last: bool) -> int:
+    """Return how many batches a pass has, each batch of the loader cut into `pieces` pieces."""
+    size = serving.batch_size // pieces
+
+    def count(items: int) -> int:
+        full, rest = divmod(items, serving.batch_size)
+        return full * pieces + (0 if drop_last else -(-rest // size))
+
+    reuse = serving.reuse
+    number = reuse * count(share) if mode == "immediate" else count(share * reuse)
+    return number if serving.pass_limit is None else min(number, serving.pass_limit)
+
+
+def batch_of_piece(
+    piece: int, share: int, serving: Serving, pieces: int, mode: Mode
+) -> tuple[int, int]:
+    """Return in which batch of a pass this piece is, and how many of the batch's come before it."""
+    rows, reuse = serving.batch_size, serving.reuse
+    full = share // rows * reuse if mode == "immediate" else share * reuse // rows
+    if piece < full * pieces:
+        return divmod(piece, pieces)
+    # Smaller batches end the pass: one, or `reuse` of them.
+    rest = share % rows if mode == "immediate" else share * reuse % rows
+    batch, before = divmod(piece - full * pieces, max(1, -(-rest * pieces // rows)))
+    return full + batch, before
+
+
+def _rows(batch: Any, part: slice, rows: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _rows(value, part, rows) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_rows(value, part, rows) for value in batch))
+    if isinstance(batch, list | tuple) and all(map(_is_part, batch)):
+        return type(batch)(_rows(value, part, rows) for value in batch)
+    if not isinstance(batch, torch.Tensor | list | tuple) or len(batch) != rows:
+        raise SharingError(
+            f"a part of a batch of {rows} samples is a {type(batch).__name__} that has no row for"
+            " each of them, so it cannot be cut: leave batch_size out of view()"
+        )
+    return batch[part]
+
+
+def _is_part(value: Any) -> bool:
+    """Whether this is a nest or a column. What a column of objects holds is neither."""
+    return isinstance(value, torch.Tensor | Mapping | list | tuple)

@@ -1,0 +1,51 @@
+"""What a shared stream knows of one of its views: where it stands, and whether it still comes."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loaders.arguments import Serving
+from loaders.sharing.batch_source import Identity, PassServing
+from loaders.sharing.lockstep import Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a view stands in the stream. It is replaced as one, so every thread may read it."""
+
+    mark: Mark
+    """The batch that it takes next. While it reads alone: the beginning of its next pass."""
+    serving: Serving
+    """How the pass of this batch is served for it."""
+    later: Serving
+    """How the passes after that one are served for it."""
+    identity: Identity
+
+    def of_pass(self, number: int) -> PassServing:
+        """Return how this view wants a pass to be served."""
+        return PassServing(self.serving if number <= self.mark[0] else self.later, self.identity)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Follower:
+    """One view as the stream sees it."""
+
+    name: str
+    standing: Standing
+    thread: int | None = None
+    """The thread that took a batch last. None: no batch was taken yet."""
+    lives: Callable[[], bool] | None = None
+    """Tells whether that thread has not ended."""
+    away: bool = False
+    """Whether the view was closed. It comes back when it is used again."""
+    on_wait: Callable[[tuple[str, ...]], None] | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether others wait for it. Nobody waits for a thread that has ended."""
+        return not self.away and (self.lives is None or self.lives())
+
+    def comes(self) -> None:
+        """Note that this thread takes batches for the view."""
+        self.thread, self.lives = threading.get_ident(), threading.current_thread().is_alive
+        self.away = False
