@@ -64,6 +64,10 @@ class FiniteLoss(L.Callback):
 class RunCheckpoint(Checkpoint):
     """Writes `last.ckpt` every `every_steps` steps, and when `stop_asked()` is true.
 
+        batch k   on_train_batch_end    write last.ckpt
+                  Lightning logs what batch k has measured: the resumed run will not
+        batch k+1 on_train_batch_start  stop, if that was asked for
+
     If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
     """
 
@@ -83,6 +87,7 @@ class RunCheckpoint(Checkpoint):
         self._stop_asked = stop_asked
         self._saved_step = 0
         self._passes_waited = 0
+        self._stops = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
@@ -106,8 +111,13 @@ class RunCheckpoint(Checkpoint):
         due = trainer.global_step - self._saved_step >= self.every_steps
         if (due or stop) and is_safe(trainer):
             self._save(trainer)
-            if stop:
-                raise Interrupted(trainer.global_step)
+            self._stops = stop
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._stops:
+            raise Interrupted(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False):

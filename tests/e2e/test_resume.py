@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from products import only_first
 
+from perfect.assembly import run
+from perfect.runs.stop import StopSignal
+
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
 Outcome = Callable[[Path], dict[str, Any]]
@@ -92,18 +95,40 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     wait_for_checkpoint(process, tmp_path / "run" / "last.ckpt", 1)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    run = read_run(tmp_path / "run")
+    stopped = read_run(tmp_path / "run")
     assert process.returncode == 130
     assert "the same command resumes" in said
     assert "Traceback" not in said
-    assert run["status"] == "interrupted"
-    assert 0 < run["steps"] < read_run(whole)["steps"]
+    assert stopped["status"] == "interrupted"
+    assert 0 < stopped["steps"] < read_run(whole)["steps"]
     assert (tmp_path / "run" / "report.html").exists()
 
     code, folder = train(long_recipe)
     assert code == 0
-    assert read_run(folder)["resumed_at"] == [run["steps"]]
+    assert read_run(folder)["resumed_at"] == [stopped["steps"]]
     assert outcome(folder) == outcome(whole)
+
+
+@pytest.mark.parametrize("step", [4, 5, 6])
+def test_a_run_that_is_stopped_at_any_step_logs_every_step_once(
+    train: Train,
+    recipe: Recipe,
+    step: int,
+    read_run: Callable[[Path], Recipe],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third step is logged, and Lightning does it after the step's checkpoint."""
+    monkeypatch.setattr(run, "LOG_EVERY_STEPS", 3)
+    _, whole = train(recipe, out="whole")
+    batches = iter(range(1, 1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignal, "asked", lambda signal: next(batches) >= step)
+        code, folder = train(recipe)
+    assert code == 130
+    assert read_run(folder)["steps"] >= step
+    code, folder = train(recipe)
+    assert code == 0
+    assert steps_logged(folder) == steps_logged(whole)
 
 
 def steps_logged(folder: Path) -> list[str]:
