@@ -26,6 +26,7 @@ from trainers.fleet.deciding.events import (
     Start,
     Turn,
     TurnEnded,
+    Yield,
 )
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
 from trainers.fleet.deciding.schedule import PATIENCE
@@ -65,6 +66,7 @@ class PaperJob:
     """Whether it has trained since its start, so that it has taken its memory."""
     tail_until: float = 0.0
     starts: int = 0
+    priority: int = 0
 
 
 @dataclass
@@ -91,7 +93,7 @@ class PaperFleet:
 
     def add(self, job: PaperJob) -> None:
         self.jobs[job.name] = job
-        self.tell(Added(job.name))
+        self.tell(Added(job.name, job.priority))
 
     def tell(self, event: Event) -> None:
         self.journal.append(event)
@@ -156,6 +158,17 @@ class PaperFleet:
 
     def _begin(self, command: Command) -> None:
         job, device = self.jobs[command.job], command.device
+        if isinstance(command, Yield):
+            assert isinstance(self.doing[device], Turn)  # on paper a turn goes on to its end
+            return
+        if isinstance(command, Turn):
+            above = [
+                other.name
+                for other in self.state.jobs.values()
+                if other.device == device and other.phase == "ready" and not other.ending
+                if other.priority > job.priority
+            ]
+            assert not above, f"{command} while {above} could train there"
         assert self.doing[device] is None, f"{command} while device {device} does another thing"
         self.doing[device] = command
         match command:

@@ -7,6 +7,7 @@ everybody calls them.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +42,21 @@ class Training:
                 tensor.copy_(self.start[name])
 
     def run(
-        self, made: Plan, engine: str, seed: int, order: str = "random", driver: Any = None
+        self,
+        made: Plan,
+        engine: str,
+        seed: int,
+        order: str = "random",
+        driver: Any = None,
+        beside: Callable[[Runner], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Five steps; every difference from eager is an error that names it."""
+        """Five steps; every difference from eager is an error that names it. `beside`: what goes on
+        while the runner runs."""
         self.restart()
-        with Runner(made, engine, order, seed, poison=True, driver=driver) as runner:
+        with (
+            Runner(made, engine, order, seed, poison=True, driver=driver) as runner,
+            beside(runner),
+        ):
             for step, batch in enumerate(self.batches):
                 rated(self.optimizer, step)
                 torch.manual_seed(step)

@@ -5,6 +5,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from benchmarks.twins.fleet_jobs import (
     alone,
     make,
 )
+from trainers.dice import Dice
 from trainers.fleet import FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.dice import Dice
-from trainers.fleet.jobs.job_checkpoint import LAST
+from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
@@ -190,3 +191,31 @@ def test_ctrl_c_checkpoints_every_job_and_the_same_program_goes_on(
     modules = {name: add(again, name, KINDS[name]) for name in names}
     assert {job.state for job in again.fit().jobs.values()} == {"finished"}
     assert differences(lone, modules) == {name: [] for name in names}
+
+
+def test_a_job_of_higher_priority_has_the_device_after_the_step_under_way(tmp_path: Path) -> None:
+    kinds = {"low": replace(KINDS["adam"], epochs=8), "high": KINDS["sgd"]}
+    lone = {name: alone(kind) for name, kind in kinds.items()}
+    ran: list[tuple[str, str, int]] = []
+
+    def see(state: FleetState, event: Event) -> None:
+        ran.append((type(event).__name__, getattr(event, "job", ""), getattr(event, "steps", 0)))
+        if isinstance(event, Planned) and event.job == "low":
+            kind = kinds["high"]
+            fleet.add(
+                "high", kind.module, train=kind.train, val=kind.val, trainer=kind.trainer,
+                offload=kind.options, priority=1,
+            )  # fmt: skip
+
+    fleet = make(tmp_path, quantum=1000, watch=see)
+    low = add(fleet, "low", kinds["low"])
+    result = fleet.fit()
+    assert {job.state for job in result.jobs.values()} == {"finished"}
+    names = [(kind, job) for kind, job, _ in ran]
+    begun, over = names.index(("Planned", "high")), names.index(("Finished", "high"))
+    assert {job for _, job in names[begun : over + 1]} == {"high"}
+    [early, *_] = [steps for kind, job, steps in ran if (kind, job) == ("TurnEnded", "low")]
+    assert early < 30
+    assert not lone["low"].differences(Outcome.of(low))
+    weights = torch.load(tmp_path / "jobs" / "high" / FINAL)["state_dict"]
+    assert all(torch.equal(value, weights[key]) for key, value in lone["high"].weights.items())

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -55,6 +56,39 @@ def test_the_folder_of_another_fleet_or_with_other_jobs_is_refused(tmp_path: Pat
     again = make(tmp_path)
     add(again, "a", PLAIN)
     assert states(again.fit()) == {"a": "finished"}
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from trainers.fleet.keeping.folder_lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+lock.take()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_whose_fleet_runs_in_another_process_is_refused_until_its_end(
+    tmp_path: Path,
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"taken\n"
+        fleet = make(tmp_path)
+        add(fleet, "a", PLAIN)
+        with pytest.raises(FleetError, match="another process runs the fleet of"):
+            fleet.fit()
+        assert not (tmp_path / NAME).exists()
+    finally:
+        holder.kill()
+        holder.communicate()
+    fleet = make(tmp_path)
+    add(fleet, "a", PLAIN)
+    assert states(fleet.fit()) == {"a": "finished"}
 
 
 @pytest.mark.parametrize("damage", [b"{\n", b"3\n", b'{"event": "Turn\xff"}\n', b'{"job": "a"}\n'])

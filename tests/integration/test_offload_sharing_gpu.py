@@ -2,6 +2,7 @@
 
 import importlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,39 @@ def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str,
             first.tails = Tails() if tailed else None
             one.step(first)
             other.step(second)
-        place = first._waiting
+        place = first._memory.waiting
         assert place is not None and place.note == ""
         first.close()
         second.close()
     assert one.is_right() and other.is_right()
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str, jobs: Any) -> None:
+    """Its kernels are of whole numbers, so their bits are those of every device."""
+    job = jobs.Job.mixed(5, 4096, device="cuda")
+    program = replace(job.graph.program, device=torch.device("cpu"))
+    here = plan(replace(job.graph, program=program), placement="copy", recompute=False)
+    there = [
+        plan(job.graph, budget, placement="copy", recompute=False)
+        for budget in (job.plan.device_bytes, None)
+    ]
+    with (
+        Stage(torch.device("cuda"), engine) as gpu,
+        Stage() as host,
+        Runner(job.plan, stage=gpu) as runner,
+    ):
+        job.step(runner)
+        for made, stage in ((there[0], gpu), (here, host), (there[1], gpu), (there[0], gpu)):
+            if stage.device != runner.stage.device:
+                with pytest.warns(RuntimeWarning, match="later bits are those of the new device"):
+                    moved = runner.move_to(made, stage=stage)
+                assert moved.nbytes > 0
+            else:
+                runner.move_to(made, stage=stage)
+            assert job.is_right()  # the weights are equal at the move
+            job.step(runner)
+    assert job.is_right()
 
 
 def test_a_hand_over_takes_little_more_than_its_copies() -> None:

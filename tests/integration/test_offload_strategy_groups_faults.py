@@ -39,14 +39,10 @@ def test_a_run_that_stops_in_the_middle_of_a_group_has_run_what_came() -> None:
 def test_arenas_that_the_machine_refuses_leave_the_run_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trainers.offloading.hardware import target
+    def refuse(runner: Runner, plan: Any, key: Any = None, stage: Any = None) -> Any:
+        raise MemoryTooSmall("no memory", needed=2, left=1)
 
-    def refuse(plan: Any, engine: str, **more: Any) -> Any:
-        if len({task.turn for task in plan.graph.tasks}) > 1:
-            raise MemoryTooSmall("no memory", needed=2, left=1)
-        return Runner(plan, engine, **more)
-
-    monkeypatch.setattr(target, "Runner", refuse)
+    monkeypatch.setattr(Runner, "move_to", refuse)
     ours = train(OffloadStrategy(budget="60%", check_first_steps=0))
     assert together(ours) == set()
     assert "one by one: together: no memory" in ours.strategy.explain()

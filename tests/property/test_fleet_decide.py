@@ -38,6 +38,7 @@ def some_job(rng: random.Random, number: int, limits: bool) -> PaperJob:
     return PaperJob(
         f"job{number}",
         steps=rng.randrange(5, 60),
+        priority=rng.choice((0, 0, 0, 1, 2)),
         step_seconds=rng.choice((0.1, 0.5, 1.0)),
         tail_seconds=rng.choice((0.0, 0.0, 0.08)),
         swap_seconds=rng.choice((0.0, 0.01)),

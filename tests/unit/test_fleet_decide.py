@@ -21,6 +21,7 @@ from trainers.fleet.deciding.events import (
     StopAsked,
     Turn,
     TurnEnded,
+    Yield,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
@@ -56,6 +57,38 @@ def test_every_job_is_started_before_any_trains() -> None:
     state, said = told(FleetSettings(), Added("a"), Added("b"), planned("a"))
     assert said == [Start("b", 0)]
     assert state.jobs["a"].phase == "ready"
+
+
+def unknown(job: str, device: int, left: int = 100) -> Planned:
+    """A job of plain Lightning: nobody knows what a step takes."""
+    return Planned(job, device, 0, left, 0.0, 0.0, 0.0, JobMemory(1), seconds=0.1)
+
+
+def test_jobs_whose_steps_nobody_can_predict_make_one_each_and_are_shared_out_then() -> None:
+    added = [Added(name) for name in "abcd"]
+    events = [*added, unknown("a", 0), unknown("c", 0), unknown("d", 0)]
+    state, said = told(FleetSettings(2), *events)
+    assert said == [Turn("a", 0, 1, False)]
+    state, said = decide(state, ended("a", 1, 99))
+    assert said == (Turn("c", 0, 1, False),)
+    state, said = decide(state, unknown("b", 1, left=1))
+    state, said = decide(state, ended("c", 1, 99))
+    assert said == (Turn("d", 0, 1, False),)
+    state, said = decide(state, Finished("b", 1, 1, 1.0, None))
+    assert not said  # device 1 asks for a job, and device 0 is busy
+    state, [leave, *_] = decide(state, ended("d", 1, 99))
+    assert isinstance(leave, Leave) and (leave.device, leave.why) == (0, "moved")
+
+
+def test_a_device_asks_for_a_job_before_it_has_nothing_to_do() -> None:
+    added = [Added(name) for name in "abc"]
+    events = [*added, planned("a"), planned("b", 1, left=2), planned("c")]
+    state, [turn] = told(FleetSettings(2), *events)
+    assert isinstance(turn, Turn) and turn.device == 0
+    assert state.busy[1] == Turn("b", 1, 1, False)
+    state, said = decide(state, ended("b", 1, 1, device=1))
+    assert said == (Turn("b", 1, 1, False),)
+    assert [job.name for job in state.jobs.values() if job.target == 1] == ["c"]
 
 
 def test_a_failed_job_frees_its_device_and_the_others_go_on() -> None:
@@ -229,5 +262,30 @@ def test_swaps_take_at_most_two_percent() -> None:
 
 
 def test_the_last_job_has_longer_turns() -> None:
-    _, said = told(FleetSettings(quantum_seconds=2.0), Added("a"), planned("a"))
+    events = Added("a"), planned("a"), ended("a", 1, 99)
+    _, said = told(FleetSettings(quantum_seconds=2.0), *events)
     assert said == [Turn("a", 0, 40, share=False)]
+
+
+def test_of_jobs_that_could_train_only_those_of_the_highest_priority_do() -> None:
+    events = [Added("low"), Added("high", 1), planned("low"), planned("high")]
+    state, said = told(FleetSettings(), *events)
+    assert said == [Turn("high", 0, 1, False)]
+    state, said = decide(state, ended("high", 1, 99))
+    assert isinstance(said[0], Turn) and said[0].job == "high"
+    state, said = decide(state, Finished("high", 0, 100, 1.0, None))
+    assert [command.job for command in said] == ["low"]
+
+
+def test_a_turn_ends_early_for_a_job_of_higher_priority() -> None:
+    events = [Added("low"), planned("low"), ended("low", 1, 99)]
+    state, [turn] = told(FleetSettings(), *events)
+    assert isinstance(turn, Turn)
+    state, said = decide(state, Added("equal"))
+    assert not said
+    state, said = decide(state, Added("high", 1))
+    assert said == (Yield("low", 0),)
+    state, said = decide(state, ended("low", 2, 98))
+    assert said == (Start("high", 0),)
+    state, said = decide(state, planned("high"))
+    assert said == (Turn("high", 0, 1, False),)

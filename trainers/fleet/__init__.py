@@ -3,7 +3,8 @@
 `fleet.py` is what a user calls. `deciding/` says what happens next, from events alone; the other
 rooms do it.
 
-May import: fleet.deciding, fleet.hosting, fleet.jobs, fleet.keeping, offload.memory, offload.sizes.
+May import: dice, fleet.deciding, fleet.hosting, fleet.jobs, fleet.keeping, offload.memory,
+    offload.sizes.
 """
 
 from trainers.fleet.deciding.events import JobMemory

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from trainers.dice import Dice
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
@@ -42,7 +43,6 @@ from trainers.fleet.device_names import Devices
 from trainers.fleet.fleet_options import FleetOptions, Isolation, wrong_name
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.hosting.device_process import DeviceProcess, pickled
-from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob, Module, give_final_weights
 from trainers.fleet.jobs.sharing_check import check_apart
@@ -88,6 +88,7 @@ class Fleet:
         self._watch = watch
         self._programs: dict[str, JobProgram] = {}
         """As they were given."""
+        self._priorities: dict[str, int] = {}
         self._jobs: dict[str, HostedJob] = {}
         """As the devices get them."""
         self._waiting: list[str] = []
@@ -121,6 +122,7 @@ class Fleet:
         offload: Mapping[str, Any] | Literal[False] | None = None,
         seed: int | None = None,
         reserve: str | int | None = None,
+        priority: int = 0,
     ) -> None:
         """Add a job, before `fit` or while it runs, from any thread.
 
@@ -128,7 +130,8 @@ class Fleet:
         own turn. `trainer`: arguments of its Trainer. `offload`: options of its `OffloadStrategy`;
         False trains it with plain Lightning, and `reserve` says what that takes of the device.
         `seed`: as `seed_everything` at its beginning; None: it begins with the dice as they lie
-        now."""
+        now. Jobs of a lower `priority` train only where none of a higher one can; one that is added
+        has the device after the step under way."""
         self._check_open(name)
         program = LightningJob.of(
             name, module, train, val, trainer or {}, offload, seed, reserve, self.devices[0]
@@ -139,9 +142,9 @@ class Fleet:
                 " its turn: that drew random numbers of the job that has the turn. Give a function"
                 " that makes it (module=lambda: Net())"
             )
-        self.add_program(name, program)
+        self.add_program(name, program, priority)
 
-    def add_program(self, name: str, program: JobProgram) -> None:
+    def add_program(self, name: str, program: JobProgram, priority: int = 0) -> None:
         """Add a job that makes its Trainer itself. It may be called from any thread."""
         self._check_open(name)
         if wrong := wrong_name(name):
@@ -152,11 +155,12 @@ class Fleet:
         dice = self._base or self._options.dice()
         job = HostedJob(program, self.folder / "jobs" / name, dice)
         self._programs[name] = program
+        self._priorities[name] = priority
         self._jobs[name] = pickled(name, job) if self._in_processes else job
         if self._state is None:
             self._waiting.append(name)
         else:
-            self._events.put(Added(name))
+            self._events.put(Added(name, priority))
 
     def _check_open(self, name: str) -> None:
         if self._ended:
@@ -276,7 +280,7 @@ class Fleet:
             self._take(Restarted(), hold_turns=True)
         for name in self._waiting:
             if name not in self._state.jobs:
-                self._take(Added(name), hold_turns=True)
+                self._take(Added(name, self._priorities[name]), hold_turns=True)
 
     def _new_host(self, number: int, device: torch.device) -> "Host":
         kind = DeviceProcess if self._in_processes else DeviceHost

@@ -8,11 +8,11 @@ import torch
 
 from offload.memory.host_memory import memory_left
 from offload.sizes import is_share, parse_share, parse_size
+from trainers.dice import Dice
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices, devices_of
-from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.seat import SeatSettings
 
 Isolation = Literal["thread", "process"]

@@ -3,6 +3,7 @@
 `strategy.py` and `ddp_strategy.py` have the public classes. `planned_fit.py` has the methods that
 Lightning calls, `planned_steps.py` what these methods do.
 
-May import: lightning_seams, offload, offload.running.drivers, offload.torch_seams, offload.tracing,
-    offloading.hardware, offloading.steps, offloading.tracing.
+May import: lightning_seams, offload, offload.gate, offload.running, offload.running.drivers,
+    offload.sizes, offload.torch_seams, offload.tracing, offloading.hardware, offloading.steps,
+    offloading.tracing, sharing.
 """

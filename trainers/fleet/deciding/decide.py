@@ -9,6 +9,8 @@
         somebody waits for memory, and one here for its rung     Leave
         somebody here can train                                  Turn     schedule.py, quantum.py
         somebody elsewhere is better off here                    Leave, there
+      for each device that trains:
+        somebody of higher priority waits for it                 Yield
     commands
 
 So a journal of events, told again, gives the same state and the same commands.
@@ -17,12 +19,21 @@ So a journal of events, told again, gives the same state and the same commands.
 from dataclasses import replace
 
 from trainers.fleet.deciding.admission import admitted, lacks_room, likely
-from trainers.fleet.deciding.events import Command, Event, Leave, Start, Turn
+from trainers.fleet.deciding.events import Command, Event, Leave, Start, Turn, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.quantum import turn_seconds, turn_steps
 from trainers.fleet.deciding.reports import heard
-from trainers.fleet.deciding.schedule import Runnable, even, lay, pick, pull, remaining, urgent
+from trainers.fleet.deciding.schedule import (
+    Runnable,
+    ends_soon,
+    even,
+    lay,
+    pick,
+    pull,
+    remaining,
+    urgent,
+)
 
 
 def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, ...]]:
@@ -36,6 +47,7 @@ def decide(state: FleetState, event: Event) -> tuple[FleetState, tuple[Command, 
             state, command = _next(state, device)
             if command is not None:
                 commands.append(command)
+    commands += _cut_short(state)
     _check_progress(state)
     return state, tuple(commands)
 
@@ -120,9 +132,11 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
     for job in state.jobs.values():
         if job.phase == "waiting" and job.target == device:
             return _start(state, job, device)
-    wanting = next(
-        (j for j in state.jobs.values() if j.phase == "waiting" and j.target is None), None
-    )
+    waiting = [j for j in state.jobs.values() if j.phase == "waiting" and j.target is None]
+    wanting = max(waiting, key=lambda job: job.priority, default=None)  # the first of the highest
+    ready = [job for job in here if job.phase == "ready"]
+    if wanting is not None and any(job.priority > wanting.priority for job in ready):
+        wanting = None
     if wanting is not None:
         if not (why := likely(state, wanting, device)):
             return _start(state, wanting, device)
@@ -133,7 +147,7 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
                 why = f"stands at step {job.rung}, and others wait for memory"
                 asked = replace(job, ending="moved", ending_why=why)
                 return _leave(state.put(asked), asked, device)
-    return _train(state, device, [job for job in here if job.phase == "ready"])
+    return _train(state, device, ready)
 
 
 def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
@@ -149,22 +163,58 @@ def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
     return _doing(state.put(started), Start(job.name, device))
 
 
+def _cut_short(state: FleetState) -> list[Command]:
+    """The turns that end after the step under way, for jobs of higher priority."""
+    found: list[Command] = []
+    for device, command in enumerate(state.busy):
+        if isinstance(command, Turn):
+            least = state.jobs[command.job].priority
+            above = [job for job in state.jobs.values() if job.priority > least]
+            if any(_wants(state, job, device) for job in above):
+                found.append(Yield(command.job, device))
+    return found
+
+
+def _wants(state: FleetState, job: JobState, device: int) -> bool:
+    """Whether a job would have this device if it were free."""
+    if job.phase == "ready":
+        return job.device == device and not job.ending
+    comes = job.phase == "waiting" and job.target in (None, device)
+    return comes and not state.interrupted and not likely(state, job, device)
+
+
 def _train(
     state: FleetState, device: int, ready: list[JobState]
 ) -> tuple[FleetState, Command | None]:
-    """A turn for a job of this device, or a job elsewhere is asked to come here."""
-    jobs, devices = runnable(state), state.settings.devices
+    """A turn for a job of this device, or a job elsewhere is asked to come here: of the highest
+    priority for which there is one of the two."""
+    levels = sorted({job.priority for job in state.jobs.values() if not job.ended}, reverse=True)
+    for level in levels:
+        mine = [job for job in ready if job.priority == level]
+        state, command = _train_of(state, device, mine, level)
+        if command is not None:
+            return state, command
+    return state, None
+
+
+def _train_of(
+    state: FleetState, device: int, ready: list[JobState], level: int
+) -> tuple[FleetState, Command | None]:
+    """The same for the jobs of one priority."""
+    jobs, devices = runnable(state, level), state.settings.devices
     laid = lay(jobs, devices)[device]
     grains = {job.name: turn_seconds(job, state.settings) for job in ready}
     may_end_early = state.settings.rule is not None
     chosen = pick(ready, None if may_end_early else laid, state.last[device], grains)
     coming = None
-    if movable := _movable(state, device):
+    if movable := _movable(state, device, level):
         if chosen is None:
             coming = pull(laid, movable)
         else:
             waiting = {name for name in movable if state.jobs[name].phase == "ready"}
             coming = urgent(chosen.name, jobs, waiting, devices)
+            if ends_soon(laid, grains[chosen.name]):
+                coming = coming or pull(laid, waiting)
             if may_end_early:
                 coming = coming or even(device, jobs, waiting, devices)
     if coming is not None:
@@ -183,20 +233,22 @@ def _train(
     return _doing(state, Turn(chosen.name, device, steps, share))
 
 
-def _movable(state: FleetState, device: int) -> set[str]:
-    """The jobs elsewhere that could move here; none while one is on its way already."""
+def _movable(state: FleetState, device: int, level: int) -> set[str]:
+    """The jobs of a priority that are elsewhere and could move here; none while one is on its way
+    already."""
     if any(job.target == device for job in state.jobs.values()):
         return set()
     return {
         job.name
         for job in state.jobs.values()
+        if job.priority == level
         if job.phase in ("ready", "running") and not job.ending and job.device != device
         if not lacks_room(state, job, device)
     }
 
 
-def runnable(state: FleetState) -> list[Runnable]:
-    """The jobs that train or will soon, with what is left of them."""
+def runnable(state: FleetState, level: int) -> list[Runnable]:
+    """The jobs of a priority that train or will soon, with what is left of them."""
     waited_for = any(job.phase == "at_rung" for job in state.jobs.values())
     default = state.settings.move_seconds
     return [
@@ -208,6 +260,7 @@ def runnable(state: FleetState) -> list[Runnable]:
             job.start_seconds + state.leave_seconds if job.start_seconds else default,
         )
         for job in state.jobs.values()
+        if job.priority == level
         if job.phase in ("ready", "running", "starting", "leaving", "waiting")
         if job.ending in ("", "moved")
         if (place := job.target if job.target is not None else job.device) is not None

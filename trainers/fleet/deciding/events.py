@@ -9,6 +9,8 @@ A device does one thing at a time: a Start, a Turn or a Leave. Its answer frees 
     Leave    Left or Failed
     any      DeviceEnded
 
+A Yield is no thing of its own: it ends a Turn early.
+
 All fields are JSON's types (`memory` is an object of whole numbers), so that a journal can keep an
 event as one line. NaN is possible where a metric is.
 """
@@ -38,6 +40,8 @@ class Added:
     """The user has added a job, before or during the run."""
 
     job: str
+    priority: int = 0
+    """Of the jobs that could train, only those of the highest priority do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,4 +215,13 @@ class Leave:
     interrupted: it may come back in another run."""
 
 
-Command = Start | Turn | Leave
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Let a job end its turn after the step under way, because one of higher priority waits. It is
+    answered by the `TurnEnded` of that turn."""
+
+    job: str
+    device: int
+
+
+Command = Start | Turn | Leave | Yield

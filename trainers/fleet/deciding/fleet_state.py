@@ -55,6 +55,8 @@ class JobState:
     phase: Phase = "waiting"
     reason: str = ""
     """Why it is in this phase, for people, with the numbers."""
+    priority: int = 0
+    """Jobs of a lower one train only where none of this one can."""
     remarks: tuple[str, ...] = ()
     """What is said of it as long as it is there."""
     device: int | None = None

@@ -26,6 +26,7 @@ from trainers.fleet.deciding.events import (
     Start,
     Turn,
     TurnEnded,
+    Yield,
 )
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
 from trainers.fleet.deciding.quantum import hides_tails
@@ -64,6 +65,8 @@ class Prediction:
 
     def said(self) -> str:
         """In plain words, a line for each figure."""
+        if not self.jobs:
+            return "No job could be planned, so nothing is predicted."
         rows = [
             ("one after the other on one device", self.serial, ""),
             ("one job a device, in order", self.fifo, ""),
@@ -228,6 +231,8 @@ def _on_paper(plans: Sequence[Planned], settings: FleetSettings) -> _Paper:
                         plan, device=device, step=plan.step + plan.left - left[plan.job],
                         left=left[plan.job], tail_seconds=0.0,
                     )  # fmt: skip
+                case Yield():
+                    continue  # all have the same priority here
                 case Leave():
                     wait, answer = (
                         0.0,

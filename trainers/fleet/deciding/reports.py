@@ -43,7 +43,7 @@ def heard(state: FleetState, event: Event) -> FleetState:
         case Added():
             if event.job in state.jobs:
                 raise FleetError(f"job {event.job!r} was added twice: give each job its own name")
-            return state.put(JobState(event.job))
+            return state.put(JobState(event.job, priority=event.priority))
         case InterruptAsked():
             return replace(state, interrupted=True)
         case Restarted():

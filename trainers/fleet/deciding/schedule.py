@@ -140,8 +140,12 @@ def pick(
 ) -> JobState | None:
     """Whose turn it is on a device, of the jobs that are ready there; None if none should.
 
-    Without `shares`, the longest one. `grains`: the seconds of a turn by job.
+    Without `shares`, the longest one. `grains`: the seconds of a turn by job. A job whose steps
+    nobody can predict is first, for one step: before that no schedule counts it.
     """
+    unknown = [job for job in ready if job.step_seconds <= 0]
+    if unknown:
+        return unknown[0]
     patient = [job for job in ready if job.waited >= PATIENCE]
     if patient:
         return max(patient, key=lambda job: job.waited)
@@ -155,6 +159,12 @@ def pick(
         return job.tail_left <= 0, longer
 
     return max(staying, key=rank, default=None)
+
+
+def ends_soon(shares: Sequence[Share], grain: float) -> bool:
+    """Whether a device ends what lives there within two turns. A job that comes has to end a turn
+    and to leave first, so it is asked to come before the device has nothing to do."""
+    return sum(share.seconds for share in shares if not share.moves) <= 2 * grain
 
 
 def pull(shares: Sequence[Share], movable: Collection[str]) -> str | None:

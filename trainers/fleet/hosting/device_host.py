@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.fleet.deciding.events import Command, Event, Start
-from trainers.fleet.jobs.dice import Dice
+from trainers.dice import Dice
+from trainers.fleet.deciding.events import Command, Event, Start, Yield
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.job_thread import JobThread
 from trainers.fleet.jobs.seat import SeatSettings
@@ -39,8 +39,12 @@ class DeviceHost:
         self._threads: dict[str, JobThread] = {}
 
     def do(self, command: Command, job: HostedJob) -> None:
-        """Let a job go on. The device must have nothing else to do."""
+        """Let a job go on. The device must have nothing else to do, but for a Yield, which goes to
+        the job that it runs."""
         name = command.job
+        if isinstance(command, Yield):
+            self._threads[name].seat.yields = True
+            return
         if isinstance(command, Start):
             if name in self._threads:
                 self._threads[name].join()  # it left before, and comes back

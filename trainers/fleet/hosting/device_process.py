@@ -8,6 +8,7 @@ A process that dies (a segmentation fault, the system's killer) is reported as `
 jobs go on from their checkpoints in another process.
 """
 
+import gc
 import multiprocessing
 import pickle
 import signal
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from trainers.fleet.deciding.events import Command, DeviceEnded, Event
+from trainers.fleet.deciding.events import Command, DeviceEnded, Event, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.job_program import JobProgram
@@ -90,7 +91,8 @@ class DeviceProcess:
 
     def do(self, command: Command, job: HostedJob) -> None:
         """Let a job go on. The device must have nothing else to do."""
-        self._running = command.job
+        if not isinstance(command, Yield):
+            self._running = command.job
         with suppress(BrokenPipeError, ConnectionResetError):  # the reader says so
             self._pipe.send((command, job))
 
@@ -147,10 +149,15 @@ def _serve(pipe: Connection, settings: SeatSettings, threads: int) -> None:
         with lock:
             pipe.send(event)
 
-    with DeviceHost(settings, send) as host:
-        while (received := _received(pipe)) is not None:
-            command, job = received
-            host.do(command, job)
+    gc.collect()
+    gc.freeze()  # what was imported stays: a collection after every job need not look at it
+    try:
+        with DeviceHost(settings, send) as host:
+            while (received := _received(pipe)) is not None:
+                command, job = received
+                host.do(command, job)
+    finally:
+        gc.unfreeze()  # libraries count what is left at the end of a process
 
 
 def _received(pipe: Connection) -> Any:

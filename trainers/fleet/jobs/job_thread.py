@@ -4,16 +4,18 @@ import gc
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from trainers.dice import Dice
 from trainers.fleet.deciding.events import Event, Failed, Finished, Left
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.freed_memory import give_freed_memory_back
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.seat import Grant, Seat, SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
+from trainers.fleet.jobs.turns import TurnKeeper
 
 JOIN_SECONDS = 30.0
 
@@ -32,12 +34,14 @@ class JobThread:
         send: Callable[[Event], None],
     ) -> None:
         self.seat = Seat(name, folder, settings, tenancy, dice, send)
+        self.seat.callbacks.append(TurnKeeper(self.seat))
         self._program: JobProgram | None = program
         self._send = send
         self._thread = threading.Thread(target=self._run, name=f"perfect-job-{name}", daemon=True)
 
     def grant(self, grant: Grant) -> None:
         """Let the thread go on. The one that has the baton must have handed it over."""
+        self.seat.yields = False  # what was asked of an earlier turn
         self.seat.grants.put(grant)
         if self._thread.ident is None:
             self._thread.start()
@@ -61,9 +65,11 @@ class JobThread:
         event = self._last_event()
         gc.collect()  # a Trainer and its module refer to each other; now their memory is free
         give_freed_memory_back()
+        if not isinstance(event, Failed):
+            event = replace(event, seconds=self.seat.turn_seconds)
         self._send(event)
 
-    def _last_event(self) -> Event:
+    def _last_event(self) -> Finished | Left | Failed:
         """Run the program to its end, and return what to say of it. No reference to the job's
         module or Trainer is left then."""
         seat, program = self.seat, self._program
@@ -74,9 +80,9 @@ class JobThread:
             seat.begin()
             seat.folder.mkdir(parents=True, exist_ok=True)
             program(seat)
-            return Finished(name, device, seat.step, seat.turn_seconds, seat.metric)
+            return Finished(name, device, seat.step, 0.0, seat.metric)
         except JobLeft as left:
-            return Left(name, device, left.step, seat.turn_seconds)
+            return Left(name, device, left.step)
         except BaseException as error:
             return Failed(name, device, one_line(error), "".join(traceback.format_exception(error)))
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from trainers.fleet.jobs.dice import Dice
+from trainers.dice import Dice
 
 
 class MidPassLoader:

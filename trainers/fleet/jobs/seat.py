@@ -24,6 +24,7 @@ from loaders.stats import LoaderStats
 from offload import Plan, Runner
 from offload.memory.host_needs import swap_seconds
 from offload.sizes import say_size
+from trainers.dice import Dice
 from trainers.fleet.deciding.events import (
     Event,
     JobMemory,
@@ -34,11 +35,9 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.dice import Dice
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.tenancy import Tenancy
-from trainers.fleet.jobs.turns import TurnKeeper
 from trainers.lightning_seams import combined_loader
 from trainers.offloading.hardware.target import Target
 
@@ -77,7 +76,7 @@ class Seat:
         self.folder = folder
         self.device = settings.device
         self.budget = settings.budget
-        self.callbacks: list[L.Callback] = [TurnKeeper(self)]
+        self.callbacks: list[L.Callback] = []
         """They must be in the Trainer."""
         self.settings = settings
         self.reserve: int | None = None
@@ -90,6 +89,8 @@ class Seat:
         """The watched metric in the checkpoint from which the job goes on."""
         self.fleet_ended = False
         """Whether the fleet has ended, so that this turn ends after its step. Set by any thread."""
+        self.yields = False
+        """Whether this turn ends after its step for a job of higher priority. Set by any thread."""
         self.waited = 0.0
         """The seconds that the job has waited for its turns."""
         self._tenancy = tenancy
@@ -193,7 +194,8 @@ class Seat:
     def turn_over(self) -> bool:
         """Whether all steps of the turn are done, or no more are wanted."""
         turn = self._grant
-        return isinstance(turn, Turn) and (self.fleet_ended or self._left_of_turn(turn) <= 0)
+        ends = self.fleet_ended or self.yields
+        return isinstance(turn, Turn) and (ends or self._left_of_turn(turn) <= 0)
 
     def _left_of_turn(self, turn: Turn) -> int:
         return turn.steps - (self.step - self._at_step)

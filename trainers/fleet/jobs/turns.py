@@ -7,16 +7,14 @@ Everything that follows a step (validation, checkpoints, the end of a pass) come
 `on_train_batch_start`, so it belongs to the turn of its step.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 
 from trainers.fleet.deciding.events import JobMemory
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_strategy import JobStrategy
-
-if TYPE_CHECKING:
-    from trainers.fleet.jobs.seat import Seat
+from trainers.fleet.jobs.seat import Seat
 
 STOPPED = "stopped.ckpt"
 """The weights of a job that was stopped early."""
@@ -28,7 +26,7 @@ class TurnKeeper(L.Callback):
     reads_weights_between_steps = False
     """It saves weights through the strategy, which first brings them up to date."""
 
-    def __init__(self, seat: "Seat") -> None:
+    def __init__(self, seat: Seat) -> None:
         self._seat = seat
 
     def state_dict(self) -> dict[str, Any]:

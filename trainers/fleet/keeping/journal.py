@@ -20,23 +20,25 @@ from typing import Any, TextIO
 from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
+from trainers.fleet.keeping.folder_lock import FolderLock
 
 NAME = "journal.jsonl"
 KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
 
 
 class Journal:
-    """A context manager. `past` are the events of earlier processes."""
+    """Call `open`, and `close` at the end. `past` are the events of earlier processes."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        self._lock = FolderLock(folder)
         self._file: TextIO | None = None
 
     def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
         """Open the journal for writing, and return the events that it has, with the settings under
         which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
-        journal is another's."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        journal is another's, or another process has it open."""
+        self._lock.take()
         lines = self._whole_lines()
         if not lines:
             self._file = self.path.open("w", encoding="utf-8")
@@ -116,6 +118,7 @@ class Journal:
             with suppress(OSError):  # every line was flushed; what was not has been said
                 self._file.close()
             self._file = None
+        self._lock.free()
 
 
 def read_journal(folder: Path) -> list[Event]:

@@ -118,6 +118,11 @@ class Meter:
         """Replace the plan by the same plan with other predicted seconds."""
         self._tallies[key].plan = plan
 
+    def about(self, key: Hashable) -> tuple[str, str]:
+        """Return what `add` was told of the inputs and the part."""
+        tally = self._tallies[key]
+        return tally.inputs, tally.part
+
     def begin(self) -> float:
         """Return the time now, which `ran` needs."""
         return self._clock()

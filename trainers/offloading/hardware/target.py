@@ -9,6 +9,7 @@ costs one capture per plan; if it cannot capture a step, it says so and uses `cu
 """
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAcce
 from lightning.pytorch.plugins.precision import Precision
 
 from offload import Costs, OffloadError, Plan, Runner
+from offload.gate import Gate
 from offload.measuring.calibration import calibrate
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
@@ -38,6 +40,8 @@ class Target:
     """Makes the driver of the device; None means the engine's own. Tests give one."""
     costs: Costs | None = None
     """None means the planner's default rates."""
+    gate: Gate | None = None
+    """Lets guests use the device between two nodes of a step (trainers/sharing)."""
     make_runner: MakeRunner | None = None
     """Makes the runners of a job whose device has other jobs; None: they have the device alone."""
 
@@ -88,7 +92,11 @@ class Target:
         if self.make_runner is not None:
             return self.make_runner(plan, key, self)
         driver = self.driver() if self.driver is not None else None
-        return Runner(plan, self.engine, key=key, driver=driver)
+        return Runner(plan, self.engine, key=key, driver=driver, gate=self.gate)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Have the device for this block, in which guests come only where it asks for them."""
+        return self.gate.held() if self.gate is not None else nullcontext()
 
 
 def products_of(plugin: Precision) -> str:

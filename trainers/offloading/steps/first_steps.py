@@ -143,6 +143,7 @@ class FirstSteps:
         with self._judged():
             self.expected.compare_state(self._state(module))
             self.expected.compare_random()
+        self.expected = None  # a copy of all state: the next step may be long in coming
         self.bring_home()
         self._left -= 1
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import lightning as L
 import torch
 
 from offload import TaskGraph
@@ -50,3 +51,18 @@ class StepGraph:
     @property
     def recipe(self) -> StepRecipe:
         return self.validity.recipe
+
+
+def outside(
+    graph: TaskGraph, module: L.LightningModule, sums: Mapping[Parameter, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Return the tensors that the step changes and that are neither the module's nor `sums`."""
+    changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}
+    own = {id(t) for t in (*module.parameters(), *module.buffers(), *sums.values())}
+    found: dict[str, torch.Tensor] = {}
+    for name in {graph.buffers[b].tensor for b in changed}:
+        source = graph.program.tensors[name]
+        for tensor in source if isinstance(source, tuple) else (source,):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
+                found[name] = tensor
+    return found

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import offload
-from offload import Plan, TaskGraph
-from offload.sizes import is_share, parse_share, parse_size
+from offload import OffloadError, Plan, TaskGraph
+from offload.sizes import is_share, parse_share, parse_size, say_size
 from trainers.offloading.hardware.target import ENGINES, ON_CPU, Target
 
 RECOMPUTE = ("auto", "never")
@@ -25,6 +25,8 @@ class PlanRequest:
     engine: str = "auto"
     verify: bool = True
     target: Target = ON_CPU
+    reserved: Callable[[], int] = int
+    """Returns the bytes of the budget that are kept for guests of high priority."""
     tails: bool = False
     """Whether another job has the device while only the host works at the end of a step."""
 
@@ -51,6 +53,13 @@ class PlanRequest:
             budget = math.ceil(whole.peak_bytes * share) + whole.reserve
             if share >= 1:  # nothing needs to move, but the packed layout may be a bit larger
                 budget = max(budget, whole.device_bytes)
+        if budget is not None and (reserved := self.reserved()):
+            budget = parse_size(budget) - reserved
+            if budget <= 0:
+                raise OffloadError(
+                    f"budget={self.budget!r} is used up by {say_size(reserved)} that are"
+                    " reserved for requests of high priority: give a larger budget, or them less"
+                )
         return offload.plan(
             graph,
             budget,

@@ -6,7 +6,7 @@ The first plan is one of a whole step with its update, so it places all tensors.
 added later use them where they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
+from offload.running.runner_memory import Migration
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step, retraced_step
@@ -31,7 +32,7 @@ from trainers.offloading.steps.audit import AuditSchedule, at_edge
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
-from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
+from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph, outside
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
     BatchParts,
@@ -174,22 +175,32 @@ class StepGraphs:
         return plan
 
     def settle_as(self, key: Any, plan: Plan, inputs: str, part: str) -> None:
-        """Make a runner of this plan, which places all tensors from now on. Other steps are planned
-        again when they are needed. The old arenas are freed before the new ones are allocated, and
-        allocated again if there is no room for the new ones."""
-        assert self.plan is not None
-        kept = {k: known for k, known in self._plans.items() if known is self.plan}
-        self.close()
-        self.runner = None
+        """Go on with this plan, which places all tensors from now on. Other steps are planned again
+        when they are needed. Where there is no room for it, the old plan stays."""
+        assert self.runner is not None
+        self.late_updates.end()
+        self.runner.move_to(plan, key)
         self._plans.clear()
-        try:
-            self.runner = self._request.target.runner(plan, key)
-        except MemoryTooSmall:
-            self.runner = self._request.target.runner(self.plan, next(iter(kept), None))
-            self._plans.update(kept)
-            raise
         self.plan = plan
         self._note_plan(key, plan, inputs, part)
+
+    def move(self, request: PlanRequest, plan: Plan) -> Migration:
+        """Go on with this plan of the same step, made for this request."""
+        assert self.runner is not None and self.plan is not None
+        step = next((key for key, known in self._plans.items() if known is self.plan), None)
+        rotation, whole = plan.rotation, self.plan.source
+        self.late_updates.flush()
+        with self.planning():
+            key = step if rotation is None else self.late_updates.key(step)
+            moved = self.runner.move_to(plan, key)
+            self.late_updates.end()
+            if rotation is not None:
+                self.late_updates.begin(self.runner, rotation, step, whole)
+        self._request, self.plan = request, plan
+        self._plans.clear()
+        if step is not None:
+            self._note_plan(step, plan, *self._meter.about(step))
+        return moved
 
     def _remake(self, step: StepGraph) -> None:
         """Replace the first plan by a faster one that is planned with the measured times of its
@@ -316,7 +327,7 @@ class StepGraphs:
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
         forward, hooks, step = self._training_step(micro, parts, last, held)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._request.target.held():
             device = self._request.target.device
             graph = capture_step(
                 step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
@@ -330,7 +341,7 @@ class StepGraphs:
             held | added,
             last,
             hooks.zero,
-            self._outside(graph),
+            outside(graph, self._module, self.sums),
             graph,
             (shapes_of(parts.key), micro.part),
         )
@@ -338,7 +349,7 @@ class StepGraphs:
     def _retraced(self, micro: MicroBatch, parts: BatchParts) -> Retraced:
         """Trace the step of this micro-batch once, without capturing it."""
         forward, _, step = self._training_step(micro, parts, micro.last, self._held)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._request.target.held():
             device = self._request.target.device
             sketch = retraced_step(
                 step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
@@ -374,18 +385,6 @@ class StepGraphs:
                 f"OffloadStrategy does not watch {', '.join(new)}, which the step reads: a change"
                 " of it is only found by audits. Keep it in a tensor"
             )
-
-    def _outside(self, graph: TaskGraph) -> Mapping[str, torch.Tensor]:
-        changed = {b for task in graph.tasks for b in task.writes if graph.buffers[b].persistent}
-        own = {id(t) for t in (*self._module.parameters(), *self._module.buffers())}
-        found: dict[str, torch.Tensor] = {}
-        for name in {graph.buffers[b].tensor for b in changed}:
-            source = graph.program.tensors[name]
-            for tensor in source if isinstance(source, tuple) else (source,):
-                if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
-                    found[name] = tensor
-        sums = {id(total) for total in self.sums.values()}
-        return {name: tensor for name, tensor in found.items() if id(tensor) not in sums}
 
     def _clip(self) -> Clip | None:
         limit = self._module.trainer.gradient_clip_val

@@ -1,4 +1,4 @@
-"""What random numbers and a few settings of a process are for one job.
+"""What random numbers and a few settings of a process are for one of several jobs in it.
 
     job a   rolls its dice | turn ................ | keeps them
     job b                                            rolls its dice | turn ... | keeps them

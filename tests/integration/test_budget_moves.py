@@ -1,0 +1,203 @@
+"""`strategy.move_to`: a training goes on in another budget, with the bits of one that stays."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.twins.fleet_jobs import QUIET
+from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
+from offload.memory import room
+from offload.memory.host_memory import HostMemoryLeft
+from trainers import OffloadStrategy
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+STEPS = 10
+
+
+class Trained(L.LightningModule):
+    """Dropout, statistics of BatchNorm and AdamW: a step that is lost or made twice is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 4)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("seen", self.net(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 0.01)
+
+
+class At(L.Callback):
+    """Calls something of the strategy before some steps."""
+
+    def __init__(self, call: Callable[[OffloadStrategy, int], object]) -> None:
+        self._call = call
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(trainer.strategy, OffloadStrategy)
+        self._call(trainer.strategy, batch_idx)
+
+
+def fit(
+    call: Callable[[OffloadStrategy, int], object],
+    budget: str | int | None = "100%",
+    callbacks: type[At] = At,
+    **trainer: Any,
+) -> tuple[dict[str, torch.Tensor], OffloadStrategy, L.Trainer]:
+    torch.manual_seed(1)
+    module = Trained()
+    strategy = OffloadStrategy(budget, check_first_steps=0)
+    numbers = torch.Generator().manual_seed(3)
+    x = torch.randn(8 * STEPS, 16, generator=numbers)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
+    made = L.Trainer(
+        max_epochs=1, accelerator="cpu", strategy=strategy, logger=False,
+        callbacks=[callbacks(call)], enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, **trainer,
+    )  # fmt: skip
+    made.fit(module, data, data)
+    return module.state_dict(), strategy, made
+
+
+def no_move(strategy: OffloadStrategy, step: int) -> None:
+    pass
+
+
+@pytest.fixture
+def undisturbed() -> dict[str, torch.Tensor]:
+    return fit(no_move)[0]
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("more", [{}, {"val_check_interval": 3}, {"accumulate_grad_batches": 2}])
+def test_a_training_that_moves_at_every_step_has_the_bits_of_one_that_stays(more: Any) -> None:
+    stays, _, _ = fit(no_move, **more)
+    moved: list[Future[Any]] = []
+    budgets = ["60%", "100%", "80%", None]
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step:
+            moved.append(strategy.move_to(budgets[step % 4]))
+
+    moves, _, trainer = fit(move, **more)
+    assert_same(stays, moves)
+    assert trainer.global_step == STEPS // more.get("accumulate_grad_batches", 1)
+    done = [one for one in moved if one.exception() is None]
+    assert len(done) >= STEPS - 2
+    assert any(one.result().nbytes > 0 for one in done)
+    assert all(one.result().seconds >= 0 for one in done)
+
+
+def test_another_thread_plans_while_the_training_goes_on(undisturbed: Any) -> None:
+    asked: list[Future[Any]] = []
+    threads: list[threading.Thread] = []
+    plans: list[int] = []
+
+    def ask(strategy: OffloadStrategy) -> None:
+        asked.append(strategy.move_to("60%"))
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 2:
+            threads.append(threading.Thread(target=ask, args=(strategy,)))
+            threads[0].start()
+        if step == 5:
+            threads[0].join(60.0)
+        if step:
+            plans.append(strategy.plan.device_bytes)
+
+    moves, _, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert asked[0].result(0).nbytes > 0
+    assert plans[-1] < plans[0]
+
+
+def test_a_move_without_room_is_refused_before_anything_moves(
+    undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Future[Any]] = []
+    plans: list[Any] = []
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 3:
+            monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
+            asked.append(strategy.move_to("60%"))
+        if step == 5:
+            monkeypatch.undo()
+        if step:
+            plans.append(strategy.plan)
+
+    with pytest.warns(UserWarning, match="keeps its budget, because it cannot move"):
+        moves, _, _ = fit(move)
+    assert_same(undisturbed, moves)
+    error = asked[0].exception(0)
+    assert isinstance(error, MemoryTooSmall)
+    assert "a small host. Nothing has moved, and the old plan goes on" in str(error)
+    assert len({id(plan) for plan in plans}) == 1
+
+
+def test_a_budget_that_no_plan_keeps_is_refused_at_once(undisturbed: Any) -> None:
+    struck: list[BaseException] = []
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 3:
+            for budget in (100, "much"):
+                with pytest.raises((BudgetTooSmall, ValueError)) as error:
+                    strategy.move_to(budget)
+                struck.append(error.value)
+
+    moves, _, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert isinstance(struck[0], BudgetTooSmall)
+    assert "budget: " in str(struck[1])
+
+
+def test_a_move_before_the_first_step_or_after_the_last_says_what_to_do() -> None:
+    with pytest.raises(OffloadError, match="give the budget to the strategy"):
+        OffloadStrategy("100%").move_to("60%")
+    asked: list[Future[Any]] = []
+
+    class Late(At):
+        def on_train_batch_end(
+            self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            assert isinstance(trainer.strategy, OffloadStrategy)
+            if batch_idx == STEPS - 1:
+                asked.append(trainer.strategy.move_to("60%"))
+
+    fit(no_move, callbacks=Late)
+    with pytest.raises(OffloadError, match="the run ended before the step that would have moved"):
+        asked[0].result(0)
+
+
+def test_a_run_that_trains_eagerly_has_nothing_to_move() -> None:
+    struck: list[str] = []
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 3:
+            with pytest.raises(OffloadError, match="trains eagerly") as error:
+                strategy.move_to("60%")
+            struck.append(str(error.value))
+
+    with pytest.warns(UserWarning, match="eagerly"):
+        fit(move, None, detect_anomaly=True)
+    assert struck

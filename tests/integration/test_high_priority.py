@@ -1,0 +1,332 @@
+"""Requests of high priority beside a training: bits, memory, bad inputs."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.twins.fleet_jobs import QUIET
+from offload import BudgetTooSmall, OffloadError, StepError
+from trainers import OffloadStrategy
+from trainers.sharing.high_priority import HighPriority
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+STEPS = 12
+PATIENCE = 60.0
+
+
+class Trained(L.LightningModule):
+    """Dropout and statistics: whoever draws or writes where he should not is found out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 4)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 0.01)
+
+
+def batches() -> DataLoader[Any]:
+    numbers = torch.Generator().manual_seed(3)
+    x = torch.randn(8 * STEPS, 16, generator=numbers)
+    return DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
+
+
+def served() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(16, 48), nn.GELU(), nn.Linear(48, 3)).eval()
+
+
+class Clients(L.Callback):
+    """Threads that ask from the first step to the end of the training."""
+
+    def __init__(
+        self, ask: Callable[[int], object], count: int = 2, first: int = 0, most: int | None = None
+    ) -> None:
+        """`first`: the step from which they ask. `most`: so many times; the training waits
+        for them."""
+        self.answers: list[Any] = []
+        self.errors: list[BaseException] = []
+        self._ask, self._count, self._first, self._most = ask, count, first, most
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx > self._first and self._most is not None:
+            self._await_one(trainer.strategy)
+        if batch_idx != self._first:
+            return
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(self._count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _await_one(self, strategy: Any) -> None:
+        """Wait until somebody waits for the next step, or all have their answers."""
+        until = time.monotonic() + PATIENCE
+        while not (self.errors or strategy._gate._waiting or len(self.answers) == self._most):
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._over.set()
+
+    def _run(self, number: int) -> None:
+        try:
+            while not self._over.is_set() and len(self.answers) != self._most:
+                self.answers.append(self._ask(number))
+        except BaseException as error:
+            self.errors.append(error)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def fitted(
+    strategy: OffloadStrategy, clients: Clients | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    module = Trained()
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, strategy=strategy,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        **{"logger": False, "callbacks": [clients] if clients else [], **options},
+    )  # fmt: skip
+    trainer.fit(module, batches())
+    if clients:
+        clients.join()
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = {thread.ident for thread in threading.enumerate()}
+    yield
+    left = [t.name for t in threading.enumerate() if t.ident not in before]
+    assert not left
+
+
+X = torch.randn(5, 16, generator=torch.Generator().manual_seed(9))
+
+
+def answers_alone(net: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return net(X)
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "reserve"), [(None, None), ("1MiB", "64KiB")])
+def test_answers_and_the_training_have_the_bits_that_each_has_alone(
+    budget: str | None, reserve: str | None
+) -> None:
+    alone = fitted(OffloadStrategy(budget=budget))
+    net = served()
+    expected = answers_alone(net)
+    strategy = OffloadStrategy(budget=budget)
+    with strategy.high_priority(net, reserve) as serve:
+        clients = Clients(lambda _: serve(X))
+        beside = fitted(strategy, clients)
+    assert not clients.errors
+    assert len(clients.answers) > 2
+    assert all(torch.equal(answer, expected) for answer in clients.answers)
+    assert same(alone, beside)
+    waits = serve.waits
+    assert len(waits.starts) == len(clients.answers)
+    assert waits.captures == 1
+    assert all(0 <= start <= end for start, end in zip(waits.starts, waits.answers, strict=True))
+
+
+def test_a_guest_that_comes_later_borrows_the_arena_and_leaves_every_bit() -> None:
+    budget = "60%"
+    alone = fitted(OffloadStrategy(budget=budget))
+    net = served()
+    expected = answers_alone(net)
+    strategy = OffloadStrategy(budget=budget)
+    guests: list[HighPriority] = []
+
+    def ask(_: int) -> torch.Tensor:
+        if not guests:
+            guests.append(strategy.high_priority(net, "16KiB"))
+        return guests[0](X)
+
+    clients = Clients(ask, count=1, first=3)
+    beside = fitted(strategy, clients)
+    guests[0].close()
+    assert not clients.errors
+    assert len(clients.answers) > 2
+    assert all(torch.equal(answer, expected) for answer in clients.answers)
+    assert same(alone, beside)
+    assert torch.equal(answers_alone(net), expected)
+
+
+def test_a_training_job_of_high_priority_draws_its_own_numbers() -> None:
+    def job() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(11)
+        net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 1))
+        return net, torch.optim.SGD(net.parameters(), 0.1)
+
+    def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (out - y).square().mean()
+
+    y = torch.zeros(5, 1)
+    net, optimizer = job()
+    torch.manual_seed(5)
+    expected = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        value = loss(net(X), y)
+        value.backward()
+        optimizer.step()
+        expected.append(value.detach())
+    alone = fitted(OffloadStrategy())
+    again, its_optimizer = job()
+    strategy = OffloadStrategy()
+    with strategy.high_priority(again, loss=loss, optimizer=its_optimizer, seed=5) as step:
+        clients = Clients(lambda n: step(X, y), count=1, most=6)
+        beside = fitted(strategy, clients)
+    assert not clients.errors
+    assert len(clients.answers) == 6
+    assert all(map(torch.equal, clients.answers, expected))
+    assert same(alone, beside)
+    assert same(dict(net.state_dict()), dict(again.state_dict()))
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def test_a_reserve_is_taken_off_the_budget_of_the_training() -> None:
+    strategy = OffloadStrategy(budget="100%")
+    fitted(strategy)
+    whole = strategy.plan.device_bytes
+    strategy = OffloadStrategy(budget=whole)
+    with strategy.high_priority(served(), 20_000):
+        fitted(strategy)
+    assert strategy.plan.device_bytes <= whole - 20_000
+    strategy = OffloadStrategy(budget="1MiB")
+    with (
+        strategy.high_priority(served(), "1MiB"),
+        pytest.raises(OffloadError, match=r"used up by 1.0 MiB that are reserved for requests"),
+    ):
+        fitted(strategy)
+
+
+def test_what_its_budget_does_not_hold_is_told_and_the_training_goes_on() -> None:
+    alone = fitted(OffloadStrategy())
+    strategy = OffloadStrategy()
+    with strategy.high_priority(served(), 1000) as serve:
+        clients = Clients(lambda _: serve(X), count=1)
+        beside = fitted(strategy, clients)
+    [error] = clients.errors
+    assert isinstance(error, BudgetTooSmall)
+    assert same(alone, beside)
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+class Calls(L.Callback):
+    """Calls something in the thread of the training, before a batch and in the middle of a step."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._call()
+
+
+def test_a_call_from_the_trainings_own_thread_is_refused() -> None:
+    strategy = OffloadStrategy()
+    errors: list[str] = []
+    with strategy.high_priority(served()) as serve:
+
+        def call() -> None:
+            if strategy._stage() is not None:
+                with pytest.raises(StepError, match="comes from the thread that trains") as found:
+                    serve(X)
+                errors.append(str(found.value))
+
+        fitted(strategy, None, callbacks=[Calls(call)])
+    assert len(errors) == STEPS - 1
+
+
+def test_a_guest_whose_net_raises_leaves_the_training_as_it_is() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("my own mistake")
+
+    alone = fitted(OffloadStrategy())
+    strategy = OffloadStrategy()
+    with strategy.high_priority(Broken()) as serve:
+        clients = Clients(lambda _: serve(X), count=1)
+        beside = fitted(strategy, clients)
+    [error] = clients.errors
+    assert "my own mistake" in str(error) or "my own mistake" in str(error.__cause__)
+    assert same(alone, beside)
+
+
+def test_another_shape_is_captured_and_counted() -> None:
+    net = served()
+    strategy = OffloadStrategy()
+    shapes = [X, X[:2], X[:3]]
+    with strategy.high_priority(net) as serve, torch.no_grad():
+        clients = Clients(lambda n: (n, serve(shapes[n])), count=3)
+        fitted(strategy, clients)
+        assert not clients.errors
+        assert serve.waits.captures == 3
+        assert all(torch.equal(answer, net(shapes[n])) for n, answer in clients.answers)
+
+
+def test_after_its_block_nothing_is_answered_and_options_that_do_not_fit_are_refused() -> None:
+    strategy = OffloadStrategy(budget="1MiB")
+    with pytest.raises(OffloadError, match="needs one, too"):
+        strategy.high_priority(served())
+    with pytest.raises(OffloadError, match="'much' is not a size"):
+        strategy.high_priority(served(), "much")
+    with pytest.raises(OffloadError, match="needs both loss= and optimizer="):
+        strategy.high_priority(served(), "64KiB", loss=lambda a, b: a)
+    with strategy.high_priority(served(), "64KiB") as serve:
+        before = serve(X)
+    assert torch.equal(before, answers_alone(served()))  # no training runs: it is answered at once
+    with pytest.raises(OffloadError, match="its block was left"):
+        serve(X)
+
+
+# ---- what is told -------------------------------------------------------------------------------
+
+
+def test_loggers_and_explain_tell_what_requests_took(tmp_path: Path) -> None:
+    strategy = OffloadStrategy()
+    logger = CSVLogger(tmp_path)
+    with strategy.high_priority(served()) as serve:
+        clients = Clients(lambda _: serve(X), count=1, most=3)
+        fitted(strategy, clients, logger=logger)
+        said = serve.waits.said()
+    logged = (Path(logger.log_dir) / "metrics.csv").read_text()
+    for name in ("sharing/requests", "sharing/start_p95_ms", "sharing/answer_max_ms"):
+        assert name in logged
+    assert said.startswith("3 requests (1 captured first); p50 / p95 / max:")

@@ -1,0 +1,96 @@
+"""Nets that cannot be served beside a training as they are: what is said, and what stays usable."""
+
+import copy
+import pickle
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.twins.fleet_jobs import KINDS, QUIET
+from offload import OffloadError, StepError
+from trainers import OffloadStrategy
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+X = torch.randn(5, 6, generator=torch.Generator().manual_seed(9))
+
+
+def served() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5)).eval()
+
+
+def answers_alone(net: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return net(X)
+
+
+def test_a_net_that_shares_tensors_with_the_training_or_another_guest_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = KINDS["adam"].module()
+    strategy = OffloadStrategy()
+    words = r"shares its tensor 0.weight with the module that this strategy runs.*copy.deepcopy"
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, strategy=strategy, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with strategy.high_priority(module.net), pytest.raises(OffloadError, match=words):
+        trainer.fit(module, KINDS["adam"].train(), KINDS["adam"].val())
+
+    def later() -> None:
+        with pytest.raises(OffloadError, match=words):
+            strategy.high_priority(module.net)
+        called.append(True)
+
+    called: list[bool] = []
+    monkeypatch.setattr(module, "on_train_epoch_start", later)
+    trainer.fit(module, KINDS["adam"].train(), KINDS["adam"].val())
+    assert called == [True]
+    module.eval()
+    with strategy.high_priority(module.net) as serve:  # nobody trains it any more
+        assert torch.equal(serve(X), answers_alone(module.net))
+        with pytest.raises(OffloadError, match=r"0.weight with another net of high_priority"):
+            strategy.high_priority(module.net)
+
+
+def test_a_served_net_that_was_changed_is_not_answered_for_by_the_old_one() -> None:
+    net = served()
+    with OffloadStrategy().high_priority(net) as serve:
+        serve(X)
+        with torch.no_grad():
+            net[0].weight.mul_(2)
+        assert torch.equal(serve(X), answers_alone(net))  # in place: there is nothing to notice
+        net.train()
+        with pytest.raises(StepError, match=r"1.training is True after False"):
+            serve(X)
+        net.eval()
+        net[0].weight = nn.Parameter(torch.zeros(8, 6))
+        with pytest.raises(StepError, match=r"0.weight is a Parameter after a Parameter"):
+            serve(X)
+
+
+def test_inputs_that_are_no_tensors_or_of_another_type_leave_the_net_usable() -> None:
+    net = served()
+    with OffloadStrategy().high_priority(net) as serve:
+        with pytest.raises(RuntimeError, match="the same dtype"):
+            serve(X.double())
+        with pytest.raises(OffloadError, match="input 0 is a list; a tensor is expected"):
+            serve([1.0])
+        assert torch.equal(serve(X), answers_alone(net))
+        with pytest.raises(RuntimeError, match="the same dtype"):
+            serve(X.double())
+        assert torch.equal(serve(X), answers_alone(net))
+
+
+def test_a_strategy_in_a_block_is_not_copied_and_one_outside_has_guests_of_its_own() -> None:
+    strategy = OffloadStrategy()
+    with (
+        strategy.high_priority(served()),
+        pytest.raises(OffloadError, match="cannot be copied or sent to another process"),
+    ):
+        copy.deepcopy(strategy)
+    other = copy.deepcopy(strategy)
+    assert other._gate is not strategy._gate
+    assert pickle.loads(pickle.dumps(strategy))._guests.all == ()
