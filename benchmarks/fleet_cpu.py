@@ -22,6 +22,7 @@ import sys
 import warnings
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.twins
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,8 +15,8 @@ from offloading.report import Asked, Report
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainers.dice import Dice
 from trainers.fleet import Fleet
-from trainers.fleet.jobs.dice import Dice
 
 
 class Stamped(L.LightningModule):

@@ -6,14 +6,22 @@ fleet       turns as long as the fleet chooses
 alternate   turns of one step
 processes   a process a model, all at once: the system slices the time (their imports and the
             wait for each other are left out)
+Ray Tune    a trial of one job after the other, in a process that it starts once, with the same
+            OffloadStrategy (benchmarks/fleet_peers/ray_tune.py; the start of Ray is left out)
 """
 
+import json
 import multiprocessing
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -88,6 +96,18 @@ def processes(configs: list[dict[str, Any]]) -> tuple[float, float]:
     return wall, cpu
 
 
+def ray_tune(jobs: int, size: GptSize) -> dict[str, Any]:
+    """Return what the peer's own program prints: Ray leaves threads in its process."""
+    program = Path(__file__).parents[1] / "fleet_peers" / "ray_tune.py"
+    options = [f"--jobs={jobs}", f"--size={json.dumps(asdict(size))}", f"--budget={BUDGET}"]
+    done = subprocess.run(
+        [sys.executable, program, *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"Ray Tune ended with {done.returncode}: {done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def timed(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, float]:
     wall, cpu = perf_counter(), process_time()
     weights = run()
@@ -95,7 +115,8 @@ def timed(run: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, flo
 
 
 def measure(smoke: bool, repeats: int) -> Report:
-    configs = configurations(3 if smoke else 12, TINY if smoke else SIZE)
+    size = TINY if smoke else SIZE
+    configs = configurations(3 if smoke else 12, size)
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "serial": lambda: serial(configs),
         "fleet": lambda: in_fleet(configs),
@@ -105,7 +126,7 @@ def measure(smoke: bool, repeats: int) -> Report:
     report = Report(
         "turns",
         "a fleet costs no more than training one after the other",
-        {"jobs": len(configs), "steps": configs[0]["size"]["steps"], "budget": BUDGET},
+        {"jobs": len(configs), "steps": size.steps, "budget": BUDGET},
     )
     wrong = 0
     for number in range(repeats):
@@ -121,6 +142,10 @@ def measure(smoke: bool, repeats: int) -> Report:
         for way, (_, wall, cpu) in found.items():
             row |= {f"{way}_wall": wall, f"{way}_cpu": cpu}
         row["processes_wall"], row["processes_cpu_with_imports"] = processes(configs)
+        if find_spec("ray"):
+            tune = ray_tune(len(configs), size)
+            row["ray_tune_wall"] = tune["seconds"] - tune["of them to start Ray"]
+            row["ray_tune"] = tune
         report.rows.append(row)
     base = [row["serial_cpu"] for row in report.rows]
     lines = ["| way | CPU s | over serial | spread | wall s |", "|---|---|---|---|---|"]
@@ -132,15 +157,18 @@ def measure(smoke: bool, repeats: int) -> Report:
         wall = statistics.median(row[f"{way}_wall"] for row in report.rows)
         spread = f"{min(each):.3f} to {max(each):.3f}"
         lines.append(f"| {way} | {cpu:.1f} | {ratios[way]:.3f} | {spread} | {wall:.1f} |")
-    wall = statistics.median(row["processes_wall"] for row in report.rows)
-    lines.append(f"| processes | | | | {wall:.1f} |")
+    for way, column in (("processes", "processes_wall"), ("Ray Tune", "ray_tune_wall")):
+        walls = [row[column] for row in report.rows if column in row]
+        said = f"{statistics.median(walls):.1f}" if walls else "not installed: make .venv/ray"
+        lines.append(f"| {way} | | | | {said} |")
     report.tables["CPU seconds of all jobs"] = "\n".join(lines)
     report.asked = [
         Asked("fleet over the jobs one after the other, CPU time", 1.03, ratios["fleet"]),
         Asked("tensors with other bits than alone, all rounds and ways", 0, wrong),
     ]
     report.remarks.append(
-        "serial is also FIFO on one device. The row of processes has wall seconds from the moment"
-        " when all have imported torch: two cores share twelve processes."
+        "serial is also FIFO on one device. The rows of processes and Ray Tune have wall seconds"
+        " alone, from the moment when all have imported torch or Ray has started: two cores share"
+        " twelve processes, and Ray's own."
     )
     return report

@@ -1,6 +1,7 @@
-"""Ray Tune trains the jobs: one trial after the other on one device, plain Lightning in each.
+"""Ray Tune trains the jobs: one trial after the other on one device.
 
-    python benchmarks/fleet_peers/ray_tune.py --jobs 12          prints one line of JSON
+    python benchmarks/fleet_peers/ray_tune.py --jobs 12               prints one line of JSON
+    python benchmarks/fleet_peers/ray_tune.py --jobs 12 --budget 70%  with an OffloadStrategy
 
 `seconds` is from `ray.init` to the last result. `trial_seconds` is what each trial took by itself,
 as Tune says. `peak_bytes` is of all processes: Tune's, Ray's, and the one that trains.
@@ -21,13 +22,15 @@ from fleet_peers.gpt_jobs import GptSize, configurations, make  # noqa: E402
 from fleet_peers.tree_memory import TreeMemory  # noqa: E402
 
 
-def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, Any]:
-    """`reuse_processes`: whether Tune trains the next trial in the process of the one before."""
+def run(jobs: int, size: GptSize, budget: str | None, *, reuse_processes: bool) -> dict[str, Any]:
+    """`reuse_processes`: whether Tune trains the next trial in the process of the one before.
+    `budget`: of the OffloadStrategy of every trial; None trains with plain Lightning."""
     import ray  # pyright: ignore[reportMissingImports]
     from ray import tune  # pyright: ignore[reportMissingImports]
 
     from trainers.fleet.ray_cluster import tune_trainable
 
+    offload = {"budget": budget} if budget else False
     begun = perf_counter()
     with tempfile.TemporaryDirectory() as folder, TreeMemory() as memory:
         paths = [str(HERE.parents[1]), str(HERE.parents[2])]
@@ -42,7 +45,7 @@ def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, 
             started = perf_counter()
             results = tune.Tuner(
                 tune.with_resources(
-                    tune_trainable(lambda config: {**make(config["job"]), "offload": False}),
+                    tune_trainable(lambda config: {**make(config["job"]), "offload": offload}),
                     {"cpu": 1},
                 ),
                 param_space={"job": tune.grid_search(configurations(jobs, size))},
@@ -60,6 +63,7 @@ def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, 
         "peer": "ray tune",
         "version": ray.__version__,
         "jobs": jobs,
+        "budget": budget,
         "reuses processes": reuse_processes,
         "seconds": round(ended - begun, 2),
         "of them to start Ray": round(started - begun, 2),
@@ -72,13 +76,12 @@ def run(jobs: int, size: GptSize, *, reuse_processes: bool = True) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=GptSize().steps)
-    parser.add_argument("--layers", type=int, default=GptSize().layers)
-    parser.add_argument("--width", type=int, default=GptSize().width)
+    parser.add_argument("--size", type=json.loads, default={}, help="fields of GptSize, as JSON")
+    parser.add_argument("--budget", help="an OffloadStrategy's; without it, plain Lightning")
     parser.add_argument("--fresh", action="store_true", help="a new process for every trial")
     given = parser.parse_args()
-    size = GptSize(layers=given.layers, width=given.width, steps=given.steps)
-    print(json.dumps(run(given.jobs, size, reuse_processes=not given.fresh)))
+    found = run(given.jobs, GptSize(**given.size), given.budget, reuse_processes=not given.fresh)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

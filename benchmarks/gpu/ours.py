@@ -79,17 +79,17 @@ def run_by(engine: str, made: Plan, depth: int | None = None) -> Runner:
     runner = Runner(made, engine, driver=driver)
     if depth is not None:
         # No option of a runner: whoever trains has no use for another one.
-        assert isinstance(runner._stage.engine, Streams), engine
-        runner._stage.engine._depth = depth
+        assert isinstance(runner.stage.engine, Streams), engine
+        runner.stage.engine._depth = depth
     return runner
 
 
 def replayed(runner: Runner) -> bool | None:
     """Whether steps are replays of what was captured; None: the engine captures nothing. Where a
     step cannot be captured the loop runs it, which would be compared with itself."""
-    if not isinstance(runner._stage.engine, CudaGraph):
+    if not isinstance(runner.stage.engine, CudaGraph):
         return None
-    return any(known.graphs for known in runner._stage.engine._known.values())
+    return any(known.graphs for known in runner.stage.engine._known.values())
 
 
 def first_steps(made: Plan, engine: str, batch: Batch) -> Plan:

@@ -31,6 +31,7 @@ MODULES: Mapping[str, str] = {
     "f": "gpu.ablations",
     "g": "gpu.loading",
     "h": "gpu.accuracy",
+    "i": "gpu.fleet",
 }
 
 

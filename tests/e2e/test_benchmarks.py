@@ -159,3 +159,14 @@ def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:
     assert "| " in said
     (kept,) = tmp_path.glob("*.json")
     assert json.loads(kept.read_text())["rows"]
+
+
+@pytest.mark.parametrize("part", only_first("preemptions", "capture", "cost", "latency"))
+@pytest.mark.timeout(300)
+def test_the_sharing_benchmark_runs_and_finds_no_wrong_bit(tmp_path: Path, part: str) -> None:
+    run_script("benchmarks/sharing_cpu.py", part, "--smoke", "--out", str(tmp_path))
+    (kept,) = tmp_path.glob("*.json")
+    found = json.loads(kept.read_text())
+    assert found["rows"]
+    differing = [asked["measured"] for asked in found["asked"] if "other bits" in asked["what"]]
+    assert differing == [0]

@@ -123,6 +123,20 @@ def test_each_idea_is_taken_away_in_turn(tmp_path: Path) -> None:
     assert "| in order | " in table(tmp_path, "ablations")
 
 
+@pytest.mark.full
+def test_a_fleet_is_timed_beside_one_job_after_the_other(tmp_path: Path) -> None:
+    run_part("i", tmp_path)
+    found = rows(tmp_path, "fleet")
+    assert list(found) == ["turns; 3 jobs", "host updates; 2 jobs", "host updates; 4 jobs"]
+    assert [list(row["seconds"]) for row in found.values()] == [
+        ["serial", "fleet", "alternate"], ["serial", "fleet"], ["serial", "fleet"],
+    ]  # fmt: skip
+    for cell, row in found.items():
+        assert row["wrong"] == 0
+        assert all(one > 0 for seconds in row["seconds"].values() for one in seconds)
+        assert f"| {cell} | fleet | " in table(tmp_path, "fleet")
+
+
 BROKEN = """
 import os, signal
 from gpu.part import Outcome, Step

@@ -1,0 +1,1 @@
+"""What `sharing_cpu.py` measures, a part a file."""

@@ -1,0 +1,196 @@
+"""What it takes to move a training to another plan, and whether a step is lost on the way.
+
+    ours    runner.move_to(plan of another budget, another device of the same kind)
+    copies  copy_ of as many bytes, tensor by tensor                     (the rate of copies)
+
+ViT-B/16 goes back and forth between two plans; 100 moves are compared with as many steps of a run
+that stays. The models of Table 2.1 of the SwitchFlow thesis say how much state there is to move: it
+counted weights, and here AdamW's state moves too. On the CPU two stages stand for two devices, and
+both are ordinary memory.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torchvision
+from offloading.process import in_a_fresh_process
+from offloading.report import Asked, Report, spread, table
+from torch import nn
+
+import offload
+from offload.planning.refusal import smallest_budget
+from offload.program.kernels import CPU
+from offload.running.runner import Runner
+from offload.running.stage import Stage
+
+MIB = 2**20
+MOST = 1.2
+"""Times the seconds of the copies."""
+MOVES = 100
+TABLE = (
+    ("ResNet50", "resnet50", 224), ("VGG16", "vgg16", 224), ("VGG19", "vgg19", 224),
+    ("DenseNet121", "densenet121", 224), ("DenseNet169", "densenet169", 224),
+    ("MobileNetV2", "mobilenet_v2", 224), ("InceptionV3", "inception_v3", 299),
+)  # fmt: skip
+"""The thesis also has InceptionResNetV2, which torchvision lacks."""
+
+
+def measure(smoke: bool, repeats: int) -> Report:
+    report = Report(
+        "migration",
+        f"Claim: a move between like plans takes at most {MOST} times as long as its copies, and"
+        " loses no step",
+        {"repeats": repeats, "time": "wall seconds, median [min, max]"},
+    )
+    name = "a small net" if smoke else "ViT-B/16"
+    row = in_a_fresh_process(back_and_forth, smoke, repeats)
+    report.rows.append({"case": name} | row)
+    over = [a / b for a, b in zip(row["ours"], row["copies"], strict=True)]
+    cells = [spread([1e3 * s for s in row[key]]) for key in ("ours", "copies")]
+    mib = f"{statistics.median(row['bytes']) / MIB:.1f}"
+    head = ["model", "MiB a move", "ours ms", "copies ms", "over copies"]
+    body = [[name, mib, *cells, f"{statistics.median(over):.2f}"]]
+    report.tables["Between two plans"] = table(head, body)
+    report.asked.append(Asked("seconds over those of the copies", MOST, statistics.median(over)))
+    count = 4 if smoke else MOVES
+    lost = in_a_fresh_process(differing_steps, count)
+    report.rows.append({"case": f"{count} moves", "differing": lost})
+    report.asked.append(Asked(f"steps lost or made twice in {count} moves", 0, lost))
+    lines = []
+    for title, model, pixels in TABLE[-2:-1] if smoke else TABLE:
+        one = in_a_fresh_process(state_of, model, 64 if smoke else pixels, repeats)
+        report.rows.append({"case": title} | one)
+        seconds = spread([1e3 * s for s in one["ours"]])
+        moved = f"{statistics.median(one['bytes']) / MIB:.1f}"
+        lines.append([title, f"{one['weights'] / MIB:.1f}", moved, seconds])
+    head = ["model", "weights MiB", "moved MiB", "ms"]
+    report.tables["Models of the thesis, to another device of the kind"] = table(head, lines)
+    report.remarks = [
+        "The arena of the new plan is taken within `ours`, and its pages are touched there for the"
+        " first time; `copies` go to fresh memory, too.",
+        "Planning is not within: it is done ahead.",
+    ]
+    return report
+
+
+class Job:
+    """A training step of a model, and its plans."""
+
+    def __init__(self, model: nn.Module, *batch: torch.Tensor) -> None:
+        self.model, self.batch = model, batch
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        self.graph = offload.capture_training_step(model, _loss, optimizer, *batch)
+        self._whole = offload.plan(self.graph)
+
+    def plan(self, part: float) -> offload.Plan:
+        """With this part of the way from the smallest budget to the one without offloading."""
+        least, _ = smallest_budget(self.graph, 0)
+        least += self._whole.reserve
+        most = max(least, self._whole.device_bytes)
+        return offload.plan(self.graph, least + int(part * (most - least)) + MIB)
+
+    @property
+    def whole(self) -> offload.Plan:
+        return self._whole
+
+
+def _loss(output: Any, wanted: torch.Tensor) -> torch.Tensor:
+    output = output if isinstance(output, torch.Tensor) else output.logits
+    return nn.functional.cross_entropy(output, wanted)
+
+
+def _small() -> Job:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    return Job(nn.Sequential(*layers), torch.randn(4, 256), torch.zeros(4, dtype=torch.long))
+
+
+def _vit() -> Job:
+    torch.manual_seed(0)
+    model = torchvision.models.vit_b_16(num_classes=10)
+    return Job(model, torch.randn(1, 3, 224, 224), torch.zeros(1, dtype=torch.long))
+
+
+def copied(tensors: Sequence[torch.Tensor], nbytes: int) -> float:
+    """Seconds of copying tensors like these, as many bytes of them, to memory that is new."""
+    sources: list[torch.Tensor] = []
+    left = nbytes
+    while left > 0:
+        for tensor in tensors:
+            if left > 0:
+                take = min(left, tensor.nbytes)
+                sources.append(torch.ones(take, dtype=torch.uint8))
+                left -= take
+    begin = time.perf_counter()
+    target, at = torch.empty(nbytes, dtype=torch.uint8), 0
+    for source in sources:
+        target[at : at + source.nbytes].copy_(source)
+        at += source.nbytes
+    return time.perf_counter() - begin
+
+
+def _moves(job: Job, moves: list[Callable[[Runner], Any]], runner: Runner) -> dict[str, Any]:
+    found: dict[str, Any] = {"ours": [], "copies": [], "bytes": [], "ways": []}
+    tensors = [*job.model.parameters()]
+    for move in moves:
+        runner(*job.batch)
+        gc.collect()
+        moved = move(runner)
+        found["ours"].append(moved.seconds)
+        found["bytes"].append(moved.nbytes)
+        found["ways"].append(moved.way)
+        found["copies"].append(copied(tensors, moved.nbytes))
+    return found
+
+
+def back_and_forth(smoke: bool, repeats: int) -> dict[str, Any]:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    job = _small() if smoke else _vit()
+    plans = [job.plan(0.3), job.plan(0.7)]
+    with Runner(plans[0]) as runner:
+        moves = [lambda r, n=n: r.move_to(plans[(n + 1) % 2]) for n in range(2 * repeats)]
+        return _moves(job, moves, runner)
+
+
+def state_of(name: str, pixels: int, repeats: int) -> dict[str, Any]:
+    """In a process of its own: a whole model between two stages."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None)
+    job = Job(model, torch.randn(2, 3, pixels, pixels), torch.zeros(2, dtype=torch.long))
+    weights = sum(p.nbytes for p in model.parameters())
+    with (
+        Stage(CPU, "threads") as one,
+        Stage(CPU, "threads") as other,
+        Runner(job.whole, stage=one) as runner,
+    ):
+        stages = (other, one)
+        moves = [lambda r, n=n: r.move_to(job.whole, stage=stages[n % 2]) for n in range(repeats)]
+        return {"weights": weights} | _moves(job, moves, runner)
+
+
+def differing_steps(count: int) -> int:
+    """How many of `count` steps, each after a move, come to another loss than those of a run that
+    stays; and one more if the weights differ at the end."""
+    torch.set_num_threads(1)
+    stays, moves = _small(), _small()
+    plans = [moves.plan(part) for part in (0.1, 0.5, 1.0)]
+    differing = 0
+    with (
+        Stage(CPU, "threads") as near,
+        Stage(CPU, "threads") as far,
+        Runner(stays.whole) as one,
+        Runner(plans[0], stage=near) as other,
+    ):
+        for n in range(count):
+            other.move_to(plans[n % len(plans)], stage=(near, far, None)[n % 3])
+            (expected, *_), (found, *_) = one(*stays.batch), other(*moves.batch)
+            differing += not torch.equal(expected, found)
+        weights = zip(stays.model.parameters(), moves.model.parameters(), strict=True)
+        differing += not all(torch.equal(a, b) for a, b in weights)
+    return differing

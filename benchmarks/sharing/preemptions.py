@@ -1,0 +1,112 @@
+"""Wrong bits in steps that are stopped between any nodes, their memory lent and written over.
+
+A guest comes as often as it can and fills a random part of the device's arena
+(benchmarks/twins/intruder.py). Losses, parameters, buffers and optimizer state must be eager's.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from offloading.nets import Case, cases
+from offloading.report import Asked, Report, table
+from offloading.steps import planned
+from torch import nn
+
+from benchmarks.twins.intruder import Intruder
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload import Runner, capture_training_step
+
+MODELS = ("gpt2-small", "resnet18", "vit-b-16", "llama")
+DRIVERS: Mapping[str, Callable[[], Any]] = MappingProxyType(
+    {"threads": lambda: None, "cuda": Twin, "cudagraph": GraphTwin}
+)
+SHARE = 0.6
+"""Of the memory that a step needs without offloading."""
+PREEMPTIONS = 1000
+MOST_STEPS = 1000
+
+
+def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
+    """Train beside eager until the guest came so often."""
+    torch.manual_seed(0)
+    eager = case.model()
+    module = copy.deepcopy(eager)
+    optimizers = case.optimizer(eager), case.optimizer(module)
+    graph = capture_training_step(module, case.loss, optimizers[1], *case.batch())
+    # A graph is replayed in the order in which it was captured.
+    order = "priority" if engine == "cudagraph" else "random"
+    made = planned(graph, SHARE)
+    losses = steps = 0
+    with (
+        Runner(made, engine, order, seed, driver=DRIVERS[engine](), poison=True) as runner,
+        Intruder(runner, seed, evicts=True) as guest,
+    ):
+        while guest.visits < preemptions:
+            assert steps < MOST_STEPS, f"{guest.visits} preemptions in {steps} steps"
+            batch = case.batch()
+            torch.manual_seed(steps)
+            expected = eager_step(case, eager, optimizers[0], batch)
+            torch.manual_seed(steps)
+            losses += not torch.equal(runner(*batch)[0], expected)
+            steps += 1
+        visits = guest.visits
+    tensors = sum(
+        not torch.equal(value, other)
+        for value, other in zip(
+            state(eager, optimizers[0]), state(module, optimizers[1]), strict=True
+        )
+    )
+    return {"steps": steps, "preemptions": visits, "losses": losses, "tensors": tensors}
+
+
+def eager_step(
+    case: Case, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = case.loss(module(*batch[:-1]), batch[-1])
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def state(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    kept = optimizer.state_dict()["state"].values()
+    moments = [v for one in kept for v in one.values() if isinstance(v, torch.Tensor)]
+    return [*module.state_dict().values(), *moments]
+
+
+def measure(smoke: bool, repeats: int) -> Report:
+    """`repeats`: of every model on every engine, with other preemptions."""
+    torch.set_num_threads(1)
+    models = MODELS[:1] if smoke else MODELS
+    each = 5 if smoke else -(-PREEMPTIONS // (len(models) * len(DRIVERS) * repeats))
+    report = Report("preemptions", "a preemption changes no bit", {"of the peak": f"{SHARE:.0%}"})
+    known = cases(smoke=True)  # small ones have as many kinds of nodes as large ones
+    for name in models:
+        for engine, seed in product(DRIVERS, range(repeats)):
+            found = one(known[name], engine, each, seed)
+            report.rows.append({"model": name, "engine": engine, "seed": seed, **found})
+    report.tables["Training beside a guest that takes memory"] = table(
+        ["model", "engine", "steps", "preemptions", "wrong losses + tensors"],
+        [
+            [r["model"], r["engine"], f"{r['steps']}", f"{r['preemptions']}",
+             f"{r['losses']} + {r['tensors']}"]
+            for r in report.rows
+        ],
+    )  # fmt: skip
+    count = sum(row["preemptions"] for row in report.rows)
+    least = len(report.rows) * each if smoke else PREEMPTIONS
+    report.asked = [
+        Asked("preemptions with evictions", least, count, at_least=True),
+        Asked("losses and tensors with other bits",
+              0, sum(row["losses"] + row["tensors"] for row in report.rows)),
+    ]  # fmt: skip
+    report.remarks.append(
+        "cuda and cudagraph run on drivers that stand in for a GPU (benchmarks/twins)."
+    )
+    return report
