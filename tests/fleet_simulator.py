@@ -265,6 +265,7 @@ class PaperFleet:
         for device in range(settings.devices):
             here = [j.memory for j in self.jobs.values() if j.trained and j.lives == device]
             host += max((m.passing_bytes for m in here), default=0)
+            host += max((m.arena_bytes for m in here), default=0)
             own = settings.arena_bytes + sum(m.device_bytes for m in here)
             assert not settings.device_bytes or own <= settings.device_bytes
         assert not settings.host_bytes or host <= settings.host_bytes

@@ -149,7 +149,7 @@ class RunnerMemory:
         if way == BESIDE and not stage.keeps(sizes):
             stage.take_beside(self, sizes)
         elif way == BY_HOST:
-            stage.replace(sizes)
+            stage.replace(self, sizes)
         lent = stage.lent(self, on_device)
         assert lent is not None
         before, old_waiting = self.current, self.waiting

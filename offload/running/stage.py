@@ -98,7 +98,10 @@ class Stage:
         self._last: weakref.ref[Tenant] | None = None
         """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
         alive."""
-        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        self._tenants: weakref.WeakKeyDictionary[Tenant, Mapping[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Each with the most that it has asked for."""
         self._warmed: set[int] = set()
         self._lock, self._process = threading.Lock(), os.getpid()
         self._closed = False
@@ -128,21 +131,18 @@ class Stage:
             before = self._last() if self._last else None
             if before is not None:
                 self._left(before.make_way)
-            self._tenants.add(tenant)
+            self._tenants[tenant] = _most(sizes, self._tenants.get(tenant, {}))
             self._last = weakref.ref(tenant)
         return self._arena
 
     def grow(self, sizes: Mapping[int, int], check: Callable[[Mapping[int, int]], None]) -> None:
-        """Replace the arena by one that is at least this large. The old one is freed first. Then
-        `check` gets the bytes that will be taken, and raises if there is no room."""
-        larger = self._with_room_for(sizes)
+        """Replace the arena by one that is large enough for this and for all tenants. The old one
+        is freed first. Then `check` gets the bytes that will be taken, and raises if there is no
+        room."""
+        larger = _most(sizes, *self._tenants.values())
         self._free()
         check(larger)
         self._arena = DeviceArena(larger, self.device)
-
-    def _with_room_for(self, sizes: Mapping[int, int]) -> dict[int, int]:
-        had = self._arena.sizes if self._arena else {}
-        return {n: max(sizes.get(n, 0), had.get(n, 0)) for n in {*sizes, *had}}
 
     def _free(self) -> None:
         for tenant in list(self._tenants):
@@ -157,8 +157,7 @@ class Stage:
 
     def sizes_for(self, tenant: Tenant, sizes: Mapping[int, int]) -> dict[int, int]:
         """The arena that this tenant needs together with the others that are here."""
-        alone = not set(self._tenants) - {tenant}
-        return dict(sizes) if alone else self._with_room_for(sizes)
+        return _most(sizes, *(most for other, most in self._tenants.items() if other is not tenant))
 
     def keeps(self, sizes: Mapping[int, int]) -> bool:
         """Whether the arena is large enough, and too small to be worth another one."""
@@ -173,12 +172,13 @@ class Stage:
         for other in list(self._tenants):
             if other is not tenant:
                 self._left(other.evict)
-        self._tenants.add(tenant)
+        self._tenants[tenant] = sizes
         self._arena, self._last = arena, weakref.ref(tenant)
 
-    def replace(self, sizes: Mapping[int, int]) -> None:
-        """Free the arena, and take one of these sizes. All tenants leave it before."""
+    def replace(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
+        """Free the arena, and take one of these sizes for this tenant. All leave it before."""
         self._free()
+        self._tenants[tenant] = sizes
         self._arena = DeviceArena(sizes, self.device)
 
     def park(self, tenant: Tenant) -> None:
@@ -198,13 +198,15 @@ class Stage:
         return self._last is not None and self._last() is tenant
 
     def leave(self, tenant: Tenant) -> None:
-        """Say that this tenant no longer needs the stage. When the last one has left, the arena is
-        freed."""
-        self._tenants.discard(tenant)
+        """Say that this tenant no longer needs the stage. An arena that is larger than what the
+        others need is freed, and so is one that nobody needs."""
+        self._tenants.pop(tenant, None)
         if self.is_lent_to(tenant):
             self._last = None
         if not self._tenants:
             self._arena = None
+        elif self._arena is not None and not self.keeps(_most(*self._tenants.values())):
+            self._free()
 
     # ---- guests, which the gate has let in ------------------------------------------------------
 
@@ -297,3 +299,9 @@ class Stage:
             self.abandon()
         else:
             self.close()
+
+
+def _most(*all_sizes: Mapping[int, int]) -> dict[int, int]:
+    """Return the sizes of an arena in which each of these has room."""
+    numbers = {number for sizes in all_sizes for number in sizes}
+    return {number: max(sizes.get(number, 0) for sizes in all_sizes) for number in numbers}

@@ -291,8 +291,10 @@ class ValueSearch:
         }
         if not wanted:
             return
-        for thing in gc.get_objects():
-            if type(thing) is FunctionType and thing.__code__ in wanted:
+        # A list of all objects would do, too, but Python fails in `tuple(generator)` if anybody else
+        # holds that tuple, and other threads may be in the middle of one.
+        for thing in gc.get_referrers(*wanted):
+            if type(thing) is FunctionType:
                 self.meet(thing, thing.__qualname__)
 
 

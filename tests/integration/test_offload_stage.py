@@ -111,6 +111,27 @@ def test_the_arena_grows_for_the_largest_job_and_is_taken_once(jobs: Any) -> Non
     assert small.is_right() and large.is_right()
 
 
+@pytest.mark.parametrize("there", ["large", "small"])
+def test_the_arena_shrinks_when_the_largest_job_leaves(there: str, jobs: Any) -> None:
+    """`there`: whose residents are in the arena when the largest job leaves."""
+    small, large = jobs.Job.chain(3, 1024), jobs.Job.chain(6, 4096)
+    with jobs.STAGES["threads"]() as stage:
+        first, second = Runner(small.plan, stage=stage), Runner(large.plan, stage=stage)
+        for _ in range(2):
+            small.step(first)
+            large.step(second)
+        if there == "small":
+            small.step(first)
+        assert stage.arena_bytes == large.plan.device_bytes > small.plan.device_bytes
+        second.close()
+        assert stage.arena_bytes in (0, small.plan.device_bytes)
+        small.step(first)
+        assert stage.arena_bytes == small.plan.device_bytes
+        first.close()
+        assert stage.arena_bytes == 0
+    assert small.is_right() and large.is_right()
+
+
 @pytest.mark.parametrize("leaver", ["parked", "present"])
 def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, jobs: Any) -> None:
     """Leaving gives pages back to the machine: never those of a tenant that is there now."""

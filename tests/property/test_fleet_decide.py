@@ -129,7 +129,9 @@ def check_end(name: str, fleet: PaperFleet) -> None:
         fails = paper.fails_at is not None and job.error in ("diverged", "cannot start")
         large = "raise host_budget" in job.error
         assert fails or large or "never logged" in job.error or "ended before" in job.error
-        assert large <= (paper.memory.host_bytes + paper.memory.passing_bytes > HOST)
+        needed = paper.memory
+        alone = needed.host_bytes + needed.passing_bytes + needed.arena_bytes
+        assert large <= (alone > HOST)
     assert job.device is None and not job.admitted
     assert not job.remarks  # replayed steps gave the same values
 

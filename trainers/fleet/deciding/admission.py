@@ -1,6 +1,6 @@
 """Who has room: no job takes its memory before all that could be taken at once fits.
 
-    host     |a ........|b .....|c ..|passing|passing|      <= host_bytes
+    host     |a ........|b .....|c ..|passing|passing|arenas of CPUs|    <= host_bytes
     device 0 |arena ................|plain d |plain e|      <= device_bytes
 
 Jobs are admitted in the order in which they were planned. If the first one does not fit, a later
@@ -26,9 +26,11 @@ class HeldMemory:
 
 
 def host_bytes(held: Collection[HeldMemory], devices: int) -> int:
-    """The most that jobs take of the host's memory at once. Each device copies for one job."""
+    """The most that jobs take of the host's memory at once. Each device copies for one job, and has
+    one arena, as large as the largest that a job needs."""
     passing = sorted((h.memory.passing_bytes for h in held), reverse=True)
-    return sum(h.memory.host_bytes for h in held) + sum(passing[:devices])
+    arenas = sorted((h.memory.arena_bytes for h in held), reverse=True)
+    return sum(h.memory.host_bytes for h in held) + sum(passing[:devices]) + sum(arenas[:devices])
 
 
 def device_bytes(held: Collection[HeldMemory], device: int, settings: FleetSettings) -> int:

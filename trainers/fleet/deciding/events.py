@@ -27,9 +27,12 @@ class JobMemory:
     """Held as long as the job lives: its host arena, its residents while it is parked, the buffers
     of its loaders, its module."""
     passing_bytes: int = 0
-    """Taken for a while, by one job of a device at a time: copies at its start and at its end."""
+    """Taken for a while, by one job of a device at a time: copies at its start, of its first steps
+    while they are compared, and at its end."""
     device_bytes: int = 0
     """What a plain job keeps on its device all the time; 0 for an offloaded one."""
+    arena_bytes: int = 0
+    """The device's arena, if the device is a CPU. It is as large as any of its jobs needs it."""
 
 
 # ---- events -------------------------------------------------------------------------------------

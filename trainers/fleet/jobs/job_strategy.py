@@ -24,9 +24,12 @@ class JobStrategy(OffloadStrategy):
         return replace(super().find_target(), make_runner=self._make_runner)
 
     @property
-    def compares_first_steps(self) -> bool:
-        """Whether plain Lightning makes the first steps too, for which all tensors are copied."""
-        return self._check_first_steps > 0
+    def copies_of_first_steps(self) -> int:
+        """How many copies of all tensors there are at once while plain Lightning makes the first
+        steps, too: one of the start, and one of what each run of the graph has made."""
+        if self._check_first_steps == 0:
+            return 0
+        return 3 if self.root_device.type == "cuda" else 2  # a GPU's graph may have to run twice
 
     def flush(self) -> None:
         """Run all updates that are deferred."""

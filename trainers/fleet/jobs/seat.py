@@ -247,8 +247,9 @@ class Seat:
         """Return a runner on the device's stage, as soon as there is memory for it."""
         if not self._planned and self._trainer is not None and self._trainer.training:
             strategy = self._trainer.strategy
-            twice = isinstance(strategy, JobStrategy) and strategy.compares_first_steps
-            memory = self._tenancy.memory(plan, twice)
+            copies = strategy.copies_of_first_steps if isinstance(strategy, JobStrategy) else 0
+            trained = [p for p in self._trainer.lightning_module.parameters() if p.requires_grad]
+            memory = self._tenancy.memory(plan, copies, sum(p.nbytes for p in trained))
             memory = replace(memory, host_bytes=memory.host_bytes + loader_bytes(self._trainer))
             self._report(
                 memory,

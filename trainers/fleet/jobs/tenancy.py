@@ -52,14 +52,18 @@ class Tenancy:
             )
         return self._stage
 
-    def memory(self, plan: Plan, compares: bool) -> JobMemory:
-        """Return what a job with this plan takes of the host. A CPU's arena is there, too: it is
-        taken once, for whoever needs most. `compares`: its first steps are made twice."""
+    def memory(self, plan: Plan, copies: int = 0, gradients: int = 0) -> JobMemory:
+        """Return what a job with this plan takes of the host. `copies`: while a first step is
+        compared with plain Lightning's, all that the step changes is there so many times more; 0 if
+        none is compared. `gradients`: the bytes that plain Lightning's steps leave for a while."""
         needed = needs(plan)
+        held, passing = needed.held, needed.passing
+        if copies:
+            besides = max(0, plan.peak_bytes - passing) + plan.reserve if self._on_cpu else 0
+            held += gradients if self._on_cpu else 0
+            passing = copies * passing + besides  # more than what moves when the job begins
         arena = plan.device_bytes if self._on_cpu else 0
-        return JobMemory(
-            host_bytes=needed.held, passing_bytes=needed.passing * (1 + compares) + arena
-        )
+        return JobMemory(held, passing, arena_bytes=arena)
 
     def tail_seconds(self, plan: Plan) -> float:
         """Return how long only host nodes run at the end of a step, while the device has nothing to
