@@ -291,8 +291,8 @@ class ValueSearch:
         }
         if not wanted:
             return
-        # A list of all objects would do, too, but Python fails in `tuple(generator)` if anybody else
-        # holds that tuple, and other threads may be in the middle of one.
+        # A list of all objects would do, but Python fails in `tuple(generator)` if anybody else
+        # holds that tuple, and another thread may be in the middle of one.
         for thing in gc.get_referrers(*wanted):
             if type(thing) is FunctionType:
                 self.meet(thing, thing.__qualname__)
