@@ -2,7 +2,7 @@
     [--data DIR]
 
     a ceilings   b equality   c peaks   d speed   e peers   f ablations   g loading   h accuracy
-    i fleet
+    i fleet      j sharing
 
 Run it again until it says that nothing is missing; start with a. `--smoke`: every path on the CPU
 with tiny models, in seconds; its numbers say nothing.

@@ -32,6 +32,7 @@ MODULES: Mapping[str, str] = {
     "g": "gpu.loading",
     "h": "gpu.accuracy",
     "i": "gpu.fleet",
+    "j": "gpu.sharing",
 }
 
 

@@ -137,6 +137,19 @@ def test_a_fleet_is_timed_beside_one_job_after_the_other(tmp_path: Path) -> None
         assert f"| {cell} | fleet | " in table(tmp_path, "fleet")
 
 
+@pytest.mark.full
+def test_requests_beside_a_training_are_timed_in_every_way(tmp_path: Path) -> None:
+    run_part("j", tmp_path)
+    found = rows(tmp_path, "sharing")
+    ways = ["at rest", "ours, cuda", "ours, cudagraph", "threads", "process"]
+    assert list(found) == [f"llama lora; {way}" for way in ways]
+    for cell, row in found.items():
+        assert row["wrong"] == 0
+        assert bool(row["answers"]) == (not cell.endswith("at rest"))
+        assert ("starts" in row) == ("ours" in cell)
+        assert f"| {cell} | " in table(tmp_path, "sharing")
+
+
 BROKEN = """
 import os, signal
 from gpu.part import Outcome, Step

@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import lightning as L
 import pytest
@@ -94,3 +97,29 @@ def test_a_strategy_in_a_block_is_not_copied_and_one_outside_has_guests_of_its_o
     other = copy.deepcopy(strategy)
     assert other._gate is not strategy._gate
     assert pickle.loads(pickle.dumps(strategy))._guests.all == ()
+
+
+def from_another_thread(ask: Callable[[], Any]) -> Any:
+    """Return what `ask` returns or raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        return asked.exception() or asked.result()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_another_thread_uses_no_generator_of_the_process_while_no_training_runs(
+    draws: bool,
+) -> None:
+    net = served().train(draws)
+    with OffloadStrategy().high_priority(net) as serve:
+        first = from_another_thread(lambda: serve(X))
+        assert isinstance(first, OffloadError)
+        assert "because it is captured first" in str(first)
+        answer = serve(X)
+        again = from_another_thread(lambda: serve(X))
+        if draws:
+            assert isinstance(again, OffloadError)
+            assert "because its net draws random numbers" in str(again)
+        else:
+            assert torch.equal(again, answer)
+        assert serve(X).shape == answer.shape  # a refusal gives the device back

@@ -42,7 +42,7 @@ def test_what_is_to_be_run_first_takes_as_many_cells_as_the_readme_says(
 
 
 def test_the_readme_says_what_to_run_first_of_every_part_that_is_not_whole() -> None:
-    assert {command.split()[1] for _, command in FIRST} == set("cdefghi")
+    assert {command.split()[1] for _, command in FIRST} == set("cdefghij")
 
 
 def test_a_word_that_no_cell_has_is_told_with_the_cells_that_there_are() -> None:

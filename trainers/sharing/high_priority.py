@@ -12,7 +12,8 @@ Its memory is one of two:
 
 An answer has the bits that it has alone. Who draws random numbers, is captured, or borrows memory
 comes only while a step stands aside (gate.py), and rolls dice of its own: between two steps the
-training's thread may draw too, or read its tensors.
+training's thread may draw too, or read its tensors. While no training runs nobody stands aside, so
+only the thread that opened the block may be captured or draw then.
 """
 
 import random
@@ -93,6 +94,7 @@ class HighPriority:
         """Its own, once it has been captured."""
         self._draws = False
         """Whether a graph of it draws random numbers."""
+        self._opened_by = threading.get_ident()
         self._starts: list[float] = []
         self._answers: list[float] = []
         self._captures = 0
@@ -120,6 +122,8 @@ class HighPriority:
         priority = self._priority if priority is None else priority
         with self._host.gate.granted(priority, inside=inside) as guest:
             self._check_open()
+            if not guest.inside:
+                self._check_thread(shape)
             with self._own_dice() if inside else nullcontext():
                 answer = self._answer(shape, inputs)
         with self._lock:
@@ -132,7 +136,21 @@ class HighPriority:
             raise OffloadError("this use of high priority is over: its block was left")
 
     def _comes_inside(self, shape: Shape) -> bool:
-        return self._borrows or self._draws or shape not in self._graphs
+        return self._borrows or self._uses_dice(shape)
+
+    def _uses_dice(self, shape: Shape) -> bool:
+        return self._draws or shape not in self._graphs
+
+    def _check_thread(self, shape: Shape) -> None:
+        """Raise if the program may draw random numbers beside this request, which does it, too."""
+        if not self._uses_dice(shape) or threading.get_ident() == self._opened_by:
+            return
+        why = "its net draws random numbers" if shape in self._graphs else "it is captured first"
+        raise OffloadError(
+            f"no training runs, and this request uses the process's random generators, because"
+            f" {why}: nobody keeps the rest of the program from drawing beside it. Ask from the"
+            " thread that opened high_priority(), or while the training runs"
+        )
 
     # ---- while it has the gate -------------------------------------------------------------------
 

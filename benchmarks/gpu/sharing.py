@@ -1,0 +1,382 @@
+"""Part j: a training that answers requests, beside other ways to share one GPU.
+
+    at rest     a guest is open, and nobody asks
+    ours        answers come between two nodes of a step
+    threads     the net runs in the threads that ask, in the same process
+    process     it runs in a second process, and the driver slices the device's time
+    MPS         the same by the driver's multi-process service, if its daemon can be started
+
+    round       steps alone | steps with the guest, or with 10 requests a second
+
+A request's time begins when it is due, drawn beforehand. What its start takes is known only to us.
+"""
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from offloading.report import Asked, Report, ratios, spread, table
+from sharing.setting import NotingGate, Requests
+
+from gpu.models import TINY, Batch, Kind, LastWord, Size, decoder, text
+from gpu.ours import TWINS, planned_to, replayed, step_graph
+from gpu.part import Found, Job, Outcome, Row, Rows, Step
+from gpu.picture import Panel
+from gpu.timing import free, synchronize
+from gpu.workloads import workloads
+from offload import Costs, Runner, capture
+from offload.measuring.calibration import rates
+from offload.running.drivers.cuda import Cuda
+from offload.running.drivers.driver import Driver
+from offload.running.stage import Stage
+from trainers.sharing.high_priority import HighPriority
+from trainers.sharing.waits import Percentiles
+
+NAME = "sharing"
+CLAIM = "Claim: a request starts within 4 ms, and 10 a second cost the training at most 3 %"
+START, SLOWER, REST = 4.0, 1.03, 1.01
+RATE = 10.0
+"""Requests a second."""
+TRAINED: Mapping[str, str] = {"llama-7b lora 8x1K": "8GiB", "gpt2-1.5b full 8x1K": "12GiB"}
+"""With the budget of each."""
+SMOKE: Mapping[str, str] = {"llama lora": "minimum"}
+WAYS = ("at rest", "ours, cuda", "ours, cudagraph", "threads", "process")
+SETTLING = 3
+"""A new cut is run by the loop once, captured in the second step, and replayed in the third."""
+GUESTS = ("at rest", "ours")
+"""Those ways for which the steps look whether somebody waits."""
+SERVICE = "MPS"
+SERVED = Kind(Size(50257, 768, 12, 12, 3072, 1, 128), "gpt2")
+DAEMON = "nvidia-cuda-mps-control"
+ASKED_SECONDS, ROUNDS = 4.0, 3
+
+
+def steps(smoke: bool) -> Sequence[Step]:
+    if smoke:
+        return [Step("gpu.sharing:rows", tuple(f"{n}; {way}" for n in SMOKE for way in WAYS))]
+    found = [
+        Step("gpu.sharing:rows", tuple(f"{name}; {way}" for way in WAYS), minutes=4)
+        for name in TRAINED
+    ]
+    pipes = {"CUDA_MPS_PIPE_DIRECTORY": os.path.join(tempfile.gettempdir(), "perfect-mps")}
+    return found + [
+        Step("gpu.sharing:rows", (f"{name}; {SERVICE}",), minutes=2, environment=pipes)
+        for name in TRAINED
+    ]
+
+
+@dataclass(slots=True)
+class Training:
+    """The steps whose device is asked for, and what a guest needs to know of them."""
+
+    runner: Runner
+    batch: Batch
+    gate: NotingGate
+    costs: Costs
+    on: str
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.on)
+
+    @property
+    def stage(self) -> Stage:
+        return self.runner.stage
+
+    def guest_driver(self) -> Driver:
+        return Cuda(self.device, high=True) if self.on == "cuda" else TWINS["cuda"]()
+
+    def expect_guests(self, expected: bool) -> None:
+        """Have guests expected or not, and run the steps in which graphs are cut and captured anew
+        for that."""
+        self.gate.armed = expected
+        for _ in range(SETTLING):
+            self.runner(*self.batch)
+
+    def step_seconds(self, seconds: float) -> float:
+        """The mean of as many steps as begin within this time."""
+        synchronize(self.on)
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds:
+            self.runner(*self.batch)
+            count += 1
+        synchronize(self.on)
+        return (time.perf_counter() - begin) / count
+
+
+def rows(job: Job) -> Rows:
+    made: tuple[str, Callable[[str], Training]] | None = None
+    with ExitStack() as whole:
+        if any(cell.endswith(SERVICE) for cell in job.cells):
+            whole.enter_context(_service())  # before this process uses the device
+        for cell in job.cells:
+            name, way = cell.split("; ")
+            if made is None or made[0] != name:
+                made = None
+                free(job.device)
+                made = name, _trainings(name, job)
+            training = made[1]("cudagraph" if way.endswith("cudagraph") else "cuda")
+            with training.runner:
+                yield cell, _compared(training, way.partition(",")[0], job)
+
+
+def _trainings(name: str, job: Job) -> Callable[[str], Training]:
+    """Return what makes a runner of this workload for an engine. They share weights and plan."""
+    load = workloads(job.smoke)[name]
+    torch.manual_seed(0)
+    batch = load.case.batch(job.device)
+    module = load.case.build("cpu")
+    graph = step_graph(load.case, module, batch, job.device, prefill=False)
+    precision = load.precision if job.device == "cuda" else "float32"
+    costs = rates(job.device, 0.5 if job.smoke else 2.5).costs(precision)
+    budget = (SMOKE if job.smoke else TRAINED)[name]
+    plan = planned_to(graph, budget, costs=costs, **load.options)
+
+    def training(engine: str) -> Training:
+        gate = NotingGate()
+        driver = TWINS[engine]() if job.device == "cpu" else None
+        return Training(
+            Runner(plan, engine, driver=driver, gate=gate), batch, gate, costs, job.device
+        )
+
+    return training
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What requests come to."""
+
+    training: Training
+    rate: float
+    device: str
+    smoke: bool
+
+    def served(self) -> tuple[torch.nn.Module, torch.Tensor]:
+        return _served(self.device, self.smoke)
+
+
+def _compared(training: Training, way: str, job: Job) -> Row:
+    """Rounds of steps alone and of steps with requests, in one process and with one plan."""
+    seconds, repeats = (0.2, 1) if job.smoke else (ASKED_SECONDS, ROUNDS)
+    beside = Beside(training, 50.0 if job.smoke else RATE, job.device, job.smoke)
+    training.step_seconds(seconds)  # what is captured or measured first is no part of it
+    seen: dict[str, list[float]] = {"alone": [], "asked": []}
+    answers: list[float] = []
+    wrong = 0
+    starts: list[float] = []
+    with ASKING[way](beside) as asked:
+        for number in range(repeats):
+            training.expect_guests(False)
+            seen["alone"].append(training.step_seconds(seconds))
+            training.expect_guests(way in GUESTS)
+            training.gate.guests.clear()
+            end = asked(number)
+            seen["asked"].append(training.step_seconds(seconds))
+            found, differing = end()
+            answers += found
+            wrong += differing
+            starts += [guest.granted - guest.asked for guest in training.gate.guests]
+    row: Row = {"steps": seen, "answers": answers, "wrong": wrong}
+    if way == "ours":
+        row |= {"starts": starts, "replayed": replayed(training.runner)}
+    return row
+
+
+# ---- ways to ask --------------------------------------------------------------------------------
+
+Ended = Callable[[], tuple[list[float], int]]
+"""Ends the requests. Returns the seconds of each answer, and how many had other bits."""
+
+
+def _served(device: str, smoke: bool) -> tuple[torch.nn.Module, torch.Tensor]:
+    kind = Kind(TINY) if smoke else SERVED
+    net = LastWord(decoder(kind, device, seed=7)).eval()
+    torch.manual_seed(7)
+    return net, text(kind.size, device)[0]
+
+
+def _right(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return net(x)
+
+
+@contextmanager
+def _at_rest(beside: Beside) -> Iterator[Callable[[int], Ended]]:
+    def asked(_: int) -> Ended:
+        return lambda: ([], 0)
+
+    with _guest(beside):
+        yield asked
+
+
+@contextmanager
+def _ours(beside: Beside) -> Iterator[Callable[[int], Ended]]:
+    with _guest(beside) as (serve, x, right):
+        yield lambda number: _begun(serve, x, right, beside.rate, number)
+
+
+@contextmanager
+def _guest(beside: Beside) -> Iterator[tuple[HighPriority, torch.Tensor, torch.Tensor]]:
+    training = beside.training
+    net, x = beside.served()
+    right = _right(net, x)
+
+    def answer(*inputs: torch.Tensor) -> Any:
+        return (_right(net, *inputs),)
+
+    device = training.device if beside.device == "cuda" else None
+    captured = partial(capture, answer, reaches={"": net}, device=device)
+    serve = HighPriority(training, captured, None, left=lambda _: None)
+    training.gate.close()
+    with serve:
+        serve(x)  # captured now, while no step runs
+        training.gate.open()
+        try:
+            yield serve, x, right
+        finally:
+            training.gate.close()
+
+
+@contextmanager
+def _threads(beside: Beside) -> Iterator[Callable[[int], Ended]]:
+    net, x = beside.served()
+    right = _right(net, x)
+
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        if beside.device == "cpu":
+            return _right(net, x)
+        stream = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(stream):
+            answer = _right(net, x)
+        stream.synchronize()
+        return answer
+
+    yield lambda number: _begun(ask, x, right, beside.rate, number)
+
+
+def _begun(
+    ask: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, right: torch.Tensor,
+    rate: float, number: int,
+) -> Ended:  # fmt: skip
+    requests = Requests(ask, x, right, rate, number)
+    requests.begin()
+
+    def end() -> tuple[list[float], int]:
+        requests.end()
+        return [one.seconds for one in requests.took], sum(not one.right for one in requests.took)
+
+    return end
+
+
+@contextmanager
+def _process(beside: Beside) -> Iterator[Callable[[int], Ended]]:
+    spawn = multiprocessing.get_context("spawn")
+    near, far = spawn.Pipe()
+    given = far, beside.rate, beside.device, beside.smoke
+    child = spawn.Process(target=_serve_alone, args=given, daemon=True)
+    child.start()
+    far.close()
+    near.recv()  # it is ready
+
+    def asked(number: int) -> Ended:
+        near.send(number)
+        return end
+
+    def end() -> tuple[list[float], int]:
+        near.send(None)
+        return near.recv()
+
+    try:
+        yield asked
+    finally:
+        near.close()
+        child.join()
+
+
+def _serve_alone(pipe: Any, rate: float, device: str, smoke: bool) -> None:
+    """The second process, until the pipe is closed."""
+    net, x = _served(device, smoke)
+    right = _right(net, x)
+    pipe.send(None)
+    while True:
+        try:
+            number = pipe.recv()
+        except EOFError:
+            return
+        end = _begun(partial(_right, net), x, right, rate, number)
+        pipe.recv()
+        pipe.send(end())
+
+
+@contextmanager
+def _service() -> Iterator[None]:
+    """Run the daemon in this block. A process that begins to use the device then, uses it."""
+    if shutil.which(DAEMON) is None:
+        raise FileNotFoundError(f"{DAEMON} is not installed, which comes with the driver")
+    subprocess.run([DAEMON, "-d"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([DAEMON], input="quit\n", text=True, check=False)
+
+
+ASKING: Mapping[str, Callable[[Beside], Any]] = {
+    "at rest": _at_rest, "ours": _ours, "threads": _threads, "process": _process,
+    SERVICE: _process,
+}  # fmt: skip
+
+
+# ---- report -------------------------------------------------------------------------------------
+
+
+def report(found: Found) -> Outcome:
+    said = Report(NAME, CLAIM, {"requests a second": RATE, "rounds": ROUNDS})
+    lines: list[list[str]] = []
+    bars: dict[str, float] = {}
+    for cell, row in found.rows.items():
+        over = ratios(row["steps"]["asked"], row["steps"]["alone"])
+        waited = [
+            f"{1e3 * part:.2f}" if times else ""
+            for times in (row.get("starts", []), row["answers"])
+            for part in _parts(times)
+        ]
+        lines.append([
+            cell, spread([1e3 * one for one in row["steps"]["alone"]]), spread(over), *waited,
+            f"{len(row['answers'])}", f"{row['wrong']}",
+        ])  # fmt: skip
+        slower = statistics.median(over)
+        if row["answers"]:
+            bars[cell] = 1e3 * Percentiles.of(row["answers"]).p95
+        if "starts" in row:
+            start = 1e3 * Percentiles.of(row["starts"]).p95 if row["starts"] else None
+            said.asked.append(Asked(f"{cell}: start p95", START, start, "ms"))
+            said.asked.append(Asked(f"{cell}: steps over steps alone", SLOWER, slower))
+            said.asked.append(Asked(f"{cell}: answers with other bits", 0, row["wrong"]))
+        elif cell.endswith("at rest"):
+            said.asked.append(Asked(f"{cell}: steps over steps alone", REST, slower))
+    head = [
+        "", "step ms", "with it, over alone", "start p50 ms", "p95", "longest",
+        "answer p50 ms", "p95", "longest", "answers", "wrong",
+    ]  # fmt: skip
+    said.tables["Steps and requests"] = table(head, lines)
+    said.remarks = [
+        "Steps with requests contain the answers' own time: 3 ms at 10 a second are 3 %."
+    ]
+    return Outcome(said, [Panel("Answer, p95", "ms", bars)])
+
+
+def _parts(times: Sequence[float]) -> tuple[float, float, float]:
+    if not times:
+        return 0.0, 0.0, 0.0
+    found = Percentiles.of(times)
+    return found.p50, found.p95, found.most
