@@ -28,11 +28,11 @@ DRIVERS: Mapping[str, Callable[[], Any]] = MappingProxyType(
 SHARE = 0.6
 """Of the memory that a step needs without offloading."""
 PREEMPTIONS = 1000
-MOST_STEPS = 1000
+LEAST_STEPS, MOST_STEPS = 3, 1000
 
 
 def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
-    """Train beside eager until the guest came so often."""
+    """Train beside eager until the guest came so often, and for a few steps."""
     torch.manual_seed(0)
     eager = case.model()
     module = copy.deepcopy(eager)
@@ -46,7 +46,7 @@ def one(case: Case, engine: str, preemptions: int, seed: int) -> dict[str, int]:
         Runner(made, engine, order, seed, driver=DRIVERS[engine](), poison=True) as runner,
         Intruder(runner, seed, evicts=True) as guest,
     ):
-        while guest.visits < preemptions:
+        while guest.visits < preemptions or steps < LEAST_STEPS:
             assert steps < MOST_STEPS, f"{guest.visits} preemptions in {steps} steps"
             batch = case.batch()
             torch.manual_seed(steps)
