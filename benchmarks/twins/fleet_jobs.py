@@ -22,7 +22,7 @@ from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, Failed, Finished, Leave, Left, Start, Turn
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.lightning_job import LightningJob
-from trainers.fleet.jobs.seat import SeatSettings
+from trainers.fleet.jobs.seat_settings import SeatSettings
 
 CPU = torch.device("cpu")
 QUIET = (

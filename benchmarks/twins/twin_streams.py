@@ -16,7 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from ctypes import memmove
 from dataclasses import dataclass, field
 from functools import partial
@@ -260,6 +261,12 @@ class Twin:
         """There is nothing to wait for: the caller's work on the host is done."""
 
     def end(self) -> None:
+        self.synchronize()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """There is nothing to put aside: a twin has no current stream."""
+        yield
         self.synchronize()
 
     def synchronize(self) -> None:

@@ -16,6 +16,7 @@ other, and every job keeps its own arena on the host.
 
 import mmap
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import CDLL, c_int, c_size_t, c_void_p
@@ -91,6 +92,10 @@ class DeviceArena:
         finally:
             self._loan.bring_back()
 
+    def copies_of(self, sizes: Mapping[int, int]) -> "OutCopies":
+        """Take room on the host for the first bytes of every region."""
+        return OutCopies(Loan.of(self, sizes))
+
     def _taken(self, number: int, nbytes: int) -> "memoryview | torch.Tensor":
         if self.device.type == "cpu":
             return _aligned(number, nbytes)
@@ -163,6 +168,42 @@ class Loan:
         for region in self.part.regions.values():
             yield region.tensor, self.room.region.bytes(at, region.nbytes)
             at += region.nbytes
+
+
+class OutCopies:
+    """The first bytes of an arena, which wait on the host while others use the arena."""
+
+    def __init__(self, loan: Loan) -> None:
+        self._loan = loan
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._used = False
+
+    def make(self) -> None:
+        """Copy the bytes out. Whoever wants the arena meanwhile waits for this."""
+        try:
+            self._loan.keep()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._over.set()
+
+    def wait(self) -> None:
+        """Return when the arena may be written to. Raise if the bytes could not be copied."""
+        self._over.wait()
+        if self._error is not None:
+            raise OffloadError(
+                f"the arena is not free: what a step has there could not be copied to the host"
+                f" ({self._error})"
+            ) from self._error
+        self._used = True
+
+    def bring_back(self) -> None:
+        """Copy them back if anybody had the arena, and give the room back."""
+        if self._used:
+            self._loan.bring_back()
+        self._loan.room.unlock()
 
 
 class Arenas:

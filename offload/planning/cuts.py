@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import overload
 
-from offload.graph.memgraph import MemGraph
+from offload.graph.memgraph import MemGraph, Place
 from offload.graph.taskgraph import HOST, Task
 
 Timeline = Sequence[tuple[int, str, float, float]]
@@ -116,6 +116,19 @@ class Piece:
     nodes: tuple[int, ...]
     on_host: bool = False
     """Whether the host must act, so that no device can run this piece by itself."""
+
+
+def live_after(memgraph: MemGraph, done: Collection[int]) -> list[Place]:
+    """Return the places on devices whose bytes matter when these nodes have run and no other one,
+    whatever the order was: later nodes read them, or they must be there when the step is over."""
+    done = frozenset(done)
+    touched = {block.buffer for block in memgraph.blocks}
+    places = [place for number, place in memgraph.starts.items() if number not in touched]
+    for block in memgraph.blocks:
+        begun = block.from_start or not done.isdisjoint(block.nodes)
+        if begun and (block.to_end or not done.issuperset(block.nodes)):
+            places.append(block.place)
+    return [place for place in places if place.arena != HOST and place.nbytes]
 
 
 def pieces_at(positions: Iterable[int], count: int) -> tuple[Piece, ...]:

@@ -6,7 +6,7 @@ outputs()      places -> new tensors             tailed  the same in two parts: 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import memmove
 from functools import partial
 from typing import Any
@@ -22,13 +22,14 @@ from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.optimizer.scalars import Scalars
+from offload.planning.cuts import live_after
 from offload.planning.host_tails import host_tail
 from offload.planning.simulator import node_seconds
 from offload.program.generators import generators_of
 from offload.program.kernels import Program, Value
 from offload.running.captured_poison import CapturedPoison
 from offload.running.drivers.driver import Driver
-from offload.running.engines.pieces import whole
+from offload.running.engines.pieces import WorkPiece, whole
 from offload.running.engines.tail_crew import SplitWork, TailCrew
 from offload.running.engines.work import Record, Run, StepWork
 from offload.running.poison import Poison
@@ -52,6 +53,7 @@ class Binding:
         are enqueued on; without one, a node is done when its call returns. `captured`: a graph of
         the nodes is replayed, so the optimizer's numbers must lie in memory."""
         self.memgraph = plan.memgraph
+        self._arenas = arenas
         self.program = program_of(plan.graph)
         self.homes = Homes(self.memgraph, arenas, self.program.tensors)
         kind = CapturedPoison if captured else Poison
@@ -113,6 +115,28 @@ class Binding:
             if target is not None:
                 stand_aside()
                 target.copy_(given)
+
+    # ---- in the middle of a step -----------------------------------------------------------------
+
+    def left(self, done: Collection[int]) -> Sequence[WorkPiece]:
+        """What runs the nodes that are left of a step."""
+        nodes = sorted(set(range(len(self.memgraph.nodes))).difference(done))
+        return (WorkPiece(nodes, self._work.part(nodes)),)
+
+    def go_on_from(self, old: "Binding", done: Collection[int]) -> int:
+        """Go on with a step of which `old` has run these nodes, and of which nothing runs now. Both
+        share the host's arena, and their plans have every byte at the same place. Returns the bytes
+        that moved."""
+        if isinstance(self._poison, Poison) and isinstance(old._poison, Poison):
+            self._poison.follow(old._poison)
+        places = live_after(self.memgraph, done)
+        for place in places:
+            stand_aside()
+            self._arenas.bytes(place).copy_(old._arenas.bytes(place))
+        old._arenas.rest()
+        self._arenas.rest()
+        self.homes.follow(old.homes)
+        return sum(place.nbytes for place in places)
 
     def outputs(self) -> tuple[Any, ...]:
         """New tensors on the device where kernels run, wherever the outputs lie."""

@@ -44,6 +44,8 @@ class Poison:
                 self._touched[node].append(number)
         kept = [block.place for block in blocks if block.from_start]
         kept += memgraph.starts.values()
+        on_device = [Place(n, 0, size) for n, size in arenas.sizes.items() if n != HOST and size]
+        self._all = [_fill(arenas, place) for place in on_device]
         self._first = [_fill(arenas, place) for place in _outside(kept, arenas)]
 
     def wrap(self, node: int, run: Run) -> Run:
@@ -73,6 +75,14 @@ class Poison:
     def _wait(self, marks: Sequence[Any]) -> None:
         for mark in marks if self._device.type == "cuda" else ():
             torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def follow(self, old: "Poison") -> None:
+        """Go on with a step of `old` in other arenas, before its bytes arrive. Nothing of it runs
+        now."""
+        self._left = list(old._left)
+        self._marks = [[] for _ in self._uses]
+        for fill in self._all:
+            fill()
 
     def begin(self) -> None:
         """Prepare for a step, before its inputs arrive."""

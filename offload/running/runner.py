@@ -16,7 +16,7 @@ The exception says so in a note (binding.py: `notes`). The engine ends what it b
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,11 @@ from offload.running.binding import Binding, notes, program_of
 from offload.running.drivers.driver import Driver
 from offload.running.engines.tail_crew import HostTails, TailCrew
 from offload.running.engines.work import Record
-from offload.running.input_checks import Shape, check_stage, shape_of
+from offload.running.input_checks import check_stage
 from offload.running.runner_memory import Migration, RunnerMemory
 from offload.running.stage import Stage
+from offload.running.step_moves import GoOver, StepMove, StepMoves, draw_alike, goes_on
+from offload.running.step_plans import StepPlans
 from offload.running.tailed_step import TailedStep
 from offload.running.torch_modes import in_step_modes
 from offload.running.trace import Trace
@@ -68,10 +70,10 @@ class Runner:
         `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
         given. `stage`: one that other runners use too; it has the engine already. `gate`: lets
         guests use the device between two nodes (gate.py); the stage's own, if not given."""
-        self._program = program_of(plan.graph)
+        program = program_of(plan.graph)
         self._owns_stage = stage is None
         self.stage = stage or Stage(
-            self._program.device,
+            program.device,
             engine,
             order,
             seed,
@@ -80,16 +82,12 @@ class Runner:
             gate=gate,
         )
         """The stage whose tenant it is."""
-        check_stage(stage, self._program, engine=engine, host_workers=host_workers, driver=driver)
+        check_stage(stage, program, engine=engine, host_workers=host_workers, driver=driver)
         self.trace = Trace()
         """The last step's."""
         self.placed = Bindings()
         """What became of the outputs of kernels: born at their address, or copied there."""
-        self._plan = plan
-        self._first: Hashable = self._shape if key is None else key
-        self._plans: dict[Hashable, RunnablePlan] = {self._first: plan}
-        self._graphs: dict[Hashable, TaskGraph] = {}
-        """Those of other steps than the first plan's, to plan them again after a move."""
+        self._plans = StepPlans(plan, key)
         self._memory = RunnerMemory(
             self.stage, plan, self.placed, poison=poison, alone=self._owns_stage
         )
@@ -97,74 +95,34 @@ class Runner:
         """If set, the next steps hand the stage on as soon as only their tails are left
         (tailed_step.py). Engine `cudagraph` captures such steps apart from others."""
         self._tail_crew: TailCrew | None = None
+        self._step_moves = StepMoves()
         self._closed = False
         with self.stage.lock:
-            self._enter(self._first)
+            self._enter(self._plans.first)
 
     def __call__(self, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step. The outputs are new tensors, in the order of the captured step."""
-        return self._one_step(partial(self._planned, batch), batch)
-
-    def _planned(self, batch: Sequence[torch.Tensor]) -> Hashable:
-        """What the plan for a batch of this shape is called. It is made at the first call."""
-        shape = shape_of(batch, self._program)
-        if not self._is_planned(shape):
-            self._graphs[shape] = graph = self._capture(batch)
-            self._plans[shape] = self._plan.replan(graph)
-        return shape
-
-    def _is_planned(self, key: Hashable) -> bool:
-        """Whether there is a plan of this step. It is made again if there was one before a
-        move."""
-        if key not in self._plans and key in self._graphs:
-            self._plans[key] = self._plan.replan(self._graphs[key])
-        return key in self._plans
+        return self._one_step(partial(self._plans.for_batch, batch), batch)
 
     # ---- plans ----------------------------------------------------------------------------------
 
     def add(self, key: Hashable, graph: TaskGraph) -> RunnablePlan:
         """Plan another step over the same tensors, with the same budget."""
-        with self.stage.lock:
+        with self._both():
             self._check_open()
-            plan = self._plan.replan(graph)
-            self._forget(key)
-            self._plans[key], self._graphs[key] = plan, graph
+            plan = self._plans.add(key, graph)
+            self._memory.forget(key)
             return plan
 
     def run(self, key: Hashable, *batch: torch.Tensor) -> tuple[Any, ...]:
         """One step of a plan that was added."""
-        return self._one_step(partial(self._added, key, batch), batch)
-
-    def _added(self, key: Hashable, batch: Sequence[torch.Tensor]) -> Hashable:
-        if not self._is_planned(key):
-            raise StepError(f"this runner has no step {key!r}: add(key, graph) comes first")
-        program = program_of(self._plans[key].graph)
-        shape = tuple(value.size for value in program.inputs)
-        if shape_of(batch, program) != shape:
-            raise StepError(f"the step is for inputs of shape {shape}")
-        return key
+        return self._one_step(partial(self._plans.added, key, batch), batch)
 
     def forget(self, key: Hashable) -> None:
         """Drop a step that was added. It must be added again to be run."""
-        with self.stage.lock:
-            self._forget(key)
-
-    def _forget(self, key: Hashable) -> None:
-        self._plans.pop(key, None)
-        self._graphs.pop(key, None)
-        self._memory.forget(key)
-
-    def _capture(self, batch: Sequence[torch.Tensor]) -> TaskGraph:
-        if self._program.recapture is None:
-            raise StepError(
-                f"the step is for inputs of shape {self._shape} and cannot be captured anew;"
-                f" {tuple(tuple(given.shape) for given in batch)} were given"
-            )
-        return self._program.recapture(*batch)
-
-    @property
-    def _shape(self) -> Shape:
-        return tuple(value.size for value in self._program.inputs)
+        with self._both():
+            self._plans.forget(key)
+            self._memory.forget(key)
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -177,7 +135,7 @@ class Runner:
         """The name of a tensor that is not where the last step left it: somebody pointed it to
         other memory (`p.data = ...`) and may still hold what it was, which a step writes over.
         Empty: there is none."""
-        with self.stage.lock:
+        with self._both():
             current = self._memory.current
             return current.astray(self._memory.waiting) if current else ""
 
@@ -193,9 +151,9 @@ class Runner:
         """`find` returns the name of the plan. It is called under the stage's lock."""
         if self.tails is not None:
             return self._step_with_tail(find, batch, self.tails)
-        with self.stage.lock, self.stage.gate.held():
+        with self._on_stage() as held:
             self._check_open()
-            bound, outputs = self._step(find(), batch, None)
+            bound, outputs = self._step(find(), batch, None, held)
             bound.end()
             return outputs
 
@@ -206,9 +164,9 @@ class Runner:
             self._tail_crew = TailCrew(self.stage.host_workers)
         step = TailedStep(self._tail_crew, tails)
         try:
-            with self.stage.lock, self.stage.gate.held():
+            with self._on_stage() as held:
                 self._check_open()
-                bound, outputs = self._step(find(), batch, step)
+                bound, outputs = self._step(find(), batch, step, held)
                 if not step.handed_on:
                     bound.end()
                     return outputs
@@ -225,7 +183,11 @@ class Runner:
                 step.give_back()
 
     def _step(
-        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
+        self,
+        key: Hashable,
+        batch: Sequence[torch.Tensor],
+        step: TailedStep | None,
+        held: ExitStack,
     ) -> tuple[Binding, tuple[Any, ...]]:
         changed = program_of(self._plans[key].graph).changed
         if changed is not None and (what := changed()):
@@ -233,11 +195,15 @@ class Runner:
                 f"{what}, but a captured step does what it did when it was captured. Capture it"
                 " again, and make a new runner"
             )
-        run = partial(self._run_nodes, key, batch, step)
-        return in_step_modes({self._program.device.type}, run)
+        run = partial(self._run_nodes, key, batch, step, held)
+        return in_step_modes({self._plans.program.device.type}, run)
 
     def _run_nodes(
-        self, key: Hashable, batch: Sequence[torch.Tensor], step: TailedStep | None
+        self,
+        key: Hashable,
+        batch: Sequence[torch.Tensor],
+        step: TailedStep | None,
+        held: ExitStack,
     ) -> tuple[Binding, tuple[Any, ...]]:
         self.stage.warm()
         bound = self._enter(key)
@@ -245,14 +211,15 @@ class Runner:
         if step is not None and step.takes(bound):
             step.run_body(self.stage)
         else:
-            self._run(bound)
+            bound = self._run(bound, partial(self._go_over, key, held))
             torch.autograd.graph.increment_version(bound.homes.counted())
         return bound, bound.outputs()
 
-    def _run(self, bound: Binding) -> None:
+    def _run(self, bound: Binding, go_over: GoOver) -> Binding:
+        """Returns the binding with which the step ended."""
         record = Record()
         try:
-            self.stage.run(bound.pieces, record)
+            return self._step_moves.run(self.stage, bound, record, go_over)
         except BaseException as error:
             for note in notes(bound.memgraph, record):
                 error.add_note(note)
@@ -274,46 +241,121 @@ class Runner:
         """Have the residents leave the device's arena now. They wait on the host; the next step
         brings them back. What is at home in the host's arena stays there. Another runner's step on
         the same stage does this by itself."""
-        with self.stage.lock:
+        with self._both():
             self._check_open()
             self.stage.park(self._memory)
 
     def move_to(
-        self, plan: RunnablePlan, key: Hashable = None, stage: Stage | None = None
+        self,
+        plan: RunnablePlan,
+        key: Hashable = None,
+        stage: Stage | None = None,
+        *,
+        owned: bool = False,
+        in_step: bool = False,
     ) -> Migration:
         """Go on with another plan over the same tensors: of another budget, or on another stage.
         Waits for a step that another thread runs. Only what has another home moves, once. Steps
-        that were added are planned again when they are run.
+        that were added are planned again when they are run, but not those of another device.
+        `owned`: the runner closes the new stage at its end, and nobody else uses it.
+        `in_step`: a step that another thread runs goes on there from between two of its nodes, if
+        the plan has every byte where the step's plan has it, and the device is of the same kind.
+        Other steps are waited for. Returns when the step is over.
 
         Raises `MemoryTooSmall` if there is no room; then nothing has moved. On a stage of the same
         kind of device later steps have the same bits. A plan for another kind must be captured for
         it; the weights are equal, and later bits are those of its kernels."""
         target, program = stage or self.stage, program_of(plan.graph)
         check_stage(target, program)
-        old = self.stage
-        with _both(old, target), old.gate.held(), target.gate.held():
+        if in_step and key in (None, self._plans.first):
+            moved = self._move_in_step(plan, target, owned)
+            if moved is not None:
+                return moved
+        with self._both(target) as old, old.gate.held(), target.gate.held():
             self._check_open()
-            alone = self._owns_stage and target is old
+            alone = owned or (self._owns_stage and target is old)
             first = tuple(value.size for value in program.inputs) if key is None else key
             moved = self._memory.move(first, plan, target, alone=alone)
             if target.device.type != old.device.type:
                 plan.remarks.say(tell := _OTHER_KIND.format(old.device.type, target.device.type))
                 warnings.warn(tell, RuntimeWarning, stacklevel=2)
-            self.stage, self._program, self._plan = target, program, plan
-            self._first, self._plans = first, {first: plan}
-            owned, self._owns_stage = self._owns_stage, alone
+            self._plans.go_over(plan, first)
+            self.stage = target
+            leaves_own = self._owns_stage and target is not old
+            self._owns_stage = alone
             crew, self._tail_crew = self._tail_crew, None
         if crew is not None:
             crew.close()
-        if owned and not alone:
+        if leaves_own:
             old.close()
         return moved
+
+    def _move_in_step(self, plan: RunnablePlan, target: Stage, owned: bool) -> Migration | None:
+        """None: there was no step that could move."""
+        old, owns_old = self.stage, self._owns_stage
+        if target is old:
+            return None
+        with target.lock:
+            move = self._step_moves.ask(plan, target, owned)
+            if move is None:
+                return None
+            self._step_moves.wait(move)
+        if move.error is not None:
+            raise move.error
+        if move.moved is not None and owns_old:
+            old.close()
+        return move.moved
+
+    def _go_over(
+        self, key: Hashable, held: ExitStack, move: StepMove, bound: Binding, record: Record
+    ) -> Binding:
+        """Have the step that was stopped go on where it was asked to. `held`: the present stage,
+        which is let go. Whoever asks has the lock of the new one."""
+        plan, target = move.plan, move.stage
+        now = self._plans.plan
+        if self._plans[key] is not now or not goes_on(now, plan, self.stage, target):
+            return bound
+        try:
+            found, move.moved = self._memory.go_over(
+                key, plan, target, record.finished, alone=move.owned
+            )
+        except Exception as error:
+            move.error = error
+            return bound
+        draw_alike(self.stage.device, target.device)
+        if plan is not now:
+            self._plans.go_over(plan, key)
+        self.stage, self._owns_stage = target, move.owned
+        held.close()
+        held.callback(move.over.set)
+        held.enter_context(target.gate.held())
+        target.warm()
+        return found
+
+    @contextmanager
+    def _on_stage(self) -> Iterator[ExitStack]:
+        """Hold the stage for a step. A step that moves lets it go, and holds another one."""
+        with ExitStack() as held:
+            stage = held.enter_context(self._both())
+            held.enter_context(stage.gate.held())
+            yield held
+
+    @contextmanager
+    def _both(self, target: Stage | None = None) -> Iterator[Stage]:
+        """Hold the lock of the present stage, which this returns, and that of another one. The
+        runner may have moved while this waited."""
+        while True:
+            old = self.stage
+            with _locks(old, target or old):
+                if old is self.stage:
+                    yield old
+                    return
 
     # ---- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Safe to call again. Waits for a step that another thread runs."""
-        with self.stage.lock:
+        with self._both():
             self._closed = True
             try:
                 if self._tail_crew:
@@ -329,7 +371,7 @@ class Runner:
     def abandon(self) -> None:
         """Instead of `close`, where the device is lost: nothing can be read from it, so no tensor
         is moved out of the arenas."""
-        with self.stage.lock:
+        with self._both():
             self._closed = True
             if self._tail_crew:
                 self._tail_crew.close()
@@ -349,7 +391,7 @@ class Runner:
 
 
 @contextmanager
-def _both(one: Stage, other: Stage) -> Iterator[None]:
+def _locks(one: Stage, other: Stage) -> Iterator[None]:
     """Hold the locks of both stages, in an order that is everybody's."""
     first, last = sorted((one, other), key=id)
     with first.lock, last.lock if last is not first else nullcontext():

@@ -13,7 +13,7 @@
 Nothing has moved where `move` raises `MemoryTooSmall`.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from offload.running.binding import Binding
 from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
+IN_STEP = "in the middle of a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Migration:
     """Bytes of tensors that changed their place."""
     seconds: float
     way: str
-    """in place, beside, or by the host"""
+    """in place, beside, by the host, or in the middle of a step"""
 
 
 class RunnerMemory:
@@ -185,6 +186,48 @@ class RunnerMemory:
         self._bindings = {key: found}
         self._rooms.clear()
         return Migration(nbytes, stage.clock() - begin, way)
+
+    def go_over(
+        self,
+        key: Hashable,
+        plan: RunnablePlan,
+        stage: Stage,
+        done: Collection[int],
+        *,
+        alone: bool,
+    ) -> tuple[Binding, Migration]:
+        """Go over to a stage of the same kind of device in the middle of a step, of which these
+        nodes have run. `plan` has every byte at the same place. The locks of both stages are held.
+        Where it raises, nothing has changed."""
+        begin = stage.clock()
+        before, host = self._bindings[key], self.host
+        assert host is not None
+        on_device = _on_device(plan)
+        sizes = stage.sizes_for(self, on_device)
+        room = 0 if alone else resident_bytes(plan.memgraph)
+        room = room if room > self.parked_bytes else 0
+        kept = stage.keeps(sizes)
+        check_move(plan, {} if kept else sizes, room)
+        waiting = WaitingPlace(room, stage.device) if room else self.waiting
+        if not kept:
+            stage.take_beside(self, sizes)
+        try:
+            lent = stage.lent(self, on_device)
+            assert lent is not None
+            arenas = Arenas(lent, host, self._origins)
+            found = self._bind(plan, arenas, stage)
+            nbytes = found.go_on_from(before, done)
+        except BaseException:
+            stage.leave(self)
+            raise
+        if self.waiting is not None and self.waiting is not waiting:
+            self.waiting.unlock()
+        self.stage.leave(self)
+        self.plan, self.stage, self.alone = plan, stage, alone
+        self.current, self.arenas, self.waiting = found.homes, arenas, waiting
+        self._bindings = {key: found}
+        self._rooms.clear()
+        return found, Migration(nbytes, stage.clock() - begin, IN_STEP)
 
     def _way(
         self,

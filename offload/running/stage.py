@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -23,13 +23,13 @@ import torch
 
 from offload.errors import DeviceLost, MemoryTooSmall, OffloadError, StepError
 from offload.gate import Gate
-from offload.memory.arenas import DeviceArena
+from offload.memory.arenas import DeviceArena, OutCopies
 from offload.memory.workspaces import warm
 from offload.program.kernels import CPU
 from offload.running.drivers.driver import Driver
 from offload.running.engine_choice import check_order, driver_for, engine_for, made_engine
 from offload.running.engines.pieces import WorkPiece, run_pieces
-from offload.running.engines.work import Record
+from offload.running.engines.work import Engine, Record
 from offload.sizes import say_size
 
 WORTH_KEEPING = 15 / 16
@@ -93,7 +93,14 @@ class Stage:
         name = engine_for(engine, device)
         check_order(order)
         self.driver = driver_for(name, device, driver)
-        self.engine = made_engine(name, self.driver, order, seed, host_workers, self.gate)
+        self._new_engine = partial(made_engine, name, self.driver, order, seed, host_workers)
+        self.engine = self._new_engine(self.gate)
+        self._spare: tuple[Gate, Engine] | None = None
+        """They run the steps of others while a step stands aside in the middle of its run."""
+        self.runs_in: int | None = None
+        """The thread whose step's nodes run now."""
+        self._aside: OutCopies | None = None
+        """Of a step that stands aside while others use the stage."""
         self._arena: DeviceArena | None = None
         self._last: weakref.ref[Tenant] | None = None
         """The tenant that has the arena. A weak reference, so that the stage keeps no tenant
@@ -127,6 +134,8 @@ class Stage:
             raise StepError("this stage is closed; make a new one")
         if self._arena is None or not self._arena.holds(sizes):
             return None
+        if self._aside is not None:
+            self._aside.wait()
         if not self.is_lent_to(tenant):
             before = self._last() if self._last else None
             if before is not None:
@@ -139,6 +148,7 @@ class Stage:
         """Replace the arena by one that is large enough for this and for all tenants. The old one
         is freed first. Then `check` gets the bytes that will be taken, and raises if there is no
         room."""
+        self._check_whole(sizes)
         larger = _most(sizes, *self._tenants.values())
         self._free()
         check(larger)
@@ -168,6 +178,7 @@ class Stage:
     def take_beside(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
         """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the
         old one."""
+        self._check_whole(sizes)
         arena = DeviceArena(sizes, self.device)
         for other in list(self._tenants):
             if other is not tenant:
@@ -177,6 +188,7 @@ class Stage:
 
     def replace(self, tenant: Tenant, sizes: Mapping[int, int]) -> None:
         """Free the arena, and take one of these sizes for this tenant. All leave it before."""
+        self._check_whole(sizes)
         self._free()
         self._tenants[tenant] = sizes
         self._arena = DeviceArena(sizes, self.device)
@@ -203,12 +215,62 @@ class Stage:
         self._tenants.pop(tenant, None)
         if self.is_lent_to(tenant):
             self._last = None
+        if self._aside is not None:
+            return  # the step that stands aside needs this arena
         if not self._tenants:
             self._arena = None
         elif self._arena is not None and not self.keeps(_most(*self._tenants.values())):
             self._free()
 
+    def _check_whole(self, sizes: Mapping[int, int]) -> None:
+        """Raise if the arena cannot be replaced, because a step stands aside in its middle."""
+        if self._aside is not None:
+            raise MemoryTooSmall(
+                f"a step needs {say_size(sum(sizes.values()))} of the device, and the arena has"
+                f" {say_size(self.arena_bytes)} as long as another step stands aside in its middle:"
+                " let that one end first",
+                needed=sum(sizes.values()),
+                left=self.arena_bytes,
+            )
+
     # ---- guests, which the gate has let in ------------------------------------------------------
+
+    @contextmanager
+    def standing_aside(self) -> Iterator[OutCopies]:
+        """Let other tenants make steps in this block, while the step under way stands aside between
+        two of its nodes. What it has in the arena waits on the host: they get the arena as soon as
+        the caller has `made` the copies that it is given here. Call it in another thread, whose
+        gate was `granted(inside=True)`, while `runs_in` is not None."""
+        tenant, arena = self._last() if self._last else None, self._arena
+        if self.runs_in is None or tenant is None or arena is None:
+            raise StepError("no step runs here that could stand aside")
+        sizes = self._tenants[tenant]
+        copies = arena.copies_of(sizes)
+        step = self._lock, self.gate, self.engine, self.runs_in, self._last
+        paused = self.driver.paused() if self.driver is not None else nullcontext()
+        self.engine.hold()
+        try:
+            with paused:
+                if self._spare is None:
+                    gate = Gate()
+                    self._spare = gate, self._new_engine(gate)
+                self.gate, self.engine = self._spare
+                self._lock, self.runs_in, self._last = threading.Lock(), None, None
+                self._aside = copies
+                del self._tenants[tenant]
+                try:
+                    yield copies
+                finally:
+                    with self.lock:
+                        last = self._last() if self._last else None
+                        if last is not None:
+                            self._left(last.make_way)
+                        self._lock, self.gate, self.engine, self.runs_in, self._last = step
+                        self._tenants[tenant] = sizes
+                        self._aside = None
+                        copies.bring_back()
+        finally:
+            self.engine.go_on()
 
     @contextmanager
     def lent_out(self, sizes: Mapping[int, int]) -> Iterator[DeviceArena]:
@@ -262,7 +324,11 @@ class Stage:
 
     def run(self, pieces: Sequence[WorkPiece], record: Record) -> None:
         """Run the pieces of a step one after the other. The device is free between two of them."""
-        run_pieces(self.engine, pieces, record)
+        self.runs_in = threading.get_ident()
+        try:
+            run_pieces(self.engine, pieces, record)
+        finally:
+            self.runs_in = None
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -271,7 +337,7 @@ class Stage:
         with self.lock:
             self._closed = True
             try:
-                self.engine.close()
+                self._close_engines()
             finally:
                 for tenant in list(self._tenants):
                     tenant.evict()
@@ -284,7 +350,12 @@ class Stage:
             self._closed, self._arena, self._last = True, None, None
             self._tenants.clear()
             with suppress(RuntimeError, OffloadError):  # it reports the lost device again
-                self.engine.close()
+                self._close_engines()
+
+    def _close_engines(self) -> None:
+        if self._spare is not None:
+            self._spare[1].close()
+        self.engine.close()
 
     def __enter__(self) -> "Stage":
         return self

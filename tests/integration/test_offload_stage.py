@@ -222,7 +222,7 @@ def test_an_error_in_a_piece_names_the_node_of_the_step(jobs: Any) -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     with jobs.STAGES["serial"]() as stage:
         runner = Runner(job.plan, stage=stage)
-        [one] = runner._enter(runner._first).pieces
+        [one] = runner._enter(runner._plans.first).pieces
         bad = len(one.work.runs) - 2
 
         def fails() -> None:

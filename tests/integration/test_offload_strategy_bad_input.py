@@ -190,13 +190,13 @@ def struck(monkeypatch: pytest.MonkeyPatch, at: int, times: int = 1) -> Iterator
     """Ctrl-C within the run of a step's nodes."""
     real, count = Runner._run, 0
 
-    def run(runner: Runner, bound: Any) -> None:
+    def run(runner: Runner, *given: Any) -> Any:
         nonlocal count
         count += 1
         if count == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
-        real(runner, bound)
+        return real(runner, *given)
 
     monkeypatch.setattr(Runner, "_run", run)
     before = signal.getsignal(signal.SIGINT)

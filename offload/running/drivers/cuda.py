@@ -11,7 +11,8 @@ host's memory is page-locked.
 Copies have the higher priority: a weight that comes in must not queue behind a kernel's blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -138,6 +139,17 @@ class Cuda:
             caller.wait_event(fence)
         # Last, so that after a Ctrl-C before this line it is done again.
         self._caller = self._current = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        caller, device_before = self._caller, self._device_before
+        self._caller = self._current = None
+        try:
+            yield
+        finally:
+            self.synchronize()
+            # Current streams belong to threads, so this step's is set again at its next node.
+            self._caller, self._current, self._device_before = caller, None, device_before
 
     def synchronize(self) -> None:
         for stream in self._streams.values():

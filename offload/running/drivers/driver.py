@@ -13,6 +13,7 @@ device are reported late: by `done`, by `synchronize`, or by any later call.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -80,6 +81,11 @@ class Driver(Protocol):
     def end(self) -> None:
         """Make the caller's current stream, the same as at `begin`, wait for all streams. It may be
         called without a `begin`, and again."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Let another thread begin and end steps in this block, in the middle of one between
+        `begin` and `end`. Nothing runs on the streams when the block begins."""
         ...
 
     def synchronize(self) -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from offload.errors import StepError
-from offload.gate import Gate
+from offload.gate import Gate, StepStopped
 from offload.running.engines.crew import LOOK_SECONDS, Crew, CrewStep, Hands, Worker
 from offload.running.engines.serial import Serial
 from offload.running.engines.work import LaneRecord, Record, StepWork
@@ -53,6 +53,7 @@ class Threads:
         if work.in_a_row and self._random is None and not crew.closed:
             self._in_a_row.run(work, record)
             return
+        step: CrewStep | None = None
         try:
             step = self._begin(work, record)
             while not step.over:
@@ -62,13 +63,17 @@ class Threads:
                     with self._gate.rested():
                         crew.caller.bell.acquire(timeout=LOOK_SECONDS)
                     record.waited += crew.clock() - since - (self._gate.stood_aside - aside)
+        except StepStopped:
+            self._rest()
+            if step is None or step.error is None:
+                raise
         except BaseException:
             ran = crew.caller.ran
             record.failed = ran.nodes[-1] if len(ran.nodes) > len(ran.ends) else None
             raise
         finally:
             self._rest()
-        if step.error is not None:
+        if step is not None and step.error is not None:
             record.failed, error, step.error = step.failed, step.error, None
             try:
                 raise error

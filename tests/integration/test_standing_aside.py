@@ -1,0 +1,213 @@
+"""A step stands aside between two of its nodes, and steps of other jobs run on its stage."""
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offload.errors import MemoryTooSmall, OffloadError, StepError
+from offload.memory.arenas import Loan
+from offload.running.runner import Runner
+from offload.running.stage import Stage
+
+ENGINES = ("serial", "threads", "cuda", "cudagraph")
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("stage_jobs")
+
+
+@contextmanager
+def bystander(stage: Stage, meanwhile: Callable[[], object]) -> Iterator[list[int]]:
+    """Call `meanwhile` in a thread of its own whenever a step's nodes run, in the middle of it. The
+    list has the number of calls."""
+    calls, over, errors = [0], threading.Event(), []
+
+    def ask() -> None:
+        try:
+            while not over.is_set():
+                with stage.gate.granted(inside=True):
+                    if stage.runs_in is not None:
+                        with stage.standing_aside() as copies:
+                            with suppress(MemoryError):
+                                copies.make()
+                            meanwhile()
+                        calls[0] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield calls
+    finally:
+        over.set()
+        stage.gate.close()  # lets a guest in for whom no step comes any more
+        thread.join()
+    assert not errors, errors
+
+
+def fill(stage: Stage) -> None:
+    """Write over the whole arena, as another job may."""
+    assert stage._arena is not None
+    for region in stage._arena.regions.values():
+        region.tensor.fill_(0xA5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str, jobs: Any) -> None:
+    one, other = jobs.Job.chain(6, 4096, 40_000), jobs.Job.mixed(4, 4096, 24_000)
+    with jobs.STAGES[engine]() as stage:
+        stage.gate.armed = True
+        runner = Runner(one.plan, stage=stage)
+        one.step(runner)
+        between: list[Runner] = []
+        rounds = [0]
+
+        def meanwhile() -> None:
+            fill(stage)
+            if not between:
+                between.append(Runner(other.plan, stage=stage))
+            other.step(between[0])
+            rounds[0] += 1
+            if rounds[0] % 3 == 0:
+                between.pop().close()
+
+        with bystander(stage, meanwhile) as calls:
+            for _ in range(12):
+                one.step(runner)
+        assert calls[0] >= 6
+        if between:
+            other.step(between[0])
+            between[0].close()
+        one.step(runner)
+        runner.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_another_job_waits_until_the_bytes_of_the_step_are_out(jobs: Any) -> None:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
+    with jobs.STAGES["threads"]() as stage:
+        runner, later = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        one.step(runner)
+        waited: list[bool] = []
+
+        def aside() -> None:
+            with stage.gate.granted(inside=True):
+                if stage.runs_in is None or waited:
+                    return
+                with stage.standing_aside() as copies:
+                    thread = threading.Thread(target=other.step, args=(later,))
+                    thread.start()
+                    thread.join(0.1)
+                    waited.append(thread.is_alive())
+                    copies.make()
+                    thread.join()
+
+        asker = threading.Thread(target=lambda: [aside() for _ in range(20) if not waited])
+        asker.start()
+        for _ in range(20):
+            one.step(runner)
+        stage.gate.close()
+        asker.join()
+        assert waited == [True]
+        one.step(runner)
+        for each in (runner, later):
+            each.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
+    told: list[str] = []
+    with jobs.STAGES["threads"]() as stage:
+        runner = Runner(one.plan, stage=stage)
+        monkeypatch.setattr(Loan, "keep", lambda self: (_ for _ in ()).throw(MemoryError("full")))
+
+        def meanwhile() -> None:
+            with pytest.raises(OffloadError) as raised:
+                Runner(other.plan, stage=stage)
+            told.append(str(raised.value))
+
+        with bystander(stage, meanwhile):
+            for _ in range(4):
+                one.step(runner)
+        runner.close()
+    assert told and "could not be copied to the host (full)" in told[0]
+    assert one.is_right() and other.is_right()
+
+
+def test_the_job_that_comes_in_between_cannot_have_a_larger_arena(jobs: Any) -> None:
+    one, larger = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(4, 1 << 16, 1 << 20)
+    found: list[str] = []
+    with jobs.STAGES["threads"]() as stage:
+        runner = Runner(one.plan, stage=stage)
+
+        def meanwhile() -> None:
+            with pytest.raises(MemoryTooSmall) as raised:
+                Runner(larger.plan, stage=stage)
+            found.append(str(raised.value))
+
+        with bystander(stage, meanwhile):
+            for _ in range(5):
+                one.step(runner)
+        assert found and "as long as another step stands aside" in found[0]
+        later = Runner(larger.plan, stage=stage)  # between two steps it may
+        larger.step(later)
+        one.step(runner)
+        later.close()
+        runner.close()
+    assert one.is_right() and larger.is_right()
+
+
+def test_a_job_that_leaves_meanwhile_leaves_the_arena_to_the_step(jobs: Any) -> None:
+    one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
+    with jobs.STAGES["threads"]() as stage:
+        runner, leaver = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
+        one.step(runner)
+        other.step(leaver)
+        with bystander(stage, leaver.close):
+            for _ in range(3):
+                one.step(runner)
+        runner.close()
+    assert one.is_right() and other.is_right()
+
+
+def test_a_step_that_fails_in_between_leaves_the_other_one_whole(jobs: Any) -> None:
+    one, failing = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
+    held = jobs.Held(failing, range(2))
+    held.error = ValueError("this kernel fails")
+    with jobs.STAGES["threads"]() as stage:
+        runner = Runner(one.plan, stage=stage)
+        failures: list[int] = []
+
+        def meanwhile() -> None:
+            with (
+                pytest.raises(ValueError, match="this kernel fails"),
+                Runner(held.plan, stage=stage) as between,
+            ):
+                between(failing.batch)
+            failures.append(1)
+
+        with bystander(stage, meanwhile):
+            for _ in range(4):
+                one.step(runner)
+        runner.close()
+    assert failures and one.is_right()
+
+
+def test_without_a_step_nothing_can_stand_aside() -> None:
+    with (
+        Stage() as stage,
+        pytest.raises(StepError, match="no step runs here"),
+        stage.standing_aside(),
+    ):
+        raise AssertionError("nobody stands aside")
