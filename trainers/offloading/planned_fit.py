@@ -9,33 +9,44 @@ The module trains within a byte budget, with the bits of plain Lightning. A run 
 planned is trained eagerly, or refused if it has a budget (tracing/refusals.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import CaptureError, OffloadError
+from offload import CaptureError, MemoryTooSmall, OffloadError
 from offload.gate import Gate, stand_aside
+from offload.running.drivers.cuda import check_cuda
 from offload.running.drivers.device_loss import device_lost
 from offload.running.runner_memory import Migration
 from offload.running.stage import Stage
+from offload.sizes import say_size
 from trainers.offloading.guests import Guests, Loss
 from trainers.offloading.hardware.devices import (
+    bring_along,
     forget_results,
     keep_on_host,
+    tell,
 )
-from trainers.offloading.hardware.target import Target
+from trainers.offloading.hardware.generators import hand_over
+from trainers.offloading.hardware.target import Target, accelerator_for, target_of
 from trainers.offloading.planned_steps import PlannedSteps
 from trainers.offloading.steps.budget_moves import BudgetMoves
+from trainers.offloading.steps.device_moves import SAME, DeviceMove, DeviceMoves
 from trainers.offloading.steps.micro_batch import MicroBatch
-from trainers.offloading.steps.step_graphs import StepGraphs
+from trainers.offloading.steps.movable_steps import MovableSteps
+from trainers.offloading.tracing.closure import BatchParts
 from trainers.sharing.high_priority import HighPriority
 
 
@@ -48,7 +59,7 @@ class PlannedFit(PlannedSteps):
         return Guests(lambda: self._request.target, self._stage, lambda: self.lightning_module)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or another process, has guests of its own."""
+        """A copy, or another process, has guests and moves of its own."""
         guests = self.__dict__.get("_guests")
         if guests is not None and not all(one.closed for one in guests.all):
             raise OffloadError(
@@ -56,7 +67,8 @@ class PlannedFit(PlannedSteps):
                 " high_priority(): its requests come in this process. Begin the block in the"
                 " process that trains"
             )
-        return {name: value for name, value in self.__dict__.items() if name != "_guests"}
+        own = "_guests", "_moves", "_device_moves"
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     @property
     def _gate(self) -> Gate:
@@ -81,28 +93,152 @@ class PlannedFit(PlannedSteps):
         has_budget = self._request.budget is not None
         return self._guests.admit(net, budget, loss, optimizer, priority, seed, has_budget)
 
-    def move_to(self, budget: str | int | None) -> Future[Migration]:
-        """Have the training go on within another budget, with the same bits. Any thread may call
-        this while the trainer fits. The plan is made here; the tensors move before the next step.
-        The result has the bytes that moved and the seconds that it took, or raises
-        `MemoryTooSmall` where there was no room: then nothing has moved."""
+    def move_to(
+        self, budget: str | int | None = SAME, device: torch.device | str | None = None
+    ) -> Future[Migration]:
+        """Have the training go on within another budget, or on another device. Any thread may call
+        this while the trainer fits. The tensors move between two steps. The result has the bytes
+        that moved and the seconds that it took, or raises `MemoryTooSmall` where there was no room:
+        then nothing has moved.
+
+        Another budget: the plan is made here, and all bits stay the same. Another `device`: the
+        step is captured for it at the next step, and moves after that. On a GPU like the one
+        before, all bits stay the same. On another kind of device the weights are equal at the move,
+        and a warning says that later bits are the new device's."""
         if isinstance(self, ParallelStrategy):
             raise OffloadError("move_to() moves one process; the ranks of DDP must move together")
         if self._eager:
             raise OffloadError("this run trains eagerly, so it has no plan that could move")
-        return self._moves.plan(self._steps, replace(self._request, budget=budget))
+        try:
+            there = self.root_device if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise OffloadError(f"move_to(device={device!r}): {error}") from None
+        now = self._request
+        request = now if budget == SAME else replace(now, budget=budget)
+        if there != self.root_device:
+            return self._ask_for_device(there, budget)
+        if budget == SAME:
+            raise OffloadError(
+                f"move_to() names no other place than the run has: give another budget, or another"
+                f" device than {self.root_device}"
+            )
+        return self._moves.plan(self._steps, request)
+
+    def _ask_for_device(self, device: torch.device, budget: str | int | None) -> Future[Migration]:
+        if self._request.target.make_runner is not None:
+            raise OffloadError("a fleet gives its jobs their devices: this job cannot choose one")
+        if not all(guest.closed for guest in self._guests.all):
+            raise OffloadError(
+                "the nets of high_priority() are on the device that would be left: end their blocks"
+                " before move_to(device=...)"
+            )
+        if self._steps is None or self._steps.plan is None:
+            raise OffloadError(
+                "move_to() comes before the first step, so there is no plan to move from: give the"
+                " device to the Trainer, or call it from the second step on"
+            )
+        return self._device_moves.ask(self.find_target_on(device), budget)
+
+    def find_target_on(self, device: torch.device) -> Target:
+        """Return this run's target on another device. Raise `OffloadError` if there is none."""
+        device = check_cuda(device) if device.type == "cuda" else device
+        kind = accelerator_for(device.type)
+        target = target_of(self._request.engine, kind, device, self._driver)
+        return replace(target, gate=self._gate)
 
     @cached_property
     def _moves(self) -> BudgetMoves:
         return BudgetMoves()
 
-    def _run_planned(self, micro: MicroBatch, steps: StepGraphs) -> Any:
-        if micro.first and (request := self._moves.make(steps)) is not None:
-            self._request = request
+    @cached_property
+    def _device_moves(self) -> DeviceMoves:
+        return DeviceMoves()
+
+    def _run_planned(self, micro: MicroBatch, steps: MovableSteps) -> Any:
+        if micro.first:
+            self._request = self._moves.make(steps, self._request)
+            move = self._device_moves.next
+            if move is not None and move.there is None:
+                self._capture_ahead(move, micro)
         return super()._run_planned(micro, steps)
+
+    def _capture_ahead(self, move: DeviceMove, micro: MicroBatch) -> None:
+        """Capture and plan the step for another device. This step still runs on the present one."""
+        moves, now = self._device_moves, self._request
+        with moves.refusing(move, Exception), self._seen_on(move.target):
+            there = moves.left(move.target.device)
+            known = there.request.target.costs if there is not None else None
+            target = replace(move.target, costs=known).measured(self.precision_plugin)
+            budget = now.budget if move.budget == SAME else move.budget
+            request = replace(now, budget=budget, target=target)
+            there = there or self._new_steps(request)
+            there.capture_ahead(micro, BatchParts.of(micro.batch), request)
+            move.there = there
+
+    @contextmanager
+    def _seen_on(self, target: Target) -> Iterator[None]:
+        """Have Lightning and the module say this device while the step is captured for it."""
+        device, accelerator = self.root_device, self.accelerator
+        assert accelerator is not None
+        try:
+            self._say_device(target.device, accelerator_for(target.device.type))
+            yield
+        finally:
+            self._say_device(device, accelerator)
+
+    def _say_device(self, device: torch.device, accelerator: Accelerator) -> None:
+        self._root_device = device  # SingleDeviceStrategy's
+        self.accelerator = accelerator
+        accelerator.setup_device(device)
+        if isinstance(self.precision_plugin, MixedPrecision):
+            self.precision_plugin.device = device.type
+        tell(self._module, device)
+
+    def _move_device(self) -> None:
+        """Go on on another device if a move there is ready and an optimizer step begins."""
+        move, steps = self._device_moves.next, self._steps
+        trainer = self._module.trainer
+        if move is None or move.there is None or steps is None or not trainer.training:
+            return
+        if (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self._flush()
+        moved: Migration | None = None
+        refusing = self._device_moves.refusing(move, MemoryTooSmall)
+        with self._device_loss_noted(), self._interrupt.held(), refusing:
+            moved = move.there.take_over(steps)
+        if moved is not None:
+            said = f"moved here from {self._request.target.name} before step {trainer.global_step}"
+            self._live_on(move.there, steps)
+            self._remark(f"{said}: {say_size(moved.nbytes)} in {moved.seconds:.2f} s")
+            self._device_moves.made(move, moved)
+
+    def _live_on(self, there: MovableSteps, left: MovableSteps) -> None:
+        """Have this run be one of the device where its tensors are now."""
+        old, new = self._request.target, there.request.target
+        self._device_moves.leave(old.device, left)
+        self._steps, self._groups, self._request = there, None, there.request
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+        self._say_device(new.device, accelerator_for(new.device.type))
+        hand_over(old.device, new.device)
+        bring_along(self._module.trainer, old.device, new.device)
+        self._begin_checks()
+        if old.name != new.name and old.device.type == new.device.type:
+            rank_zero_warn(
+                f"the training moved from {old.name} to {new.name}: the weights are equal, and"
+                " later bits are those of the new device's kernels"
+            )
+
+    def _remark(self, text: str) -> None:
+        """Have `explain()` show it."""
+        assert self._steps is not None and self._steps.plan is not None
+        self._steps.plan.remarks.say(text)
 
     def _close(self) -> None:
         self._moves.end()
+        self._device_moves.end()
         super()._close()
 
     def find_target(self) -> Target:
@@ -210,6 +346,8 @@ class PlannedFit(PlannedSteps):
 
     def batch_to_device(self, *args: Any, **kwargs: Any) -> Any:
         self._interrupt.deliver()
+        if not self._eager:
+            self._move_device()
         return super().batch_to_device(*args, **kwargs)
 
     def on_train_end(self) -> None:

@@ -39,8 +39,8 @@ from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.steps.first_steps import FirstSteps
 from trainers.offloading.steps.groups import Groups
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
+from trainers.offloading.steps.movable_steps import MovableSteps
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.closure import BatchParts
 from trainers.offloading.tracing.hooks import STEP_HOOKS, SilencedHook
 from trainers.offloading.tracing.refusals import MODULE_HOOKS, reason, user_error
@@ -82,7 +82,7 @@ class PlannedSteps(Strategy):
             check_engine(engine)
         self._check_first_steps = check_first_steps
         self._lost: DeviceLost | None = None
-        self._steps: StepGraphs | None = None
+        self._steps: MovableSteps | None = None
         self._groups: Groups | None = None
         self._silence = SilencedHook()
         self._interrupt = DelayedInterrupt()
@@ -96,13 +96,17 @@ class PlannedSteps(Strategy):
         self._eager = False
         self._decided: tuple[Any, ...] | None = None
         """What the decision to plan this run was made on."""
-        # One of several ranks cannot go on eagerly alone.
-        falls_back = self._request.budget is None and not isinstance(self, ParallelStrategy)
-        self._first_steps = FirstSteps(self._check_first_steps, falls_back)
+        self._begin_checks()
         self._plan: Plan | None = None
         self._micro_batches = ""
         """One line that says how the micro-batches of an optimizer step run, and why."""
         self._meter = Meter()
+
+    def _begin_checks(self) -> None:
+        """Compare the next steps with plain Lightning's."""
+        # One of several ranks cannot go on eagerly alone.
+        falls_back = self._request.budget is None and not isinstance(self, ParallelStrategy)
+        self._first_steps = FirstSteps(self._check_first_steps, falls_back)
 
     # ---- what a user reads -----------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class PlannedSteps(Strategy):
                     return None
             return self._run_planned(micro, steps)
 
-    def _run_planned(self, micro: MicroBatch, steps: StepGraphs) -> Any:
+    def _run_planned(self, micro: MicroBatch, steps: MovableSteps) -> Any:
         context = self.precision_plugin.train_step_context
         if self._groups is None:
             self._groups = Groups(steps, self._module, context)
@@ -230,22 +234,19 @@ class PlannedSteps(Strategy):
         parts = BatchParts.of(micro.batch)
         return parts, self._steps.step_for(micro, parts)
 
-    def _step_graphs(self) -> StepGraphs:
+    def _step_graphs(self) -> MovableSteps:
         if self._steps is not None and self._steps.optimizer is not self.optimizers[0]:
             self._flush()
             self._close()  # all graphs update with the optimizer that was replaced
         if self._steps is None:
             if self._evaluation is not None:
                 self._evaluation.close()  # the training step's plan chooses the homes anew
-            self._steps = StepGraphs(
-                self._module,
-                self.optimizers[0],
-                self._request,
-                self._meter,
-                self._ranks(),
-                self._audit,
-            )
+            self._steps = self._new_steps(self._request)
         return self._steps
+
+    def _new_steps(self, request: PlanRequest) -> MovableSteps:
+        module, optimizer = self._module, self.optimizers[0]
+        return MovableSteps(module, optimizer, request, self._meter, self._ranks(), self._audit)
 
     def _ranks(self) -> Ranks | None:
         """The processes that average their gradients, if there are several."""

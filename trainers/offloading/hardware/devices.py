@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from offload.torch_seams import pytree
 from trainers.lightning_seams import DeviceHolder, results, say_device
 
 STEP = "step"
@@ -93,11 +94,30 @@ class MovedTensors:
                 tensor.data = home
 
 
+def bring_along(trainer: L.Trainer, old: torch.device, new: torch.device) -> None:
+    """Move what is still on a GPU that the run has left: what was logged, scores and averages of
+    callbacks, tensors of the module that no step reads. What lies on the host stays there."""
+    for loop in _loops(trainer):
+        results(loop).to(new)
+    if old.type == "cpu":
+        return
+    kept = [vars(callback) for callback in trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
+    for leaf in pytree.tree_leaves([trainer.model, trainer.callback_metrics, *map(dict, kept)]):
+        part = isinstance(leaf, torch.nn.Module)
+        tensors = tensors_of(leaf, trainer.optimizers) if part else [leaf]
+        there = [t for t in tensors if isinstance(t, torch.Tensor) and t.device == old]
+        move(there, new)
+
+
 def forget_results(trainer: L.Trainer) -> None:
     """Drop the logged values, which are on a lost device: Lightning would copy them at the end."""
-    fit, validate, test = trainer.fit_loop, trainer.validate_loop, trainer.test_loop
-    for loop in (fit.epoch_loop, fit.epoch_loop.val_loop, validate, test):
+    for loop in _loops(trainer):
         results(loop).clear()
+
+
+def _loops(trainer: L.Trainer) -> tuple[Any, ...]:
+    fit, validate, test = trainer.fit_loop, trainer.validate_loop, trainer.test_loop
+    return fit.epoch_loop, fit.epoch_loop.val_loop, validate, test
 
 
 @contextmanager

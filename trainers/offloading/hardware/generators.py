@@ -11,7 +11,7 @@ import torch
 
 from offload.program.generators import generators_of
 
-__all__ = ["States", "drawn", "drawn_by_steps", "generators_of", "put_back", "same"]
+__all__ = ["States", "drawn", "drawn_by_steps", "generators_of", "hand_over", "put_back", "same"]
 
 States = tuple[torch.Tensor, ...]
 
@@ -35,6 +35,14 @@ def put_back(states: States, device: torch.device, own: Sequence[torch.Generator
     torch.set_rng_state(states[0])
     if device.type != "cpu":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def hand_over(old: torch.device, new: torch.device) -> None:
+    """Have steps on the new device draw what they would have drawn on the old one. The generators
+    of a GPU and of the CPU differ in kind, so each goes on from where it is: that of a device on
+    which nothing was drawn yet, from the seed of the run."""
+    if old != new and old.type == new.type == "cuda":
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state(old), new)
 
 
 def same(one: States, other: States) -> bool:

@@ -8,6 +8,7 @@ and shows an error near the node that caused it. `cudagraph` saves the host's wo
 costs one capture per plan; if it cannot capture a step, it says so and uses `cuda`.
 """
 
+import functools
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
 from offload.running.drivers.driver import Driver
+from offload.running.stage import Stage
 
 ENGINES = ("auto", "threads", "cuda", "cudagraph")
 OF_CUDA = ("cuda", "cudagraph")
@@ -94,6 +96,12 @@ class Target:
         driver = self.driver() if self.driver is not None else None
         return Runner(plan, self.engine, key=key, driver=driver, gate=self.gate)
 
+    def stage(self, plan: Plan) -> Stage:
+        """Return a stage for a runner that moves to this target, and will close it."""
+        driver = self.driver() if self.driver is not None else None
+        workers = plan.costs.host_workers
+        return Stage(self.device, self.engine, host_workers=workers, driver=driver, gate=self.gate)
+
     def held(self) -> AbstractContextManager[None]:
         """Have the device for this block, in which guests come only where it asks for them."""
         return self.gate.held() if self.gate is not None else nullcontext()
@@ -118,6 +126,13 @@ def check_engine(engine: str) -> None:
         check_cuda(torch.device("cuda", 0))
     except OffloadError as error:
         raise OffloadError(f"engine={engine!r} needs a CUDA device: {error}") from error
+
+
+@functools.cache
+def accelerator_for(kind: str) -> Accelerator:
+    """Return what Lightning calls an accelerator, for a kind of device that a run moves to. It is
+    the same object every time: a step that reads it reads no other value after the move."""
+    return CUDAAccelerator() if kind == "cuda" else CPUAccelerator()
 
 
 def target_of(

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import BudgetTooSmall, MemoryTooSmall, OffloadError, Plan
+from offload import MemoryTooSmall, OffloadError, Plan
 from offload.running.runner_memory import Migration
+from trainers.offloading.steps.movable_steps import MovableSteps, replanned
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.steps.step_graphs import StepGraphs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class BudgetMoves:
         self._lock = threading.Lock()
         self._waiting: list[PlannedMove] = []
 
-    def plan(self, steps: StepGraphs | None, request: PlanRequest) -> Future[Migration]:
+    def plan(self, steps: MovableSteps | None, request: PlanRequest) -> Future[Migration]:
         """Plan the steps anew, and have them move before the next one begins."""
         before = steps.plan if steps is not None else None
         if before is None:
@@ -44,28 +44,29 @@ class BudgetMoves:
                 "move_to() comes before the first step, so there is no plan to move from: give the"
                 " budget to the strategy, or call it from the second step on"
             )
-        move = PlannedMove(request, before, _planned(request, before))
+        move = PlannedMove(request, before, replanned(request, before))
         with self._lock:
             self._waiting.append(move)
         return move.done
 
-    def make(self, steps: StepGraphs) -> PlanRequest | None:
-        """Make the moves that wait. Returns the request of the last one that was made."""
+    def make(self, steps: MovableSteps, now: PlanRequest) -> PlanRequest:
+        """Make the moves that wait. `now`: the request of the present plan. Returns that of the
+        last move that was made."""
         with self._lock:
             moves, self._waiting = self._waiting, []
-        made: PlanRequest | None = None
         for move in moves:
-            if self._made(steps, move):
-                made = move.request
-        return made
+            request = replace(now, budget=move.request.budget)
+            if self._made(steps, move, request):
+                now = request
+        return now
 
-    def _made(self, steps: StepGraphs, move: PlannedMove) -> bool:
+    def _made(self, steps: MovableSteps, move: PlannedMove, request: PlanRequest) -> bool:
         try:
             assert steps.plan is not None
             plan = move.plan
             if steps.plan.source is not move.before.source:
-                plan = _planned(move.request, steps.plan)  # another plan has come meanwhile
-            move.done.set_result(steps.move(move.request, plan))
+                plan = replanned(request, steps.plan)  # another plan has come meanwhile
+            move.done.set_result(steps.move(request, plan))
             return True
         except MemoryTooSmall as error:
             rank_zero_warn(f"OffloadStrategy keeps its budget, because it cannot move: {error}")
@@ -83,18 +84,3 @@ class BudgetMoves:
             move.done.set_exception(
                 OffloadError("the run ended before the step that would have moved: nothing moved")
             )
-
-
-def _planned(request: PlanRequest, before: Plan) -> Plan:
-    """Plan the same graph with another budget, and with what is known of its times."""
-    known = replace(request, target=replace(request.target, costs=before.costs))
-    if before.rotation is None:
-        return known.plan(before.source)
-    plan = known.plan(before.source, late=True)
-    if plan.rotation is not None:
-        try:
-            for graph in (before.source, plan.rotation.first, plan.rotation.flush):
-                plan.replan(graph)
-        except BudgetTooSmall:  # no update can be deferred in this budget
-            return known.plan(before.source)
-    return plan

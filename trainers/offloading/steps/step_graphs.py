@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
-from offload.running.runner_memory import Migration
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step, retraced_step
@@ -183,24 +182,6 @@ class StepGraphs:
         self._plans.clear()
         self.plan = plan
         self._note_plan(key, plan, inputs, part)
-
-    def move(self, request: PlanRequest, plan: Plan) -> Migration:
-        """Go on with this plan of the same step, made for this request."""
-        assert self.runner is not None and self.plan is not None
-        step = next((key for key, known in self._plans.items() if known is self.plan), None)
-        rotation, whole = plan.rotation, self.plan.source
-        self.late_updates.flush()
-        with self.planning():
-            key = step if rotation is None else self.late_updates.key(step)
-            moved = self.runner.move_to(plan, key)
-            self.late_updates.end()
-            if rotation is not None:
-                self.late_updates.begin(self.runner, rotation, step, whole)
-        self._request, self.plan = request, plan
-        self._plans.clear()
-        if step is not None:
-            self._note_plan(step, plan, *self._meter.about(step))
-        return moved
 
     def _remake(self, step: StepGraph) -> None:
         """Replace the first plan by a faster one that is planned with the measured times of its

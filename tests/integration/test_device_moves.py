@@ -1,0 +1,350 @@
+"""`strategy.move_to(device=)`: a training goes on on another device. Twins are the other devices.
+
+cpu --> "cuda:1", a twin of engine cuda --> "cuda:2", a twin of engine cudagraph --> ...
+"""
+
+import importlib
+import random
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.twins.fleet_jobs import QUIET
+from benchmarks.twins.twin_graph import GraphTwin
+from benchmarks.twins.twin_streams import Twin
+from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
+from offload.memory import room
+from offload.memory.host_memory import HostMemoryLeft
+from trainers import OffloadStrategy
+from trainers.offloading.hardware import generators
+from trainers.offloading.hardware.target import Target
+from trainers.offloading.steps import step_graphs
+
+sys.path.insert(0, str(Path(__file__).parent))
+budget_moves = importlib.import_module("test_budget_moves")
+assert_same = budget_moves.assert_same
+pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+STEPS = 10
+ENGINES = ("threads", "cuda", "cudagraph")
+DRIVERS: tuple[Any, ...] = (None, Twin, GraphTwin)
+Call = Callable[["Elsewhere", int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class OfAnotherMake(Target):
+    @property
+    def name(self) -> str:
+        return "another make"
+
+
+class Elsewhere(OffloadStrategy):
+    """Its devices are all of this machine: `cuda:1` is a twin of engine cuda, and so on."""
+
+    make: type[Target] = Target
+
+    def find_target_on(self, device: torch.device) -> Target:
+        if device.type != "cuda":
+            return super().find_target_on(device)
+        number = device.index % 3
+        engine, driver = ENGINES[number], DRIVERS[number]
+        return self.make(torch.device("cpu"), engine, driver, gate=self._gate)
+
+    @property
+    def engine(self) -> str:
+        return self._request.target.engine
+
+
+class At(L.Callback):
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(trainer.strategy, Elsewhere)
+        self._call(trainer.strategy, batch_idx)
+
+
+class Logged(budget_moves.Trained):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def fit(
+    call: Call,
+    budget: str | int | None = "100%",
+    checks: int = 0,
+    make: type[Elsewhere] = Elsewhere,
+    **trainer: Any,
+) -> tuple[dict[str, torch.Tensor], L.Trainer]:
+    torch.manual_seed(1)
+    module = Logged()
+    strategy = make(budget, check_first_steps=checks)
+    numbers = torch.Generator().manual_seed(3)
+    x = torch.randn(8 * STEPS, 16, generator=numbers)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=8)
+    made = L.Trainer(
+        max_epochs=1, accelerator="cpu", strategy=strategy, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+        **{"callbacks": [At(call)], "enable_checkpointing": False, **trainer},
+    )  # fmt: skip
+    made.fit(module, data, data)
+    return module.state_dict(), made
+
+
+def stay(strategy: Elsewhere, step: int) -> None:
+    pass
+
+
+@pytest.fixture
+def undisturbed() -> dict[str, torch.Tensor]:
+    return fit(stay)[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        pytest.param({"val_check_interval": 3}, marks=pytest.mark.full),
+        {"accumulate_grad_batches": 2},
+        pytest.param({"precision": "bf16-mixed"}, marks=pytest.mark.full),
+        {"gradient_clip_val": 0.1, "checks": 1},
+    ],
+    ids=["plain", "validated", "accumulated", "bf16", "checked"],
+)
+def test_a_training_that_goes_from_device_to_device_has_the_bits_of_one_that_stays(
+    more: Any,
+) -> None:
+    stays, at_rest = fit(stay, **more)
+    asked: list[Future[Any]] = []
+    engines: list[str] = []
+    wishes = [("cuda:1", "60%"), ("cuda:2", "same"), ("cuda:0", None), ("cuda:1", "80%")]
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        engines.append(strategy.engine)
+        if step in (1, 3, 5, 7):
+            device, budget = wishes[step // 2]
+            asked.append(strategy.move_to(budget, device))
+
+    moves, trainer = fit(move, **more)
+    assert_same(stays, moves)
+    assert trainer.global_step == STEPS // more.get("accumulate_grad_batches", 1)
+    assert len(dict.fromkeys(engines)) >= 3, engines
+    assert sum(one.exception() is None for one in asked) >= 3
+    for key, value in at_rest.callback_metrics.items():
+        assert torch.equal(value, trainer.callback_metrics[key])
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_moves_in_any_order_keep_the_bits(seed: int, undisturbed: Any) -> None:
+    """To budgets and devices by chance, several at once, and as soon as others are made."""
+    chance = random.Random(seed)
+    asked: list[Future[Any]] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        for _ in range(chance.randint(0, 2) if step else 0):
+            budget = chance.choice(["60%", "80%", "100%", None])
+            device = chance.choice([None, "cuda:0", "cuda:1", "cuda:2"])
+            asked.append(strategy.move_to(budget, device))
+
+    moves, trainer = fit(move)
+    assert_same(undisturbed, moves)
+    assert trainer.global_step == STEPS
+    assert sum(one.exception() is None for one in asked) >= 4
+
+
+def test_the_step_is_captured_at_the_next_step_and_moves_before_the_one_after(
+    undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Future[Any]] = []
+    seen: list[tuple[str, bool]] = []
+    captured: list[Any] = []
+    before = step_graphs.capture_step
+    monkeypatch.setattr(
+        step_graphs, "capture_step", lambda *a, **k: captured.append(1) or before(*a, **k)
+    )
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        seen.append((strategy.engine, asked[-1].done() if asked else False))
+        if step in (2, 5):
+            asked.append(strategy.move_to(device=("cuda:1", "cuda:0")[step == 5]))
+        if step == 8:
+            assert "moved here from cpu" in strategy.explain()
+
+    moves, _ = fit(move)
+    assert_same(undisturbed, moves)
+    here, there = ("threads", False), ("cuda", True)
+    assert seen[:5] == [here, here, here, there, there]
+    assert seen[5:] == [("cuda", True), ("threads", True), *[("threads", True)] * 3]
+    assert asked[0].result(0).nbytes > 0 and asked[0].result(0).seconds > 0
+    assert len(captured) == 2  # to return to a version takes no capture
+
+
+def test_any_thread_may_ask(undisturbed: Any) -> None:
+    asked: list[Future[Any]] = []
+    engines: list[str] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        engines.append(strategy.engine)
+        if step == 3:
+            ask = threading.Thread(target=lambda: asked.append(strategy.move_to(device="cuda:1")))
+            ask.start()
+            ask.join(60.0)
+
+    moves, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert asked[0].result(0).nbytes > 0 and engines[-1] == "cuda"
+
+
+def test_budgets_and_devices_that_are_asked_for_at_once_are_made_one_after_the_other(
+    undisturbed: Any,
+) -> None:
+    asked: list[Future[Any]] = []
+    budgets: list[Any] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        budgets.append((strategy.engine, strategy._request.budget))
+        if step == 2:
+            asked.append(strategy.move_to(device="cuda:1"))
+            asked.append(strategy.move_to(device="cuda:2"))
+        if step == 3:
+            asked.append(strategy.move_to("60%"))
+
+    moves, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert [one.exception(0) for one in asked] == [None] * 3
+    assert budgets[-1] == ("cudagraph", "60%")
+
+
+@pytest.mark.parametrize("why", ["room", "budget"])
+def test_a_move_that_cannot_be_is_refused_before_anything_moves(
+    undisturbed: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    asked: list[Future[Any]] = []
+    plans: list[Any] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step == 3:
+            asked.append(strategy.move_to(100 if why == "budget" else "60%", "cuda:1"))
+        if step == 3 and why == "room":
+            monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1000, "a small host"))
+        if step == 5:
+            monkeypatch.undo()
+            assert strategy.engine == "threads"
+        if step:
+            plans.append(strategy.plan)
+
+    with pytest.warns(UserWarning, match="stays on its device, because it cannot move to cpu"):
+        moves, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert isinstance(asked[0].exception(0), MemoryTooSmall if why == "room" else BudgetTooSmall)
+    assert len({id(plan) for plan in plans}) == 1
+
+
+def test_a_device_of_another_make_is_told_to_have_other_bits() -> None:
+    class Other(Elsewhere):
+        make = OfAnotherMake
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step == 2:
+            strategy.move_to(device="cuda:1")
+
+    with pytest.warns(UserWarning, match="from cpu to another make: the weights are equal"):
+        fit(move, make=Other)
+
+
+def test_scores_of_checkpoints_go_on(tmp_path: Path) -> None:
+    kept = []
+    for call in (stay, lambda s, n: s.move_to(device="cuda:1") if n == 3 else None):
+        best = ModelCheckpoint(tmp_path / str(len(kept)), monitor="seen", save_top_k=2)
+        fit(
+            call, val_check_interval=2, enable_checkpointing=True, callbacks=[At(call), best]
+        )  # fmt: skip
+        kept.append(best)
+    assert kept[0].best_model_score == kept[1].best_model_score
+    assert len(kept[0].best_k_models) == len(kept[1].best_k_models) == 2
+
+
+def test_what_cannot_move_says_what_to_do() -> None:
+    with pytest.raises(OffloadError, match="give the device to the Trainer"):
+        OffloadStrategy("100%").move_to(device="cuda:1")
+    struck: list[str] = []
+
+    def refused(words: str, call: Callable[[], object]) -> None:
+        with pytest.raises((OffloadError, ValueError), match=words) as error:
+            call()
+        struck.append(str(error.value))
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step != 3:
+            return
+        refused("names no other place than the run has", strategy.move_to)
+        refused("names no other place", lambda: strategy.move_to(device="cpu"))
+        refused("device='nowhere'", lambda: strategy.move_to(device="nowhere"))
+        refused("runs on the CPU and on CUDA devices", lambda: strategy.move_to(device="meta"))
+        refused("budget: ", lambda: strategy.move_to("much", "cuda:1"))
+        guests = strategy.high_priority(nn.Linear(2, 2), budget=100_000)
+        refused("end their blocks", lambda: strategy.move_to(device="cuda:1"))
+        with guests:
+            pass
+        target = strategy._request.target
+        lent = replace(strategy._request, target=replace(target, make_runner=lambda *_: None))
+        own, strategy._request = strategy._request, lent
+        refused("a fleet gives its jobs their devices", lambda: strategy.move_to(device="cuda:1"))
+        strategy._request = own
+
+    fit(move)
+    assert len(struck) == 7
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+    struck: list[str] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step == 3:
+            with pytest.raises(OffloadError, match="CUDA") as error:
+                OffloadStrategy.find_target_on(strategy, torch.device("cuda"))
+            struck.append(str(error.value))
+
+    fit(move)
+    assert struck
+
+
+def test_dice_go_with_the_steps_from_gpu_to_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"cuda:0": torch.ones(2), "cuda:1": torch.zeros(2)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)].clone())
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state})
+    )
+    cpu, one, other = map(torch.device, ("cpu", "cuda:0", "cuda:1"))
+    generators.hand_over(one, cpu)
+    generators.hand_over(cpu, other)
+    assert not states["cuda:1"].any()
+    generators.hand_over(one, other)
+    assert torch.equal(states["cuda:1"], states["cuda:0"])
+
+
+def test_the_end_of_the_run_ends_a_move_that_waits() -> None:
+    asked: list[Future[Any]] = []
+
+    def move(strategy: Elsewhere, step: int) -> None:
+        if step == STEPS - 1:
+            asked.append(strategy.move_to(device="cuda:1"))
+
+    fit(move)
+    with pytest.raises(OffloadError, match="the run ended before the step that would have moved"):
+        asked[0].result(0)
