@@ -57,6 +57,7 @@ from loaders.read_check import ReadCheck
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.summary import Announcement
 from loaders.workers.pass_order import PassOrder
+from loaders.workers.precedence import Precedence
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
 
@@ -131,8 +132,10 @@ class ReuseLoader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
+        self.on_error = on_error
         self.batch_options = batches
         self.made_ahead = AHEAD
+        self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
         self._feed = feed_to(device)
         self._pipeline: Pipeline | None = None
@@ -172,10 +175,8 @@ class ReuseLoader:
 
     @property
     def stats(self) -> LoaderStats:
-        pipeline = self._pipeline
-        if pipeline is None:
-            return replace(self._stats, skipped=len(self._skipped))
-        return replace(self._stats, skipped=len(self.skipped), **pipeline.bytes_taken)
+        taken = self._pipeline.bytes_taken if self._pipeline else {}
+        return replace(self._stats, skipped=len(self.skipped), **taken)
 
     @property
     def reuse(self) -> int:
@@ -244,8 +245,8 @@ class ReuseLoader:
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
         nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "_run"))
-        own = {n: copy.copy(self.__dict__[n]) for n in ("_identity", "_skipped", "position")}
-        return self.__dict__ | nowhere | own
+        copied = ("_identity", "_skipped", "position", "precedence")
+        return self.__dict__ | nowhere | {name: copy.copy(self.__dict__[name]) for name in copied}
 
     def apart(self) -> "ReuseLoader":
         """A second loader with the same arguments at the same position. It keeps no cache."""
@@ -394,6 +395,6 @@ class ReuseLoader:
         pipeline = self._pipeline
         # A forked process has no threads of its parent, and must not touch its memory.
         if pipeline is None or pipeline.pid != os.getpid():
-            pipeline = self._pipeline = Pipeline(self._setup, self.rank)
+            pipeline = self._pipeline = Pipeline(self._setup, self.rank, self.precedence)
             self._closer = weakref.finalize(self, pipeline.close)
         return pipeline

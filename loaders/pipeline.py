@@ -31,6 +31,7 @@ from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
 from loaders.workers.decode_work import DecodeWork
 from loaders.workers.pass_order import PassOrder
+from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import Prefetcher
 from loaders.workers.processes import WorkerProcesses
 from loaders.workers.reader import Reader
@@ -61,10 +62,11 @@ class PipelineSetup:
 class Pipeline:
     """Serves the passes of one loader. `close` ends it, and is safe to call again."""
 
-    def __init__(self, setup: PipelineSetup, rank: int) -> None:
+    def __init__(self, setup: PipelineSetup, rank: int, precedence: Precedence) -> None:
         dataset, decoding, workers = setup.opened.dataset, setup.decoding, setup.workers
         self.setup = setup
         self.pid = os.getpid()
+        self._precedence = precedence
         self.cache = setup.cache.open(dataset, rank) if setup.cache else None
         self._processes = (
             WorkerProcesses(dataset, workers.start_method) if workers.kind == "process" else None
@@ -100,7 +102,10 @@ class Pipeline:
             self.slab = self._slab(slots, order, np.roll(order.ids, -first))
             self._maker = self._maker_of(self.slab)
         if self.pool is None:
-            self.pool = Prefetcher(slots=slots, workers=self.setup.workers.count, ahead=ahead)
+            workers = self.setup.workers.count
+            self.pool = Prefetcher(
+                slots=slots, workers=workers, ahead=ahead, precedence=self._precedence
+            )
         if self.cache is not None:
             self.cache.refresh()  # other ranks may have written since the last pass
         return self.pool

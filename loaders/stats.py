@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MEMORY = ("buffer_bytes", "batch_bytes", "cache_bytes")
+"""What of the stats is no counter, but what is taken at the moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats(Mapping[str, Any]):

@@ -161,7 +161,7 @@ class Contents:
         """Elements in the order of their digests: that of a set differs from run to run."""
         digests: list[str] = []
         for element in thing:
-            alone = Contents(self.files)
+            alone = type(self)(self.files)
             alone.tell(element, way)
             digests.append(alone.hexdigest())
             self.untold += alone.untold

@@ -1,10 +1,13 @@
-"""One loader for several consumers in one process: each sample is decoded once for all of them.
+"""One loader for several consumers of one machine: each sample is decoded once for all of them.
 
-    ReuseLoader -> BatchSource -> kept batches -> SharedView a -> model a
-                                               -> SharedView b -> model b
+    ReuseLoader -> BatchSource -> kept batches -> LocalView a -> model a
+                                               -> LocalView b -> model b
+                                               -> LocalView c -> shared memory -> RemoteView c
 
 `lockstep` says who takes, who reads on and who waits; it is pure. `shared_stream` does it, and
-`shared_view` is what each consumer has as its loader.
+`shared_view` is what each consumer has as its loader, `local_view` in the process of the stream.
+For another process `view_server` has a thread that drives a local one; `parcels` and `lent_blocks`
+carry its batches, `view_link` the words, and `remote_view` is the loader there.
 
-May import: arguments, blocks, device, errors, loader, order, pass_position, slots, stats.
+May import: arguments, blocks, device, errors, loader, order, pass_position, slots, stats, workers.
 """

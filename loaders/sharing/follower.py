@@ -1,12 +1,16 @@
 """What a shared stream knows of one of its views: where it stands, and whether it still comes."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from loaders.arguments import Serving
 from loaders.sharing.batch_source import Identity, PassServing
 from loaders.sharing.lockstep import Mark
+
+OnWait = Callable[[tuple[str, ...]], bool | None]
+"""Is called with the names of those that are waited for. False: the view does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class Follower:
     """Tells whether that thread has not ended."""
     away: bool = False
     """Whether the view was closed. It comes back when it is used again."""
-    on_wait: Callable[[tuple[str, ...]], None] | None = None
+    on_wait: OnWait | None = None
+    holds_only: bool = False
+    """Whether it takes nothing: it holds batches for views that may come."""
 
     @property
     def present(self) -> bool:
@@ -49,3 +55,23 @@ class Follower:
         """Note that this thread takes batches for the view."""
         self.thread, self.lives = threading.get_ident(), threading.current_thread().is_alive
         self.away = False
+
+
+class Followers:
+    """The followers of one stream, as long as their views are held."""
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[Follower]] = []
+
+    def add(self, follower: Follower) -> None:
+        self._held.append(weakref.ref(follower))
+
+    def all(self) -> list[Follower]:
+        found = [follower for ref in self._held if (follower := ref()) is not None]
+        if len(found) < len(self._held):
+            self._held = [weakref.ref(follower) for follower in found]
+        return found
+
+    def present(self) -> list[Follower]:
+        """Those for which others wait."""
+        return [follower for follower in self.all() if follower.present]

@@ -42,6 +42,27 @@ class ReadAlone:
     """The stream cannot give this batch."""
 
 
+def in_reach(
+    mark: Mark,
+    others: Sequence[Mark],
+    kept: Sequence[Mark],
+    following: Mark | None,
+    window: int,
+    is_member: bool,
+) -> bool:
+    """Return whether a view at `mark` would go in step with the `others` of a stream: it finds its
+    batch there, and none has to wait for another at once. A member may also be ahead by the rest of
+    a pass, which it has left before its end."""
+    if not others:
+        return True
+    head = min(others) if following is None else following
+    if mark in kept or mark == head:
+        return True
+    if mark[0] == head[0]:
+        return mark > head and mark[1] - head[1] + len(kept) < window
+    return is_member and mark == (head[0] + 1, 0)
+
+
 Action = TakeKept | ReadNext | WaitFor | ReadAlone
 
 

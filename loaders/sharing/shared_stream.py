@@ -15,19 +15,19 @@ import copy
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, Literal
 
 from loaders.arguments import at_least_one, one_of
 from loaders.errors import PassEnded, SharingError
 from loaders.loader import ReuseLoader
 from loaders.pass_position import PassPosition
+from loaders.sharing import stream_errors
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, whole
-from loaders.sharing.follower import Follower, Standing
+from loaders.sharing.follower import Follower, Followers, Standing
+from loaders.sharing.local_view import LocalView
 from loaders.sharing.lockstep import (
     Action,
     Mark,
@@ -35,18 +35,19 @@ from loaders.sharing.lockstep import (
     ReadNext,
     TakeKept,
     WaitFor,
+    in_reach,
     next_action,
     oldest_needed,
 )
+from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.shareable import check_loader, pieces_for
-from loaders.sharing.shared_view import SharedView
+from loaders.sharing.view_server import ViewServer
+from loaders.sharing.waiters import Waiters
 from loaders.stats import LoaderStats
 
 log = logging.getLogger(__name__)
 
 Join = Literal["next pass", "now"]
-LOOK_SECONDS = 0.2
-"""Whoever waits looks so often whether a view has gone without saying so."""
 PATIENCE_SECONDS = 10.0
 """After so long, and twice as long, ..., a log says who waits for whom."""
 
@@ -54,14 +55,17 @@ PATIENCE_SECONDS = 10.0
 class SharedStream:
     """Many consumers of one `ReuseLoader`, which nobody else may iterate meanwhile."""
 
-    def __init__(self, loader: ReuseLoader, lead: int = 4, window: int = 64) -> None:
+    def __init__(
+        self, loader: ReuseLoader, lead: int = 4, window: int = 64, kept_bytes: int | None = None
+    ) -> None:
         """`lead` batches are made before the fastest view asks for them. The fastest view is at
-        most `window` batches ahead of the slowest."""
+        most `window` batches ahead of the slowest, and, but for one, `kept_bytes`."""
         at_least_one("lead", lead)
         at_least_one("window", window)
         check_loader(loader)
         loader.made_ahead = lead
         self.window = window
+        self._kept_bytes, self._largest = kept_bytes, 1
         self._loader = loader
         self._prototype = loader.apart()
         self._source = BatchSource(loader)
@@ -69,25 +73,24 @@ class SharedStream:
         self._following: Mark | None = None
         self._passes: dict[int, PassServing] = {}
         """Of the passes that were begun and are not over for all views."""
-        self._followers: list[weakref.ref[Follower]] = []
+        self._followers = Followers()
         self._views = 0
         self._latest = whole(loader.position.next)
         """How the pass is served that was begun last."""
         self._reader: Follower | None = None
         self._ended = ""
-        self._waiting: set[threading.Lock] = set()
-        """The bells of those that wait: each waits by locking its own again."""
-        self._waited_for: dict[str, float] = {}
+        self._waiters = Waiters()
         self._decoded_alone: list[int] = []
         self._lock = threading.Lock()
         self._one_reads = threading.Lock()
         self._pid = os.getpid()
+        self._server = ViewServer()
 
     # ---- for the user ---------------------------------------------------------------------------
 
     def view(
         self, batch_size: int | None = None, join: Join = "next pass", *, name: str | None = None
-    ) -> SharedView:
+    ) -> LocalView:
         """A loader of its own for one consumer. docs/loader.md says what a late one sees.
         `batch_size` must divide that of the stream's loader. `name` is used where views wait."""
         one_of("join", join, ("next pass", "now"))
@@ -96,7 +99,7 @@ class SharedStream:
             self.check_open()
             self._views += 1
             name = name or f"view {self._views}"
-            if name in [follower.name for follower in self._all_followers()]:
+            if name in [follower.name for follower in self._followers.all()]:
                 raise SharingError(f"two views are called {name!r}: give each a name of its own")
             position, identity = self._joining(join)
             size = position.serving.batch_size
@@ -104,9 +107,16 @@ class SharedStream:
             mark = (position.pass_index, position.served)
             standing = Standing(mark, whole(position.serving), whole(position.next), identity)
             follower = Follower(name, standing)
-            self._followers.append(weakref.ref(follower))
+            self._followers.add(follower)
             is_late = self._following is not None
-        return SharedView(self, follower, position, pieces, is_late)
+        return LocalView(self, follower, position, pieces, is_late)
+
+    def remote_view(
+        self, batch_size: int | None = None, join: Join = "next pass", *, name: str | None = None
+    ) -> RemoteView:
+        """A `view` for a process of this machine. Send it there before it is used."""
+        view = self.view(batch_size, join, name=name)
+        return RemoteView(self._server.offer(view), view.facts)
 
     @property
     def stats(self) -> LoaderStats:
@@ -121,8 +131,7 @@ class SharedStream:
     @property
     def waited_for(self) -> dict[str, float]:
         """The seconds that views waited for each other view, by the name of that one."""
-        with self._lock:
-            return dict(self._waited_for)
+        return self._waiters.waited_for
 
     def close(self) -> None:
         """End the stream and its loader. The views keep their states."""
@@ -134,6 +143,7 @@ class SharedStream:
         if reader is None:
             self._source.leave()
         self._loader.close()
+        self._server.close()
 
     def __enter__(self) -> "SharedStream":
         return self
@@ -142,10 +152,7 @@ class SharedStream:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        raise SharingError(
-            "a shared stream cannot be copied or sent to another process, because its batches lie"
-            " in this one: send its loader, and make a stream there"
-        )
+        raise stream_errors.copied_stream()
 
     # ---- for its views --------------------------------------------------------------------------
 
@@ -168,30 +175,58 @@ class SharedStream:
         self._decoded_alone.append(decodes)
 
     @property
+    def most_bytes(self) -> int:
+        """The most that kept batches take, as far as batches were read."""
+        return self._most * self._largest
+
+    @property
     def sharers(self) -> int:
         """The number of views that share the stream's memory."""
         with self._lock:
-            return max(1, len(self._present()))
+            return max(1, sum(not one.holds_only for one in self._followers.present()))
+
+    def follow(self, follower: Follower) -> None:
+        """Take in a follower that comes from another stream, or that only holds batches."""
+        with self._lock:
+            self.check_open()
+            self._followers.add(follower)
+
+    def reaches(self, standing: Standing, member: Follower | None = None) -> bool:
+        """Whether a view that stands there would go in step with the others. `member`: its own
+        follower, if it is a view of this stream already."""
+        with self._lock:
+            known = self._passes.get(standing.mark[0])
+            if known is not None and known.serving != standing.serving:
+                return False
+            others = [one.standing.mark for one in self._followers.present() if one is not member]
+            place = list(self._kept), self._following, self._most, member is not None
+            return in_reach(standing.mark, others, *place)
+
+    def has_begun(self, number: int) -> bool:
+        """Whether a pass was begun, and is not over for all views."""
+        with self._lock:
+            return number in self._passes
+
+    def in_earlier_pass(self, number: int) -> tuple[str, ...]:
+        """The views that are in the middle of a pass before this one. None if it can begin."""
+        with self._lock:
+            if number in self._passes or self._following in (None, (number, 0)):
+                return ()
+            return tuple(f.name for f in self._followers.present() if f.standing.mark[0] < number)
 
     def ring(self) -> None:
         """Have everybody who waits look again. It takes no lock."""
-        for bell in tuple(self._waiting):
-            with suppress(RuntimeError):  # somebody else has rung
-                bell.release()
+        self._waiters.ring()
 
     def check_open(self) -> None:
         """Refuse to serve after the end."""
         if self._ended:
-            raise self._end_error()
+            raise stream_errors.stream_ended(self._ended)
 
     def check_process(self, who: str) -> None:
         """Refuse to be used in a forked process."""
         if os.getpid() != self._pid:
-            raise SharingError(
-                f"{who} belongs to process {self._pid}, and this is process {os.getpid()}, which"
-                " has none of the threads that read: give it a ReuseLoader, which can load the"
-                " state_dict() of a view"
-            )
+            raise stream_errors.in_other_process(who, self._pid)
 
     def take(
         self, follower: Follower, after: Callable[[SharedBatch], Standing]
@@ -216,7 +251,6 @@ class SharedStream:
         stalled, warn_after = 0.0, PATIENCE_SECONDS
         follower.comes()
         while True:
-            bell = threading.Lock()
             with self._lock:
                 self.check_open()
                 action = self._action(follower)
@@ -225,42 +259,44 @@ class SharedStream:
                 if isinstance(action, TakeKept):
                     return *self._hand_over(follower, after), stalled
                 names = action.names if isinstance(action, WaitFor) else ()
-                to_read = None
+                to_read = bell = None
                 if isinstance(action, ReadNext) and self._reader is None:
                     to_read = self._begin_reading(follower, action)
                 elif follower.on_wait is None or not names:
-                    self._check_other_thread(follower, names)
-                    bell.acquire()
-                    self._waiting.add(bell)
+                    stream_errors.check_other_thread(
+                        follower, names, self._followers.present(), self._most
+                    )
+                    bell = self._waiters.bell()
             if to_read is not None:
                 stalled += self._read(*to_read)
-            elif follower.on_wait is not None and names:
-                follower.on_wait(names)
-            else:
-                stalled += self._wait(bell, names)
+            elif bell is not None:
+                stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    log.warning("%s", self._who_waits(follower.name, names, stalled))
+                    log.warning(
+                        "%s", stream_errors.who_waits(follower.name, names, stalled, self._most)
+                    )
+            elif follower.on_wait is not None:
+                if follower.on_wait(names) is False:
+                    return None, False, stalled
+                follower.comes()  # others may have been told meanwhile not to wait for it
 
     # ---- who is where (under the lock) ----------------------------------------------------------
 
-    def _all_followers(self) -> list[Follower]:
-        followers = [follower for ref in self._followers if (follower := ref()) is not None]
-        if len(followers) < len(self._followers):
-            self._followers = [weakref.ref(follower) for follower in followers]
-        return followers
-
-    def _present(self) -> list[Follower]:
-        return [follower for follower in self._all_followers() if follower.present]
+    @property
+    def _most(self) -> int:
+        """How many batches may be kept."""
+        fit = self.window if self._kept_bytes is None else self._kept_bytes // self._largest
+        return max(1, min(self.window, fit))
 
     def _action(self, follower: Follower) -> Action:
         standing = follower.standing
         known = self._passes.get(standing.mark[0])
         if known is not None and known.serving != standing.serving:
             return ReadAlone()
-        marks = {one.name: one.standing.mark for one in self._present()}
+        marks = {one.name: one.standing.mark for one in self._followers.present()}
         self._drop_taken(marks)
-        return next_action(follower.name, marks, list(self._kept), self._following, self.window)
+        return next_action(follower.name, marks, list(self._kept), self._following, self._most)
 
     def _drop_taken(self, marks: dict[str, Mark]) -> None:
         """Drop the batches that no view needs any more."""
@@ -279,7 +315,7 @@ class SharedStream:
     ) -> tuple[SharedBatch, bool]:
         oldest, batch = next(iter(self._kept)), self._kept[follower.standing.mark]
         follower.standing = after(batch)
-        marks = {one.name: one.standing.mark for one in self._present()}
+        marks = {one.name: one.standing.mark for one in self._followers.present()}
         needed = any(oldest <= mark <= batch.mark for mark in marks.values())
         is_own = not needed and batch.copying == 0
         batch.copying += not is_own
@@ -297,20 +333,11 @@ class SharedStream:
         self._reader = follower
         wanted = self._passes.get(mark[0])
         if wanted is None:
-            standings = [follower.standing, *(one.standing for one in self._present())]
+            standings = [follower.standing, *(one.standing for one in self._followers.present())]
             here = [one for one in standings if one.mark[0] == mark[0]]
             wanted = self._passes[mark[0]] = (here or standings)[0].of_pass(mark[0])
             self._latest = wanted.serving
         return mark, wanted
-
-    def _check_other_thread(self, follower: Follower, names: tuple[str, ...]) -> None:
-        same = [one.name for one in self._present() if one.thread == follower.thread]
-        if mine := [name for name in names if name in same]:
-            raise SharingError(
-                f"{follower.name} is {self.window} batches ahead of {mine[0]}, and one thread reads"
-                f" both, so it would wait for itself: take batches from {mine[0]} first, close it,"
-                " or raise window"
-            )
 
     # ---- reading and waiting (without the lock) -------------------------------------------------
 
@@ -323,10 +350,11 @@ class SharedStream:
             self._ended = self._ended or (
                 "the loader of this shared stream was closed, or somebody else iterates it"
             )
-            raise self._end_error() from error
+            raise stream_errors.stream_ended(self._ended) from error
         with self._lock:
             if not self._ended:
                 self._kept[mark], self._following = batch, batch.following
+                self._largest = max(self._largest, batch.nbytes)
                 if batch.following[0] == mark[0]:
                     self._passes[mark[0]] = replace(wanted, identity=batch.identity)
         self._stop_reading()
@@ -336,25 +364,6 @@ class SharedStream:
         with self._lock:
             self._reader = None
             self.ring()
-
-    def _wait(self, bell: threading.Lock, names: tuple[str, ...]) -> float:
-        """Wait until something has changed, and return the seconds."""
-        begun = perf_counter()
-        try:
-            bell.acquire(timeout=LOOK_SECONDS)
-        finally:
-            self._waiting.discard(bell)
-        seconds = perf_counter() - begun
-        with self._lock:
-            for name in names:
-                self._waited_for[name] = self._waited_for.get(name, 0.0) + seconds
-        return seconds
-
-    def _who_waits(self, name: str, names: tuple[str, ...], seconds: float) -> str:
-        return (
-            f"{name} has waited {seconds:.0f} s for {', '.join(names)}, which is"
-            f" {self.window} batches behind: take its batches, close it, or raise window"
-        )
 
     # ---- joining and ending ---------------------------------------------------------------------
 
@@ -366,7 +375,7 @@ class SharedStream:
             if position.served and not position.resuming:
                 position.end()  # somebody has left that pass in its middle
             return position, identity
-        self._drop_taken({one.name: one.standing.mark for one in self._present()})
+        self._drop_taken({one.name: one.standing.mark for one in self._followers.present()})
         if join == "now":
             number, served = next(iter(self._kept), following)
         else:
@@ -379,9 +388,3 @@ class SharedStream:
         position.next = position.running = replace(serving, pass_limit=limit)
         position.pass_index, position.served, position.resuming = number, served, served > 0
         return position, known.identity if known is not None else identity
-
-    def _end_error(self) -> PassEnded:
-        return PassEnded(
-            f"{self._ended}: nothing is lost, state_dict() of a view says where it stands; make a"
-            " new SharedStream, and load the states into its views"
-        )

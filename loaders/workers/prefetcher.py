@@ -11,7 +11,8 @@ after all earlier ones had a slot, so waiting cannot deadlock.
 
 While one pass drains, the workers already decode the first samples of the next pass into the slots
 that fall free (`follow`), so that a pass does not begin with an empty buffer. Between two passes
-nobody waits for the workers: they fill the free slots and end, and `begin` starts new ones.
+nobody waits for the workers: they fill the free slots and end, and `begin` starts new ones. While
+the loader is behind, they begin only what the workers of other loaders leave room for.
 
 A Ctrl-C may strike the consumer between any two of its lines. So it holds the lock in `with` blocks
 only, and waits for its doorbell outside of them: a `Condition` whose `wait` is struck while it
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 from loaders.errors import PassEnded
 from loaders.order.reuse import Serve
 from loaders.workers.decode_work import NO_SLOT, DecodeWork, WorkProgress
+from loaders.workers.precedence import Attendance, Precedence, everyone
 
 JOIN_SECONDS = 10.0
 CHUNK_SECONDS = 0.01
@@ -67,8 +69,11 @@ class Prefetcher:
         workers: int,
         ahead: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        precedence: Precedence | None = None,
     ) -> None:
-        """`ahead` batches, at least one, are planned and made before the consumer asks for them."""
+        """`ahead` batches, at least one, are planned and made before the consumer asks for them.
+        `precedence`: its loader's; None: always in front."""
+        self._precedence = precedence or Precedence()
         self._workers = workers
         self._ahead = ahead
         self._clock = clock
@@ -157,6 +162,8 @@ class Prefetcher:
                 if job is None:
                     self._waiting = True
                     self._doorbell.acquire(blocking=False)
+                    if self._precedence.behind:
+                        everyone.tell()  # it is in front as long as somebody waits
             if job is not None:
                 job()
                 continue
@@ -213,6 +220,7 @@ class Prefetcher:
             self._stopping = True
             self._something_to_do.notify_all()
             self._ring()
+        everyone.tell()
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(JOIN_SECONDS)
@@ -231,16 +239,23 @@ class Prefetcher:
             thread.start()
 
     def _serve_jobs(self) -> None:
-        with self._lock:
+        with Attendance(self._workers) as attendance, self._lock:
             while not self._stopping:
+                if not attendance.begins(self._gives_way):
+                    self._run(attendance.wait)
+                    continue
                 job = self._batch_to_make() or self._batch_to_plan() or self._chunk_to_read()
                 if job is not None:
                     self._run(job)
-                elif self._consumer:
-                    self._something_to_do.wait()
-                else:
+                    continue
+                attendance.rests()
+                if not self._consumer:
                     break
+                self._something_to_do.wait()
             self._started -= 1
+
+    def _gives_way(self) -> bool:
+        return self._precedence.behind and not self._waiting
 
     def _run(self, job: Callable[[], None]) -> None:
         """Run `job` without the lock, which this thread holds before and after."""

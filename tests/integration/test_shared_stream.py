@@ -153,6 +153,21 @@ def test_a_hook_is_asked_instead_of_waiting() -> None:
         fast.close()
 
 
+def test_a_view_that_rests_while_it_is_asked_to_wait_goes_on_afterwards() -> None:
+    with SharedStream(lone(), window=1) as stream, lone() as expected:
+        slow, fast = stream.view(name="slow"), stream.view(name="fast")
+        behind = iter(slow)
+
+        def turn(names: tuple[str, ...]) -> None:
+            fast.rest()
+            next(behind)
+
+        fast.on_wait = turn
+        assert served(fast) == served(expected)
+        slow.close()
+        fast.close()
+
+
 def test_one_thread_that_would_wait_for_itself_is_told_so(stream: SharedStream) -> None:
     one, other = stream.view(name="one"), stream.view(name="other")
     first = iter(other)

@@ -1,0 +1,310 @@
+"""`RemoteView`: a view of a shared stream for another process of the same machine.
+
+    process of the stream                        process of a model
+    view = stream.remote_view() --- pickled ---> for batch in view: ...     opens itself when used
+
+Until it is used it is a few words, which can be sent. Then it is a loader like any other: what its
+training loop sees, and the state it saves, are those of a `LocalView`, hence of a `ReuseLoader`.
+Batches that were sent ahead are not served yet, so its state does not count them.
+"""
+
+import copy
+import os
+import pickle
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from loaders.errors import PassEnded, SharingError
+from loaders.pass_position import PassPosition
+from loaders.sharing.lent_blocks import BorrowedBlocks
+from loaders.sharing.shared_view import SharedView, ViewFacts
+from loaders.sharing.view_link import (
+    Answered,
+    BeginPass,
+    LeavePass,
+    OpenView,
+    PeerGone,
+    Served,
+    TookBatch,
+    ViewAddress,
+    ViewCall,
+    ViewLink,
+    Withdraw,
+    connect,
+)
+from loaders.sharing.view_place import ViewPlace, replaced_iterator
+from loaders.stats import BatchInfo, LoaderStats
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesElsewhere:
+    """Stands for the data set, which is in the process of the stream."""
+
+    number: int
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> Any:
+        raise SharingError(
+            f"sample {index} cannot be read here, because the data set of a remote view is in the"
+            " process of its stream: take batches, or open the data set in this process, too"
+        )
+
+
+class RemoteView(SharedView):
+    """`SharedStream.remote_view` makes it."""
+
+    def __init__(self, address: ViewAddress, facts: ViewFacts) -> None:
+        super().__init__(facts, SamplesElsewhere(facts.constants["samples"]))
+        self.last_batch: BatchInfo | None = None
+        self._address = address
+        self._place: ViewPlace | None = None
+        """Where its training loop is. None: it was not opened yet."""
+        self._memory: dict[str, int] = {}
+        self._link: ViewLink | None = None
+        self._pid = 0
+        """The process that has opened it."""
+        self._blocks = BorrowedBlocks()
+        self._pending: deque[Served] = deque()
+        self._pass_number = 0
+        self._leaving = b""
+        """What is said where the pass is left."""
+        self._iteration: object | None = None
+        self._talking = threading.Lock()  # held by the thread that asks and gets an answer
+        self._saying = threading.Lock()  # held while something is sent
+
+    # ---- what a training loop uses --------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_process()
+        # A generator starts nothing before the first next(), and leaving the loop closes it.
+        return self._serve_pass()
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What this view was served. Its memory is in the process of the stream."""
+        return replace(self._known.counters, **self._memory)
+
+    def set_reuse(
+        self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
+    ) -> None:
+        self._set_next("set_reuse", reuse, reaugment=reaugment, batch_size=batch_size)
+
+    def limit_pass(self, batches: int | None) -> None:
+        self._set_next("limit_pass", batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._known.state(self.facts.constants, self.pieces)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._talking:
+            place, _ = self._call("load_state_dict", state)
+            self._iteration = None
+            self._drop_pending()
+            self._place = place
+
+    def close(self) -> None:
+        """A view that was never used here is taken out of the stream, unless another process has
+        opened it. One that was used goes on where it stands, when it is used again."""
+        if self._link is not None and os.getpid() != self._pid:
+            return  # this is a fork of the process that uses it
+        with self._talking:
+            if self._link is not None:
+                self._hang_up()
+            elif self._place is None:
+                with suppress(PeerGone):
+                    link = connect(self._address, Withdraw(self.name, os.getpid()))
+                    link.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._link is not None:
+            raise SharingError(
+                f"{self.name} is open in process {self._pid}, so it cannot be copied or sent to"
+                " another one: send it before it is used, or close() it before it is sent"
+            )
+        return RemoteView, (self._address, self.facts)
+
+    # ---- one pass -------------------------------------------------------------------------------
+
+    def _serve_pass(self) -> Iterator[Any]:
+        token = object()
+        with self._talking:
+            self._open()
+            place = self._known
+            position = copy.copy(place.position)
+            position.begin()
+            self._drop_pending()
+            self._say(BeginPass(self._pass_number, self._blocks.returned()))
+            self._place, self._iteration = replace(place, position=position), token
+        try:
+            over = False
+            while not over:
+                batches, over = self._next_batch(token)
+                while batches:
+                    yield batches.pop()  # not held here: its memory is used again
+        finally:
+            if self._iteration is token:
+                self._leave()
+
+    def _next_batch(self, token: object) -> tuple[list[Any], bool]:
+        """Return the batch, or none in an empty pass, and whether the pass is over."""
+        with self._talking:
+            self._check_process()
+            if self._iteration is not token:
+                raise replaced_iterator(self.name)
+            begun = perf_counter()
+            while not self._pending:
+                self._keep(self._receive())
+            served = self._pending.popleft()
+            stalled = perf_counter() - begun
+            shipment = served.shipment
+            batches = [] if shipment is None else [self._blocks.open(shipment)]
+            self._stand(served, stalled)
+            over = shipment is None or not served.place.position.served
+            if over:
+                self._iteration = None
+            self._say(TookBatch(self._blocks.returned()))
+            if served.failure is not None:
+                raise served.failure.error(self._server)
+            return batches, over
+
+    def _stand(self, served: Served, stalled: float) -> None:
+        """Note that the training loop has this. What it wished meanwhile was not known there."""
+        before, place = self._known, served.place
+        position = replace(place.position, next=before.position.next)
+        seconds = before.counters.stall_seconds + stalled
+        counters = replace(place.counters, stall_seconds=seconds)
+        self._place = replace(place, position=position, counters=counters)
+        self._memory, self.last_batch = {**served.memory}, place.last_batch
+
+    def _leave(self) -> None:
+        """Say that the pass is left. The garbage collector may call this, also while something is
+        sent: then it is not said, and the next pass that begins says it."""
+        self._iteration, link = None, self._link
+        if link is None or os.getpid() != self._pid or not self._saying.acquire(blocking=False):
+            return
+        try:
+            with suppress(PeerGone):
+                link.send_pickled(self._leaving)
+        finally:
+            self._saying.release()
+
+    def _drop_pending(self) -> None:
+        """Forget what was sent for the pass before, and what is still sent for it."""
+        self._pass_number += 1
+        self._leaving = pickle.dumps(LeavePass(self._pass_number))
+        while self._pending:
+            self._keep(self._pending.popleft())
+
+    def _keep(self, served: Served) -> None:
+        if served.pass_number == self._pass_number:
+            self._pending.append(served)
+        elif served.shipment is not None:
+            self._blocks.leave(served.shipment)
+
+    # ---- the other process ----------------------------------------------------------------------
+
+    def _where(self) -> PassPosition:
+        return self._known.position
+
+    @property
+    def _server(self) -> str:
+        return f"process {self._address.pid}, which has the shared stream"
+
+    @property
+    def _known(self) -> ViewPlace:
+        """Where the training loop is. The first who asks opens the view."""
+        if self._place is None:
+            with self._talking:
+                self._open()
+        assert self._place is not None
+        return self._place
+
+    def _check_process(self) -> None:
+        if self._link is not None and os.getpid() != self._pid:
+            raise SharingError(
+                f"{self.name} was opened by process {self._pid}, and this is process {os.getpid()}:"
+                " give each process a remote_view() of its own, before it is used"
+            )
+
+    def _open(self) -> None:
+        self._check_process()
+        if self._link is not None:
+            return
+        opening = OpenView(self.name, os.getpid(), self._place)
+        try:
+            self._link, self._pid = connect(self._address, opening), os.getpid()
+        except PeerGone as error:
+            raise self._gone() from error
+        try:
+            self._place, self._memory = self._answer()
+            self.last_batch = self._place.last_batch
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> tuple[ViewPlace, Any]:
+        self._open()
+        self._say(ViewCall(method, arguments, options))
+        return self._answer()
+
+    def _set_next(self, method: str, *arguments: Any, **options: Any) -> None:
+        with self._talking:
+            there, _ = self._call(method, *arguments, **options)
+            assert self._place is not None
+            position = replace(self._place.position, next=there.position.next)
+            self._place = replace(self._place, position=position)
+
+    def _say(self, message: object) -> None:
+        """Send a message. If nobody is there, waiting for the answer will tell."""
+        assert self._link is not None
+        with self._saying, suppress(PeerGone):
+            self._link.send(message)
+
+    def _answer(self) -> tuple[ViewPlace, dict[str, int]]:
+        """Return where the view is there."""
+        while not isinstance(message := self._receive(), Answered):
+            self._keep(message)
+        if message.failure is not None:
+            raise message.failure.error(self._server)
+        assert message.place is not None
+        return message.place, {**message.memory}
+
+    def _receive(self) -> Any:
+        assert self._link is not None
+        try:
+            message = self._link.receive()
+            if isinstance(message, Served) and message.shipment is not None:
+                is_new = message.shipment.new_bytes > 0
+                file = self._link.receive_file() if is_new else None
+                self._blocks.receive(message.shipment, file)
+        except PeerGone as error:
+            self._hang_up()
+            raise self._gone() from error
+        except BaseException:
+            # A Ctrl-C may have come within a message. Whoever uses the view again opens it again.
+            self._hang_up()
+            raise
+        return message
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        self._iteration = None
+        self._pending.clear()
+        self._blocks = BorrowedBlocks()
+        if link is not None:
+            link.close()
+
+    def _gone(self) -> PassEnded:
+        lost = "nothing is lost, state_dict() of this view says where it stands; "
+        return PassEnded(
+            f"process {self._address.pid}, which has the shared stream of {self.name}, has closed"
+            f" it or has ended: {lost if self._place else ''}make a new SharedStream, and load the"
+            " state into a view of it"
+        )

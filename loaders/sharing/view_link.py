@@ -1,0 +1,233 @@
+"""What a view in another process and the process of its stream say to each other.
+
+    consumer                        server
+    OpenView, Withdraw    ------>
+                          <------   Answered           where the view stands
+    BeginPass             ------>
+                          <------   Served, Served     as many as may be ahead
+    TookBatch             ------>                      the training loop has this one now
+                          <------   Served ...         until the pass is over
+    LeavePass, ViewCall   ------>
+                          <------   Answered           to a call
+
+Pixels do not come this way: a batch says in which block of shared memory they are. The descriptor
+of a new block follows the message.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError, reduction
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
+from typing import Any
+
+from loaders.errors import SharingError
+from loaders.sharing.lent_blocks import Shipment
+from loaders.sharing.view_place import ViewPlace
+from loaders.workers.worker import Failure
+
+AHEAD = 2
+"""So many batches are made for a consumer before it asks for them."""
+GREETING_SECONDS = 60.0
+"""Who is not let in by then, is not: a process that was forked may hold a socket that nobody
+serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAddress:
+    """Where a view can be opened."""
+
+    socket: str
+    key: bytes
+    """Who has not got it is not let in."""
+    pid: int
+    """The process of the stream."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    name: str
+    pid: int
+    place: ViewPlace | None
+    """Where this consumer stood before. None: it is where the view is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Nobody shall wait for the view, unless a process has it open."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPass:
+    pass_number: int
+    """How many passes were begun on this link. What is sent for another one has come too late."""
+    returned: Sequence[int]
+    """Blocks that nobody holds any longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TookBatch:
+    returned: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeavePass:
+    pass_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCall:
+    """A method of the view."""
+
+    method: str
+    arguments: Sequence[Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The next batch, or why there is none. With neither, the pass is over."""
+
+    pass_number: int
+    place: ViewPlace
+    """Where the consumer is when it has this."""
+    memory: Mapping[str, int]
+    """What of the view's stats is no counter."""
+    shipment: Shipment | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Where the view stands after a call, or why it was refused."""
+
+    place: ViewPlace | None
+    memory: Mapping[str, int]
+    failure: Failure | None = None
+
+
+class PeerGone(Exception):
+    """The process at the other end has closed the link or has ended."""
+
+
+class ViewLink:
+    """A connection between two processes of one machine."""
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        """`pid`: the process at the other end."""
+        self._connection = connection
+        # A process that was forked meanwhile may hold the other end open, so the end of the process
+        # itself is watched, too. As a connection the descriptor is closed when nobody holds it.
+        self._process = Connection(os.pidfd_open(pid), writable=False)
+
+    def send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise PeerGone from error
+
+    def send_pickled(self, message: bytes) -> None:
+        """Send what was pickled before. It can still be done while the interpreter ends."""
+        try:
+            self._connection.send_bytes(message)
+        except OSError as error:
+            raise PeerGone from error
+
+    def receive(self) -> Any:
+        """Wait for a message, as long as the other process lives."""
+        self.wait()
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise PeerGone from error
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until there is a message, or the other side has hung up."""
+        try:
+            if self._connection not in wait([self._connection, self._process], seconds):
+                raise PeerGone
+        except OSError as error:
+            raise PeerGone from error
+
+    def has_message(self) -> bool:
+        try:
+            return self._connection.poll()
+        except OSError as error:
+            raise PeerGone from error
+
+    def send_file(self, file: int) -> None:
+        try:
+            reduction.send_handle(self._connection, file, os.getpid())
+        except OSError as error:
+            raise PeerGone from error
+
+    def receive_file(self) -> int:
+        try:
+            return reduction.recv_handle(self._connection)
+        except (EOFError, OSError, RuntimeError) as error:
+            raise PeerGone from error
+
+    def close(self) -> None:
+        """Hang up, even if a process that was forked meanwhile holds this end open, too."""
+        shut(self._connection)
+        self._connection.close()
+        self._process.close()
+
+
+def shut(connection: Connection) -> None:
+    """Wake up whoever waits for this connection, at both ends."""
+    with suppress(OSError):
+        end = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+        with end:
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def connect(address: ViewAddress, first: OpenView | Withdraw) -> ViewLink:
+    """Return a link to the process of a stream, on which `first` was said."""
+    try:
+        connection = Client(address.socket, "AF_UNIX")
+        try:
+            link = ViewLink(connection, address.pid)
+            link.wait(GREETING_SECONDS)
+            answer_challenge(connection, address.key)
+            deliver_challenge(connection, address.key)
+            link.send(first)
+        except BaseException:
+            connection.close()
+            raise
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise PeerGone from error
+    return link
+
+
+def let_in(connection: Connection, key: bytes) -> tuple[OpenView | Withdraw, ViewLink]:
+    """Return what a consumer wants that knows the key, and the link to it."""
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+        first = connection.recv()
+        return first, ViewLink(connection, first.pid)
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise PeerGone from error
+
+
+def check_machine() -> None:
+    """Refuse to serve other processes where the system lacks what that takes."""
+    missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
+    if missing:
+        raise SharingError(
+            f"views for other processes need {' and '.join(missing)} of the system, which Linux has"
+            " from 5.3 on: use view() in threads of one process"
+        )

@@ -1,0 +1,118 @@
+"""Whose workers begin first, where loaders of one process wait for the turns of their jobs.
+
+    in front | at work ........... | its buffer is full .............. | at work ......
+    behind   | begins nothing      | at work, into a buffer of its own | begins nothing
+
+A loader is in front unless somebody has put it behind, and while somebody waits for its next batch.
+So nobody waits for a loader that gives way. A worker ends the samples that it has begun: whoever
+comes to the front shares the CPUs with them that long.
+
+`workers` of a loader says how many threads shall decode at once. A loader behind begins something
+only where fewer than its own `workers` are at work in the whole process.
+
+Nothing here takes a lock that two threads want, because the garbage collector may close a loader,
+and wait for its workers, between any two lines. So two workers that begin at the same moment may
+miss each other: then there is one too many, until it has read what it began with.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def may_begin(is_behind: bool, others: int, workers: int) -> bool:
+    """Return whether a worker begins something while so many `others` of the process are at work.
+    `workers`: those of its own loader."""
+    return not is_behind or others < workers
+
+
+class Attendance:
+    """Whether one worker is at work. Leaving its block ends that."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._bell = threading.Lock()
+        """It is locked unless somebody rang. The worker waits by locking it again."""
+
+    def begins(self, is_behind: Callable[[], bool]) -> bool:
+        """Return whether it may begin something; if not, it is at work no more."""
+        if not is_behind():
+            everyone.working.add(self)
+            return True
+        self._bell.acquire(blocking=False)  # what changes from here on rings
+        everyone.waiting.add(self)
+        others = len(everyone.working - {self})
+        if may_begin(is_behind(), others, self._workers):
+            everyone.waiting.discard(self)
+            everyone.working.add(self)
+            return True
+        self.rests()
+        return False
+
+    def wait(self) -> None:
+        """Wait until something has changed since it was told that it may not begin."""
+        self._bell.acquire()
+        everyone.waiting.discard(self)
+
+    def rests(self) -> None:
+        """Say that it is at work no more."""
+        if self in everyone.working:
+            everyone.working.discard(self)
+            everyone.tell()
+
+    def ring(self) -> None:
+        """Have it look again if it waits."""
+        with suppress(RuntimeError):  # somebody else has rung
+            self._bell.release()
+
+    def __enter__(self) -> "Attendance":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rests()
+        everyone.waiting.discard(self)
+
+
+class Everyone:
+    """The workers of this process: those at work, and those that wait until they may begin."""
+
+    def __init__(self) -> None:
+        self.working: set[Attendance] = set()
+        self.waiting: set[Attendance] = set()
+
+    def tell(self) -> None:
+        """Have all that wait look again. Any thread may call this."""
+        for one in self.waiting.copy():
+            one.ring()
+
+    def begin_anew(self) -> None:
+        """Forget all workers, because a forked process has none of them."""
+        self.working.clear()
+        self.waiting.clear()
+
+
+everyone = Everyone()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=everyone.begin_anew)
+
+
+class Precedence:
+    """Where one loader stands. Any thread may put it behind, or to the front again. Its copies, in
+    this process or another, are those of other loaders: they begin in front."""
+
+    def __init__(self) -> None:
+        self._behind = False
+
+    @property
+    def behind(self) -> bool:
+        """Whether its workers give way to those of loaders in front."""
+        return self._behind
+
+    @behind.setter
+    def behind(self, value: bool) -> None:
+        self._behind = value
+        everyone.tell()
+
+    def __reduce__(self) -> tuple[type["Precedence"], tuple[()]]:
+        return Precedence, ()

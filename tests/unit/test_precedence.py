@@ -1,0 +1,91 @@
+"""Whose workers begin first: the rule, and who is counted."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from loaders.workers import precedence
+from loaders.workers.precedence import Attendance, Everyone, Precedence, may_begin
+
+
+def in_front() -> bool:
+    return False
+
+
+def is_behind() -> bool:
+    return True
+
+
+@pytest.fixture
+def everyone(monkeypatch: pytest.MonkeyPatch) -> Everyone:
+    fresh = Everyone()
+    monkeypatch.setattr(precedence, "everyone", fresh)
+    return fresh
+
+
+@pytest.mark.parametrize("others", range(5))
+def test_a_loader_in_front_begins_whoever_is_at_work(others: int) -> None:
+    assert may_begin(False, others, workers=1)
+
+
+@pytest.mark.parametrize("workers", range(1, 5))
+def test_a_loader_behind_begins_while_fewer_than_its_own_workers_are_at_work(workers: int) -> None:
+    begins = [may_begin(True, others, workers) for others in range(6)]
+    assert begins == [others < workers for others in range(6)]
+    assert begins[0], "so one can always begin, and nobody waits for ever"
+
+
+def test_workers_are_counted_from_their_first_job_until_they_rest(everyone: Everyone) -> None:
+    front, behind = Attendance(2), Attendance(1)
+    with front, behind:
+        assert front.begins(in_front) and front.begins(in_front) and len(everyone.working) == 1
+        assert not behind.begins(is_behind) and len(everyone.working) == 1
+        front.rests()
+        assert behind.begins(is_behind) and front.begins(in_front) and len(everyone.working) == 2
+        assert not behind.begins(is_behind), "its next sample waits"
+        assert len(everyone.working) == 1
+        assert behind.begins(in_front) and len(everyone.working) == 2, "it has come to the front"
+    assert len(everyone.working) == 0
+
+
+def test_whoever_waits_is_told_even_of_a_change_before_it_waited(everyone: Everyone) -> None:
+    with Attendance(1) as front, Attendance(1) as behind:
+        front.begins(in_front)
+        assert not behind.begins(is_behind)
+        front.rests()
+        behind.wait()
+        front.begins(in_front)
+        assert not behind.begins(is_behind)
+        waits = threading.Thread(target=behind.wait, daemon=True)
+        waits.start()
+        assert waits.is_alive()
+        Precedence().behind = False
+        waits.join(10)
+        assert not waits.is_alive()
+
+
+def test_a_loader_that_comes_to_the_front_while_its_worker_asks_is_not_missed(
+    everyone: Everyone,
+) -> None:
+    ours = Precedence()
+    ours.behind = True
+    asked: list[bool] = []
+
+    def asks() -> bool:
+        asked.append(ours.behind)
+        if len(asked) == 1:
+            ours.behind = False  # nobody hears of it: the worker does not wait yet
+        return asked[-1]
+
+    with Attendance(1) as front, Attendance(1) as worker:
+        front.begins(in_front)
+        assert worker.begins(asks) and asked == [True, False]
+
+
+def test_copies_are_in_front() -> None:
+    behind = Precedence()
+    behind.behind = True
+    copies = (copy.copy(behind), copy.deepcopy(behind), pickle.loads(pickle.dumps(behind)))
+    assert behind.behind and not any(one.behind for one in copies)
