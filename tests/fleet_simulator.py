@@ -5,9 +5,10 @@ refuses what no device could do: two things at a time, a turn of a job that live
 memory than there is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+
+from paper_job import PaperJob
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
@@ -18,7 +19,6 @@ from trainers.fleet.deciding.events import (
     Failed,
     Finished,
     InterruptAsked,
-    JobMemory,
     Leave,
     Left,
     Planned,
@@ -28,45 +28,8 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
     Yield,
 )
-from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
+from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 from trainers.fleet.deciding.schedule import PATIENCE
-
-NOTHING = JobMemory(0)
-
-
-def no_metric(step: int) -> float | None:
-    return None
-
-
-@dataclass
-class PaperJob:
-    """What is true of a job, whatever anybody predicts."""
-
-    name: str
-    steps: int
-    step_seconds: float = 1.0
-    tail_seconds: float = 0.0
-    swap_seconds: float = 0.0
-    start_seconds: float = 0.0
-    leave_seconds: float = 0.0
-    predicted: float = 1.0
-    """Factor of its predicted step seconds."""
-    memory: JobMemory = NOTHING
-    metric: Callable[[int], float | None] = no_metric
-    fails_at: int | None = None
-    planned_steps: int | None = None
-    """The length that it announces, if it is not the true one."""
-    done: int = 0
-    saves_every: int = 0
-    """Steps between two snapshots; 0: only when it leaves."""
-    saved: int = 0
-    """Steps that its snapshot has."""
-    lives: int | None = None
-    trained: bool = False
-    """Whether it has trained since its start, so that it has taken its memory."""
-    tail_until: float = 0.0
-    starts: int = 0
-    priority: int = 0
 
 
 @dataclass
@@ -83,10 +46,16 @@ class PaperFleet:
     swaps: int = 0
     checked: bool = True
     """Whether the laws are checked after every event."""
+    window: int = 3
+    """Jobs that read together are at most so many steps apart."""
+    streams: int = 0
 
     def __post_init__(self) -> None:
         self.state = FleetState.of(self.settings)
         self.doing: list[Command | None] = [None] * self.settings.devices
+        self.began: list[float] = [0.0] * self.settings.devices
+        """When the steps of the turn began, after swaps and waits."""
+        self.cuts = 0
         self.last: list[str | None] = [None] * self.settings.devices
         self.due: list[tuple[float, int, int, Event]] = []
         self._number = 0
@@ -159,16 +128,32 @@ class PaperFleet:
     def _begin(self, command: Command) -> None:
         job, device = self.jobs[command.job], command.device
         if isinstance(command, Yield):
-            assert isinstance(self.doing[device], Turn)  # on paper a turn goes on to its end
-            return
+            turn = self.doing[device]
+            assert isinstance(turn, Turn)
+            if command.at_once and not job.deaf:
+                self._cut(job, turn)
+            return  # on paper the turn goes on to its end otherwise
         if isinstance(command, Turn):
             above = [
-                other.name
+                other
                 for other in self.state.jobs.values()
                 if other.device == device and other.phase == "ready" and not other.ending
                 if other.priority > job.priority
             ]
-            assert not above, f"{command} while {above} could train there"
+            top = [o for o in above if o.priority == max(other.priority for other in above)]
+            if not command.steps:  # the first of them need a larger arena, or wait for others
+                room = job.memory.turn_bytes
+                above = top = [
+                    other
+                    for other in top
+                    if self.jobs[other.name].memory.turn_bytes <= room
+                    if self._lent(other.name) == other.name
+                ]
+            lent = any(self._lent(other.name) == job.name for other in top)
+            assert lent or not above, f"{command} while {above[0].name} could train there"
+            coming = {name for name in job.waits_for if self._comes(name, device)}
+            assert not coming, f"{command} while {job.name} waits for {coming}"
+            assert job.waits_for == {*command.without}
         assert self.doing[device] is None, f"{command} while device {device} does another thing"
         self.doing[device] = command
         match command:
@@ -176,6 +161,7 @@ class PaperFleet:
                 assert job.lives is None
                 job.lives, job.trained, job.done = device, False, job.saved
                 job.starts += 1
+                self._join(job)
                 left = (job.planned_steps or job.steps) - job.done
                 planned = Planned(
                     job.name, device, job.done, max(1, left), job.step_seconds * job.predicted,
@@ -188,10 +174,14 @@ class PaperFleet:
             case Leave():
                 assert job.lives == device
                 self.moves += command.why == "moved"
-                left = Left(job.name, device, job.done, job.leave_seconds)
-                self._later(job.leave_seconds, device, left)
+                rest = job.leave_seconds
+                if job.into_step is not None:  # a step that stands aside ends first
+                    rest += job.step_seconds - job.into_step
+                    job.done, job.into_step = job.done + 1, None
+                self._later(rest, device, Left(job.name, device, job.done, job.leave_seconds))
             case Turn():
-                assert job.lives == device and command.steps >= 1
+                assert job.lives == device
+                assert (command.steps == 0) == (job.into_step is not None)
                 self._turn(job, command)
 
     def _turn(self, job: PaperJob, turn: Turn) -> None:
@@ -202,9 +192,17 @@ class PaperFleet:
         self.swaps += self.last[device] != job.name
         self.last[device] = job.name
         wait = max(0.0, job.tail_until - self.clock)
-        steps = min(turn.steps, job.steps - job.done)
+        steps = min(turn.steps or 1, job.steps - job.done)
         failing = job.fails_at is not None and job.fails_at <= job.done + steps
-        seconds = steps * job.step_seconds
+        seconds = steps * job.step_seconds - (job.into_step or 0.0)
+        self.began[device] = self.clock + swap + wait
+        ahead, names = self._input_left(job, turn)
+        if steps > ahead and job.into_step is None:
+            steps, failing = ahead, job.fails_at is not None and job.fails_at <= job.done + ahead
+            seconds = steps * job.step_seconds
+        else:
+            names = ()
+        job.into_step = None
         step = job.done + steps
         if failing:
             self._later(seconds, device, Failed(job.name, device, "diverged", "a\ntraceback"))
@@ -217,9 +215,84 @@ class PaperFleet:
                 job.tail_until = self.clock + swap + wait + seconds + job.tail_seconds
             left = (job.planned_steps or job.steps) - step
             ended = TurnEnded(
-                job.name, device, step, steps, max(1, left), seconds, swap, job.metric(step)
-            )
+                job.name, device, step, steps, max(1, left), seconds, swap, job.metric(step),
+                input=str(job.stream or ""), waits_for=names,
+            )  # fmt: skip
             self._later(swap + wait + seconds, device, ended)
+
+    def _cut(self, job: PaperJob, turn: Turn) -> None:
+        """The step under way stands aside, if the turn has come to one."""
+        [due] = [entry for entry in self.due if entry[2] == turn.device]
+        ended, elapsed = due[3], self.clock - self.began[turn.device]
+        if not isinstance(ended, TurnEnded | Finished) or turn.steps == 0 or elapsed <= 0:
+            return
+        if (isinstance(ended, TurnEnded) and ended.aside) or ended.step == job.done:
+            return  # it does already, or has no step to make
+        assert not turn.share
+        steps = min(int(elapsed / job.step_seconds), ended.step - job.done - 1)
+        self.due.remove(due)
+        job.into_step = min(elapsed - steps * job.step_seconds, job.step_seconds)
+        self.cuts += 1
+        aside = TurnEnded(
+            job.name, turn.device, job.done + steps, steps, 1, steps * job.step_seconds, 0.0, None,
+            aside=True,
+        )  # fmt: skip
+        self._later(0.0, turn.device, aside)
+
+    # ---- inputs -----------------------------------------------------------------------------
+
+    def _comes(self, name: str, device: int) -> bool:
+        other = self.state.jobs[name]
+        alive = other.phase in ("ready", "running") and not other.ending
+        return alive and other.device == device
+
+    def _lent(self, name: str) -> str:
+        """Who has the turn of a job that waits."""
+        device, seen = self.jobs[name].lives, {name}
+        assert device is not None
+        order = self.state.jobs[name].waits_for
+        while coming := [n for n in order if self._comes(n, device)]:
+            name, order = coming[0], self.state.jobs[coming[0]].waits_for
+            assert name not in seen, "jobs wait in a circle"
+            seen.add(name)
+        return name
+
+    def _beside(self, job: PaperJob) -> list[PaperJob]:
+        """Who reads the same stream, and is waited for."""
+        return [
+            other
+            for other in self.jobs.values()
+            if other is not job and other.stream == job.stream and not other.resting
+        ]
+
+    def _input_left(self, job: PaperJob, turn: Turn) -> tuple[int, tuple[str, ...]]:
+        """How many steps the job finds input for, and who must read before there is more."""
+        for name in turn.without:
+            self.jobs[name].resting = True
+        beside = self._beside(job)
+        if job.resting and beside and job.done < min(other.done for other in beside):
+            self._join(job)  # its batches are gone
+            beside = self._beside(job)
+        job.waits_for, job.resting = frozenset(), False
+        if not job.stream or not beside:
+            return 10**9, ()
+        slowest = min(other.done for other in beside)
+        names = tuple(other.name for other in beside if other.done == slowest)
+        return max(0, slowest + self.window - job.done), names
+
+    def _join(self, job: PaperJob) -> None:
+        """A job looks for a stream that is near."""
+        job.stream = 0
+        if not job.input:
+            return
+        near = [
+            other.stream
+            for other in self.jobs.values()
+            if other is not job and other.input == job.input and other.lives == job.lives
+            if other.stream and not other.resting and abs(other.done - job.done) <= self.window
+        ]
+        self.streams += 1
+        job.stream = near[0] if near else self.streams
 
     def _later(self, seconds: float, device: int, event: Event) -> None:
         self._number += 1
@@ -228,9 +301,14 @@ class PaperFleet:
     def _end(self, device: int, event: Event) -> None:
         """A device has answered."""
         self.doing[device] = None
-        job = self.jobs[event.job]  # pyright: ignore[reportAttributeAccessIssue]
+        name: str = event.job  # pyright: ignore[reportAttributeAccessIssue,reportAssignmentType]
+        job = self.jobs[name]
         match event:
             case TurnEnded():
+                if not event.aside:
+                    for other in self.jobs.values():
+                        other.waits_for -= {job.name}
+                    job.waits_for = frozenset(event.waits_for)
                 job.done = event.step
                 if job.saves_every:
                     job.saved = max(job.saved, job.done - job.done % job.saves_every)
@@ -243,7 +321,8 @@ class PaperFleet:
                 pass  # a start that is planned changes nothing of what the job has done
 
     def _gone(self, job: PaperJob) -> None:
-        job.lives, job.trained, job.tail_until = None, False, 0.0
+        job.lives, job.trained, job.tail_until, job.into_step = None, False, 0.0, None
+        job.stream, job.waits_for, job.resting = 0, frozenset(), False
 
     # ---- laws -------------------------------------------------------------------------------
 
@@ -260,8 +339,11 @@ class PaperFleet:
                 paper.lives is None
             )
             assert job.waited <= PATIENCE + len(state.jobs)
+            if job.aside:
+                self._check_beside(job)
         taken = [job.memory for job in self.jobs.values() if job.trained]
         host = sum(m.host_bytes for m in taken)
+        host += sum(j.memory.turn_bytes for j in self.jobs.values() if j.into_step is not None)
         for device in range(settings.devices):
             here = [j.memory for j in self.jobs.values() if j.trained and j.lives == device]
             host += max((m.passing_bytes for m in here), default=0)
@@ -269,6 +351,16 @@ class PaperFleet:
             own = settings.arena_bytes + sum(m.device_bytes for m in here)
             assert not settings.device_bytes or own <= settings.device_bytes
         assert not settings.host_bytes or host <= settings.host_bytes
+
+    def _check_beside(self, aside: JobState) -> None:
+        """Beside a step that stands aside only jobs of higher priority come, within its arena."""
+        assert aside.device is not None and aside.phase == "ready"
+        command = self.doing[aside.device]
+        if command is not None and command.job != aside.name:
+            other, paper = self.state.jobs[command.job], self.jobs[command.job]
+            assert other.priority > aside.priority
+            fits = paper.memory.turn_bytes <= self.jobs[aside.name].memory.turn_bytes
+            assert fits or not isinstance(command, Turn)
 
 
 def bound(jobs: list[PaperJob], devices: int) -> float:

@@ -14,6 +14,8 @@ import lightning as L
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 
+from loaders import ReuseLoader
+from loaders.sharing.shared_view import SharedView
 from perfect.assembly.strategy import build_strategy
 from perfect.config.schema import RunConfig
 from perfect.runs.stop import StopSignal
@@ -48,6 +50,10 @@ class Berth(Protocol):
 
     def strategy(self, config: RunConfig) -> Strategy | str: ...
 
+    def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
+        """Return what the run trains with, if it has made this loader."""
+        ...
+
     def device(self, config: RunConfig) -> dict[str, Any]:
         """Return the Trainer's arguments that name the device."""
         ...
@@ -72,6 +78,9 @@ class Alone:
 
     def strategy(self, config: RunConfig) -> Strategy | str:
         return build_strategy(config)
+
+    def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
+        return loader
 
     def device(self, config: RunConfig) -> dict[str, Any]:
         return {"accelerator": config.trainer.accelerator, "devices": config.trainer.devices}
@@ -103,6 +112,10 @@ class InFleet:
         # What the run leaves open is the fleet's to say.
         left_open = [name for name in ("budget", "host_budget") if options.get(name) is None]
         return self._seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
+
+    def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
+        """Runs of a fleet that would read the same read it together."""
+        return loader if self._seat.input is None else self._seat.input.shared(loader)
 
     def device(self, config: RunConfig) -> dict[str, Any]:
         return self._seat.on_device

@@ -58,7 +58,10 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         loaders: dict[str, Any] = (
             {"datamodule": data.datamodule}
             if data.datamodule is not None
-            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
+            else {
+                "train_dataloaders": berth.train_loader(data.train),
+                "val_dataloaders": data.holdout,
+            }
         )
         ckpt = str(folder.checkpoint) if resumed_step is not None else None
         with watched(trainer):

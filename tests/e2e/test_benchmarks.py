@@ -161,7 +161,10 @@ def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:
     assert json.loads(kept.read_text())["rows"]
 
 
-@pytest.mark.parametrize("part", only_first("preemptions", "capture", "cost", "latency"))
+@pytest.mark.parametrize(
+    "part",
+    only_first("preemptions", "capture", "cost", "latency", "parked_loaders", "shared_input"),
+)
 @pytest.mark.timeout(300)
 def test_the_sharing_benchmark_runs_and_finds_no_wrong_bit(tmp_path: Path, part: str) -> None:
     run_script("benchmarks/sharing_cpu.py", part, "--smoke", "--out", str(tmp_path))

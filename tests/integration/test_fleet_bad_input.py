@@ -73,13 +73,26 @@ def generator_of_sampler() -> tuple[dict[str, Any], dict[str, Any]]:
     return {"train": one}, {"val": [other]}
 
 
+def train_and_val() -> tuple[dict[str, Any], dict[str, Any]]:
+    loader = ReuseLoader(samples(), BATCH, workers=1)
+    return {"train": loader}, {"val": loader}
+
+
 SHARED: Mapping[str, tuple[Callable[[], tuple[dict[str, Any], dict[str, Any]]], str]] = {
     "module": (lambda: both(module=Net()), r"a module \(Net\)"),
     "weights": (lambda: two_modules(tied), r"the weights of parameter net\.0\.weight"),
     "buffer": (lambda: two_modules(same_statistics), r"the values of buffer net\.1\.running_mean"),
     "callback": (lambda: both(trainer={"callbacks": L.Callback()}), r"a callback \(Callback\)"),
     "logger": (lambda: both(trainer={"logger": CSVLogger("")}), r"a logger \(CSVLogger\)"),
-    "reuse": (lambda: both(train=ReuseLoader(samples(), BATCH, workers=1)), "one reader at a time"),
+    "reuse": (
+        lambda: both(train=ReuseLoader(samples(), BATCH, reuse="auto", workers=1)),
+        'one reader at a time here .reuse="auto" measures one training loop',
+    ),
+    "skips": (
+        lambda: both(train=ReuseLoader(samples(), BATCH, workers=1, on_error="skip")),
+        "one reader at a time here .on_error='skip' counts",
+    ),
+    "train and val": (train_and_val, "one reader at a time here .it validates one of them"),
     "generator": (
         lambda: both(train=DataLoader(samples(), shuffle=True, generator=torch.Generator())),
         "a loader's random generator",

@@ -4,7 +4,9 @@ A guest comes as often as it can, borrows some of the device's arena and fills i
 """
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from benchmarks.twins.intruder import Intruder
 from benchmarks.twins.twin_graph import GraphTwin
 from benchmarks.twins.twin_streams import Twin
 from offload import Runner
+from offload.running.runner_memory import IN_STEP
+from offload.running.stage import Stage
 
 HERE = Path(__file__).parent
 DRIVERS: dict[str, Callable[[], Any]] = {
@@ -66,3 +70,55 @@ def test_a_step_that_is_stopped_anywhere_has_eagers_bits(
     order = "priority" if engine == "cudagraph" else "random"
     case.run(made, engine, 1, order, DRIVERS[engine](), beside)
     assert intruders[0].visits > 10
+
+
+class Nomad:
+    """A context manager: its thread moves the runner's steps from stage to stage in this block."""
+
+    def __init__(self, runner: Runner, made: Any, stage: Callable[[], Stage]) -> None:
+        self._runner, self._made, self._stage = runner, made, stage
+        self.in_step = 0
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Nomad":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60.0)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(1e-4):
+                if self._runner._step_moves._runs_on is None:
+                    continue  # between two steps
+                stage = self._stage()
+                moved = self._runner.move_to(self._made, stage=stage, owned=True, in_step=True)
+                self.in_step += moved.way == IN_STEP
+        except BaseException as error:
+            self._error = error
+
+
+@pytest.mark.parametrize(
+    "name, engine", every_value(["gpt", "resnet18", "vit", "llama"], ["serial", "threads", "cuda"])
+)
+def test_a_step_that_moves_to_other_stages_has_eagers_bits(
+    name: str, engine: str, trained: Callable[[str], Any]
+) -> None:
+    case = trained(name)
+    made = case.planned(0.6, "auto")
+    nomads: list[Nomad] = []
+
+    def beside(runner: Runner) -> Nomad:
+        made_stage = partial(Stage, runner.stage.device, engine, "random")
+        nomads.append(Nomad(runner, made, lambda: made_stage(driver=DRIVERS[engine]())))
+        return nomads[0]
+
+    case.run(made, engine, 1, "random", DRIVERS[engine](), beside)
+    assert nomads[0].in_step > 2

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from trainers.fleet.deciding.events import JobMemory, StopAsked
+from trainers.fleet.deciding.events import JobMemory, StopAsked, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Halving
 
@@ -46,11 +46,16 @@ def some_job(rng: random.Random, number: int, limits: bool) -> PaperJob:
         leave_seconds=rng.choice((0.0, 0.3)),
         predicted=rng.choice((0.0, 0.5, 1.0, 2.0)),
         memory=JobMemory(
-            rng.randrange(1, large) if limits else 1, rng.randrange(15), rng.choice((0, 0, 30))
+            rng.randrange(1, large) if limits else 1,
+            rng.randrange(15),
+            rng.choice((0, 0, 30)),
+            turn_bytes=rng.choice((0, 10, 10, 20)),
         ),
+        deaf=rng.random() < 0.2,
         metric=curve(rng.randrange(2**32), hole=rng.random() < 0.1),
         fails_at=rng.randrange(60) if rng.random() < 0.15 else None,
         saves_every=rng.choice((0, 1, 4)),
+        input=rng.choice(("", "a", "a", "b")),
     )
 
 
@@ -65,7 +70,8 @@ def some_fleet(rng: random.Random, rule: Halving | None, limits: bool) -> PaperF
             quantum_seconds=rng.choice((0.5, 3.0)),
             move_seconds=rng.choice((0.0, 0.5)),
             rule=rule,
-        )
+        ),
+        window=rng.choice((1, 3, 20)),
     )
 
 
@@ -97,6 +103,26 @@ def test_whatever_happens_every_job_ends_and_no_law_is_broken(
     fleet.replay()
     for job in fleet.state.jobs.values():
         check_end(job.name, fleet)
+
+
+def test_long_steps_stand_aside_for_whoever_comes_with_a_higher_priority() -> None:
+    cuts = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        fleet = some_fleet(rng, None, limits=seed % 2 == 0)
+        late = [some_job(rng, number, limits=False) for number in range(rng.randrange(2, 7))]
+        for number, job in enumerate(late):
+            job.priority, job.step_seconds, job.fails_at = number, 0.5, None
+            job.memory = JobMemory(5, 1, turn_bytes=rng.choice((5, 5, 10)))
+        late.reverse()
+        while late or fleet.due:
+            if late and rng.random() < 0.2:
+                fleet.add(late.pop())
+            fleet.step()
+        fleet.replay()
+        assert {job.phase for job in fleet.state.jobs.values()} == {"finished"}
+        cuts += fleet.cuts
+    assert cuts > 10
 
 
 def disturb(fleet: PaperFleet, rng: random.Random) -> None:
@@ -134,6 +160,27 @@ def check_end(name: str, fleet: PaperFleet) -> None:
         assert large <= (alone > HOST)
     assert job.device is None and not job.admitted
     assert not job.remarks  # replayed steps gave the same values
+
+
+# ---- one input ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(100))
+@given(seed=st.integers(0, 2**32), window=st.integers(1, 4))
+def test_jobs_that_read_together_wait_for_each_other_and_never_for_ever(
+    seed: int, window: int
+) -> None:
+    rng = random.Random(seed)
+    fleet = PaperFleet(FleetSettings(quantum=rng.choice((None, 1, 7))), window=window)
+    jobs = [some_job(rng, number, limits=False) for number in range(rng.randrange(2, 6))]
+    for job in jobs:
+        job.input, job.fails_at = "a", None
+        fleet.add(job)
+    fleet.run()
+    fleet.replay()
+    assert {job.phase for job in fleet.state.jobs.values()} == {"finished"}
+    ended = [event for event in fleet.journal if isinstance(event, TurnEnded)]
+    assert sum(event.steps == 0 for event in ended) <= sum(event.steps > 0 for event in ended)
 
 
 # ---- halving ------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_what_is_not_live_at_a_cut_may_be_overwritten_there(
     at = round(where * len(plan.memgraph.nodes))
     here, blocks = plan.cuts[at], plan.memgraph.blocks
     with offload.Runner(plan, engine) as runner:
-        bind = runner._enter(runner._first)
+        bind = runner._enter(runner._plans.first)
         bind.begin(step.batch)
         arenas, pieces = runner._memory.arenas, cut(bind.pieces[0].work, [at])
         assert arenas is not None

@@ -4,10 +4,12 @@ import math
 
 import pytest
 from fleet_simulator import PaperFleet, PaperJob
+from fleet_told import ended, planned, told
 
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
+    DeviceEnded,
     Event,
     Failed,
     Finished,
@@ -20,37 +22,11 @@ from trainers.fleet.deciding.events import (
     Start,
     StopAsked,
     Turn,
-    TurnEnded,
     Yield,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
+from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.halving import Halving
-
-
-def planned(
-    job: str,
-    device: int = 0,
-    step: int = 0,
-    left: int = 100,
-    tail: float = 0.0,
-    metric: float | None = None,
-) -> Planned:
-    return Planned(job, device, step, left, 1.0, tail, 0.01, JobMemory(1), metric=metric)
-
-
-def ended(
-    job: str, step: int, left: int, metric: float | None = None, device: int = 0
-) -> TurnEnded:
-    return TurnEnded(job, device, step, 1, left, 1.0, 0.0, metric)
-
-
-def told(fleet: FleetSettings, *events: Event) -> tuple[FleetState, list[object]]:
-    """The state after the events, and what was said to the last of them."""
-    state, commands = FleetState.of(fleet), ()
-    for event in events:
-        state, commands = decide(state, event)
-    return state, [*commands]
 
 
 def test_every_job_is_started_before_any_trains() -> None:
@@ -289,3 +265,75 @@ def test_a_turn_ends_early_for_a_job_of_higher_priority() -> None:
     assert said == (Start("high", 0),)
     state, said = decide(state, planned("high"))
     assert said == (Turn("high", 0, 1, False),)
+
+
+# ---- one input ----------------------------------------------------------------------------------
+
+
+def three(*priorities: int) -> list[Event]:
+    """Jobs a, b, c are planned; a is the longest, and has the first turn if all are alike."""
+    names = "abc"[: len(priorities)]
+    added = [Added(name, priority) for name, priority in zip(names, priorities, strict=True)]
+    return [*added, *(planned(name, left=100 - 10 * n) for n, name in enumerate(names))]
+
+
+def turn(said: list[object]) -> Turn:
+    [found] = said
+    assert isinstance(found, Turn)
+    return found
+
+
+def test_whoever_waits_for_input_lends_its_turn_to_those_who_have_to_read_first() -> None:
+    events = [*three(0, 0, 0), ended("a", 5, 95, waits_for=("c", "b"))]
+    state, said = told(FleetSettings(), *events)
+    assert turn(said).job == "c" and state.jobs["a"].waits_for == ("c", "b")
+    state, said = told(FleetSettings(), *events, ended("c", 5, 75))
+    assert turn(said).job == "b" and state.jobs["a"].waits_for == ("b",)
+    state, said = told(FleetSettings(), *events, ended("c", 5, 75), ended("b", 5, 85))
+    assert turn(said).job == "a" and turn(said).without == ()
+    assert state.jobs["a"].waited == 0, "turns that it lent are its own"
+
+
+def test_a_job_of_higher_priority_lends_its_turn_and_nobody_between_cuts_in() -> None:
+    settings = FleetSettings()
+    events: list[Event] = [Added("high", 2), planned("high"), Added("low", 0)]
+    events += [ended("high", 5, 95), Added("middle", 1), ended("high", 6, 94)]
+    _, said = told(settings, *events)
+    assert turn(said).job == "high", "others are not started while it can train"
+    added: list[Event] = [Added("low", 0), planned("low"), Added("high", 2), ended("low", 1, 99)]
+    added += [planned("high")]
+    _, said = told(settings, *added)
+    assert turn(said).job == "high"
+    waits = [*added, ended("high", 5, 95, waits_for=("low",))]
+    _, said = told(settings, *waits)
+    assert turn(said).job == "low", "and no Yield follows"
+    _, said = told(settings, *waits, Added("middle", 1))
+    assert said == [], "the turn is one of the highest priority now"
+    _, said = told(settings, *waits, Added("middle", 1), ended("low", 2, 98))
+    assert turn(said).job == "high"
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped", "at a rung", "moved"])
+def test_nobody_waits_for_a_job_that_does_not_come(how: str) -> None:
+    rule = Halving("loss", eta=2, first=5) if how == "at a rung" else None
+    settings, b = FleetSettings(rule=rule), ("b",)
+    events = three(0, 0)
+    if how == "failed":
+        events += [ended("a", 4, 96, waits_for=b), Failed("b", 0, "diverged")]
+    elif how == "stopped":
+        events += [ended("a", 4, 96, waits_for=b), StopAsked("b", "asked"), ended("b", 2, 88)]
+        state, said = told(settings, *events)
+        assert said == [Leave("b", 0, "stopped")]
+        events += [Left("b", 0, 2)]
+    elif how == "moved":
+        events += [ended("a", 4, 96, waits_for=b), DeviceEnded(0, "killed", "b")]
+        events += [planned("a", step=4, left=96)]
+        state, said = told(settings, *events)
+        assert state.jobs["a"].waits_for == (), "it begins again, and says anew what it waits for"
+        return
+    else:
+        events += [ended("a", 3, 97, 1.0), ended("b", 5, 85, 1.0)]
+        events += [ended("a", 4, 96, 1.0, waits_for=b)]
+    state, said = told(settings, *events)
+    assert turn(said).job == "a"
+    assert turn(said).without == (() if how == "stopped" else b)

@@ -100,7 +100,7 @@ def only_locks(path: Path) -> bool:
     return {name for name in used if name.split(".")[0] in CONCURRENT} <= LOCKS | WHO_CALLS
 
 
-def test_only_three_files_have_threads_processes_and_queues_in_the_loaders() -> None:
+def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> None:
     users = {
         name(path)
         for path in sources("loaders")
@@ -109,6 +109,8 @@ def test_only_three_files_have_threads_processes_and_queues_in_the_loaders() -> 
         if module != "threading" or not only_locks(path)
     }
     assert users <= {
+        "loaders/sharing/view_link.py",
+        "loaders/sharing/view_server.py",
         "loaders/workers/prefetcher.py",
         "loaders/workers/processes.py",
         "loaders/workers/worker.py",

@@ -38,6 +38,7 @@ from trainers.fleet.deciding.events import (
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
 from trainers.fleet.deciding.prediction import predict
+from trainers.fleet.deciding.shared_input import said_inputs
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices
 from trainers.fleet.fleet_options import FleetOptions, Isolation, wrong_name
@@ -130,8 +131,8 @@ class Fleet:
         own turn. `trainer`: arguments of its Trainer. `offload`: options of its `OffloadStrategy`;
         False trains it with plain Lightning, and `reserve` says what that takes of the device.
         `seed`: as `seed_everything` at its beginning; None: it begins with the dice as they lie
-        now. Jobs of a lower `priority` train only where none of a higher one can; one that is added
-        has the device after the step under way."""
+        now. Jobs of a lower `priority` train only where none of a higher one can: a long step of
+        theirs stands aside in its middle."""
         self._check_open(name)
         program = LightningJob.of(
             name, module, train, val, trainer or {}, offload, seed, reserve, self.devices[0]
@@ -153,7 +154,7 @@ class Fleet:
             raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
         check_apart(name, program, self._programs)
         dice = self._base or self._options.dice()
-        job = HostedJob(program, self.folder / "jobs" / name, dice)
+        job = HostedJob(program, self.folder / "jobs" / name, dice, priority)
         self._programs[name] = program
         self._priorities[name] = priority
         self._jobs[name] = pickled(name, job) if self._in_processes else job
@@ -186,7 +187,8 @@ class Fleet:
             self._run(lambda: self._only_turns_left(), hold_turns=True)
         assert self._state is not None
         plans = [self._plans[name] for name in self._state.jobs if name in self._plans]
-        return predict(plans, self._state.settings).said()
+        inputs = said_inputs({plan.job: plan.input for plan in plans})
+        return "\n".join((predict(plans, self._state.settings).said(), *inputs))
 
     def fit(self) -> FleetResult:
         """Run all jobs to their ends. Ctrl-C lets every job write a checkpoint first."""

@@ -13,7 +13,7 @@ from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices, devices_of
-from trainers.fleet.jobs.seat import SeatSettings
+from trainers.fleet.jobs.seat_settings import SeatSettings
 
 Isolation = Literal["thread", "process"]
 LONGEST_NAME = 255

@@ -75,12 +75,29 @@ def never_fits(memory: JobMemory, settings: FleetSettings) -> str:
 
 
 def holding(state: FleetState) -> list[HeldMemory]:
-    """All who were admitted. A job that moves keeps its room, at the device to which it goes."""
-    return [
-        HeldMemory(job.name, _place(job), job.memory)
-        for job in state.jobs.values()
-        if job.admitted and job.memory is not None
-    ]
+    """All who were admitted. A job that moves keeps its room, at the device to which it goes. What
+    a step has in the arena while it stands aside waits on the host."""
+    held: list[HeldMemory] = []
+    for job in state.jobs.values():
+        if job.admitted and job.memory is not None:
+            held.append(HeldMemory(job.name, _place(job), job.memory))
+            if job.aside:
+                held.append(HeldMemory(job.name, _place(job), JobMemory(job.memory.turn_bytes)))
+    return held
+
+
+def lets_in(running: JobState, job: JobState) -> bool:
+    """Whether a job could have its turn in the arena of one that stands aside."""
+    assert job.memory is not None and running.memory is not None
+    return job.memory.turn_bytes <= running.memory.turn_bytes
+
+
+def can_stand_aside(state: FleetState, job: JobState) -> bool:
+    """Whether there is room on the host for what a running job has in the arena."""
+    if job.memory is None or not job.memory.turn_bytes or job.device is None:
+        return False
+    copy = HeldMemory(job.name, job.device, JobMemory(job.memory.turn_bytes))
+    return not lacks(copy, holding(state), state.settings)
 
 
 def admitted(state: FleetState) -> FleetState:

@@ -3,14 +3,18 @@
     event    what happened                                       reports.py
       who of the lobby has room?                                 admission.py
       who stops at its rung, who goes on?                        the stop rule
-      for each free device, the first of these:
+      for each free device where a step stands aside:
+        as below, but only for jobs of higher priority
+        nothing of that                                          Turn: the rest of the step
+      for each other free device, the first of these:
         somebody here has to leave                               Leave
         somebody is moving here, or was never started            Start
         somebody waits for memory, and one here for its rung     Leave
-        somebody here can train                                  Turn     schedule.py, quantum.py
+        somebody here can train                                  Turn     schedule.py, quantum.py,
+                                                                          awaiting.py
         somebody elsewhere is better off here                    Leave, there
       for each device that trains:
-        somebody of higher priority waits for it                 Yield
+        somebody of higher priority waits for it                 Yield, in mid-step if that is soon
     commands
 
 So a journal of events, told again, gives the same state and the same commands.
@@ -18,11 +22,18 @@ So a journal of events, told again, gives the same state and the same commands.
 
 from dataclasses import replace
 
-from trainers.fleet.deciding.admission import admitted, lacks_room, likely
+from trainers.fleet.deciding.admission import (
+    admitted,
+    can_stand_aside,
+    lacks_room,
+    lets_in,
+    likely,
+)
+from trainers.fleet.deciding.awaiting import giver, weight
 from trainers.fleet.deciding.events import Command, Event, Leave, Start, Turn, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
-from trainers.fleet.deciding.quantum import turn_seconds, turn_steps
+from trainers.fleet.deciding.quantum import turn_seconds, turn_steps, worth_standing_aside
 from trainers.fleet.deciding.reports import heard
 from trainers.fleet.deciding.schedule import (
     Runnable,
@@ -125,6 +136,9 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
     """What a free device does now."""
     here = [job for job in state.jobs.values() if job.device == device]
     for job in here:
+        if job.aside:
+            return _beside(state, job, [other for other in here if other is not job], device)
+    for job in here:
         if job.ending or state.interrupted:
             return _leave(state, job, device)
     if state.interrupted:
@@ -150,10 +164,41 @@ def _next(state: FleetState, device: int) -> tuple[FleetState, Command | None]:
     return _train(state, device, ready)
 
 
+def _beside(
+    state: FleetState, aside: JobState, others: list[JobState], device: int
+) -> tuple[FleetState, Command | None]:
+    """What a device does where a step of a job stands aside."""
+    above = [job for job in others if job.priority > aside.priority]
+    if not aside.ending and not state.interrupted:
+        for job in above:
+            if job.ending:
+                return _leave(state, job, device)
+        waiting = [job for job in state.jobs.values() if job.phase == "waiting"]
+        for job in sorted(waiting, key=lambda job: -job.priority):
+            if job.priority > aside.priority and _wants(state, job, device):
+                return _start(state, job, device)
+        ready = [job for job in above if job.phase == "ready"]
+        level = max((job.priority for job in ready), default=0)
+        first = [job for job in ready if job.priority == level]
+        fitting = [job for job in first if _could_train_beside(state, aside, job)]
+        if fitting:
+            return _train_of(state, device, fitting, level)
+        return _doing(
+            state.put(replace(aside, phase="running", aside=False, reason="", waits_for=())),
+            Turn(aside.name, device, 0, share=False),
+        )
+    return _leave(state, aside, device)
+
+
+def _could_train_beside(state: FleetState, aside: JobState, job: JobState) -> bool:
+    """Whether a job would train itself, in the arena of one that stands aside."""
+    return giver(state, job).name == job.name and lets_in(aside, job)
+
+
 def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
     why = "moved" if job.ending == "moved" else "stopped"
     why = "interrupted" if state.interrupted else why
-    leaving = replace(job, phase="leaving", reason=job.ending_why or "interrupted")
+    leaving = replace(job, phase="leaving", reason=job.ending_why or "interrupted", aside=False)
     queue = tuple(name for name in state.queue if name != job.name)
     return _doing(replace(state.put(leaving), queue=queue), Leave(job.name, device, why))
 
@@ -164,21 +209,40 @@ def _start(state: FleetState, job: JobState, device: int) -> tuple[FleetState, C
 
 
 def _cut_short(state: FleetState) -> list[Command]:
-    """The turns that end after the step under way, for jobs of higher priority."""
+    """The turns that end early for jobs of higher priority."""
     found: list[Command] = []
     for device, command in enumerate(state.busy):
-        if isinstance(command, Turn):
-            least = state.jobs[command.job].priority
+        if isinstance(command, Turn) and command.steps:
+            running = state.jobs[command.job]
+            least = weight(state, running)
             above = [job for job in state.jobs.values() if job.priority > least]
-            if any(_wants(state, job, device) for job in above):
-                found.append(Yield(command.job, device))
+            if wanting := [job for job in above if _wants(state, job, device)]:
+                at_once = _stands_aside(state, running, command, wanting)
+                found.append(Yield(command.job, device, at_once))
     return found
+
+
+def _stands_aside(
+    state: FleetState, running: JobState, turn: Turn, wanting: list[JobState]
+) -> bool:
+    """Whether a turn for which others of higher priority wait should end in the middle of a
+    step."""
+    if turn.share or any(job.aside and job.device == turn.device for job in state.jobs.values()):
+        return False
+    if not can_stand_aside(state, running):
+        return False
+    assert running.memory is not None
+    could = any(
+        job.phase == "waiting" or _could_train_beside(state, running, job) for job in wanting
+    )
+    return could and worth_standing_aside(running.step_seconds, running.memory.turn_bytes)
 
 
 def _wants(state: FleetState, job: JobState, device: int) -> bool:
     """Whether a job would have this device if it were free."""
     if job.phase == "ready":
-        return job.device == device and not job.ending
+        comes = giver(state, job).phase == "ready"  # else its turn is the running one's
+        return job.device == device and not job.ending and comes
     comes = job.phase == "waiting" and job.target in (None, device)
     return comes and not state.interrupted and not likely(state, job, device)
 
@@ -223,14 +287,16 @@ def _train_of(
         state = state.put(asked)
     if not ready:
         return state, None
-    chosen = chosen or max(ready, key=lambda job: job.left * job.step_seconds)
+    lender = chosen or max(ready, key=lambda job: job.left * job.step_seconds)
+    chosen = giver(state, lender)
     lone = all(job.ended or job.name == chosen.name for job in state.jobs.values())
     steps, share = turn_steps(chosen, ready, state.settings, lone)
-    waited = [replace(job, waited=job.waited + 1) for job in ready if job.name != chosen.name]
-    running = replace(chosen, phase="running", waited=0, reason="", tail_left=0.0)
+    mine = (lender.name, chosen.name)
+    waited = [replace(job, waited=job.waited + 1) for job in ready if job.name not in mine]
+    running = replace(chosen, phase="running", waited=0, reason="", tail_left=0.0, waits_for=())
     last = tuple(chosen.name if d == device else name for d, name in enumerate(state.last))
     state = replace(state.put(running, *waited), last=last)
-    return _doing(state, Turn(chosen.name, device, steps, share))
+    return _doing(state, Turn(chosen.name, device, steps, share, chosen.waits_for))
 
 
 def _movable(state: FleetState, device: int, level: int) -> set[str]:
@@ -243,6 +309,7 @@ def _movable(state: FleetState, device: int, level: int) -> set[str]:
         for job in state.jobs.values()
         if job.priority == level
         if job.phase in ("ready", "running") and not job.ending and job.device != device
+        if not job.aside
         if not lacks_room(state, job, device)
     }
 

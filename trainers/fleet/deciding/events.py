@@ -9,7 +9,8 @@ A device does one thing at a time: a Start, a Turn or a Leave. Its answer frees 
     Leave    Left or Failed
     any      DeviceEnded
 
-A Yield is no thing of its own: it ends a Turn early.
+A Yield is no thing of its own: it ends a Turn early. A turn that ends between two nodes of a step
+is gone on with by another Turn, and until then the device has others of higher priority only.
 
 All fields are JSON's types (`memory` is an object of whole numbers), so that a journal can keep an
 event as one line. NaN is possible where a metric is.
@@ -33,6 +34,8 @@ class JobMemory:
     """What a plain job keeps on its device all the time; 0 for an offloaded one."""
     arena_bytes: int = 0
     """The device's arena, if the device is a CPU. It is as large as any of its jobs needs it."""
+    turn_bytes: int = 0
+    """What it needs of its device's arena in its turns; 0 for a plain job."""
 
 
 # ---- events -------------------------------------------------------------------------------------
@@ -72,6 +75,8 @@ class Planned:
     """What its start took. A move costs as much again. 0.0 if nobody knows."""
     metric: float | None = None
     """The fleet's metric in the checkpoint from which it goes on; None if it was never logged."""
+    input: str = ""
+    """The stream that it reads; jobs with the same one share it. "": it has a loader of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,14 @@ class TurnEnded:
     """The newest value of the fleet's metric; None if it was never logged."""
     instead: str = ""
     """What was logged instead, if the metric never was."""
+    aside: bool = False
+    """Whether a step stands aside between two of its nodes. Its job goes on there in its next turn,
+    and nothing else of this event counts but `steps` and the seconds of those."""
+    input: str = ""
+    """The stream that it reads, as in `Planned`."""
+    waits_for: tuple[str, ...] = ()
+    """The jobs that have to take their batches before this one can go on. Then the turn ended
+    early, between two batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +215,11 @@ class Turn:
     job: str
     device: int
     steps: int
-    """So many whole steps, at least one."""
+    """So many whole steps, at least one. 0: the rest of a step that stands aside."""
     share: bool
     """Whether the job gives the device back when only the host works at its last step."""
+    without: tuple[str, ...] = ()
+    """The jobs for which it has waited, and which do not come now: it waits no more for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +240,8 @@ class Yield:
 
     job: str
     device: int
+    at_once: bool = False
+    """Whether the step under way should stand aside at its next node, instead."""
 
 
 Command = Start | Turn | Leave | Yield

@@ -109,6 +109,12 @@ class JobState:
     """Why it failed, in one line."""
     details: str = ""
     """The traceback."""
+    aside: bool = False
+    """Whether a step of it stands aside between two nodes. It is ready then."""
+    input: str = ""
+    """The stream that it reads; jobs with the same one share it. "": it has a loader of its own."""
+    waits_for: tuple[str, ...] = ()
+    """Jobs that have to take their batches first, and have had no turn since it said so."""
 
     @property
     def why(self) -> str:

@@ -24,6 +24,12 @@ LONE = 20
 stopped, and Ctrl-C, wait for its end."""
 
 
+COPY_RATE = 4e9
+"""Bytes a second that what waits is copied with, on a slow day: out, and back."""
+SHORT_STEP = 0.05
+"""A step that is shorter is never worth standing aside."""
+
+
 class StepTimes(Protocol):
     """What a step takes: a plan says it, and so does a job's state."""
 
@@ -40,6 +46,12 @@ def turn_seconds(job: JobState, settings: FleetSettings) -> float:
     if settings.quantum is not None:
         return settings.quantum * job.step_seconds
     return max(settings.quantum_seconds, SWAPS * job.swap_seconds)
+
+
+def worth_standing_aside(step_seconds: float, nbytes: int) -> bool:
+    """Whether another job should come in the middle of a step, which has so much in the arena: it
+    has to wait for the rest of the step otherwise, half of one on average."""
+    return step_seconds / 2 > max(SHORT_STEP / 2, 2 * nbytes / COPY_RATE)
 
 
 def hides_tails(ready: Sequence[StepTimes]) -> bool:

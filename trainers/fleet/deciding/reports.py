@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 from trainers.fleet.deciding.admission import never_fits
+from trainers.fleet.deciding.awaiting import had_turn
 from trainers.fleet.deciding.events import (
     Added,
     DeviceEnded,
@@ -92,6 +93,7 @@ def _planned(state: FleetState, job: JobState, event: Planned) -> FleetState:
         start_seconds=event.seconds,
         memory=event.memory,
         about=event.about,
+        input=event.input,
         phase="lobby",
         reason="",
         admitted=False,
@@ -116,6 +118,10 @@ def _turn_ended(state: FleetState, job: JobState, event: TurnEnded) -> FleetStat
         new = seconds / event.steps
         new = NEWEST * new + (1 - NEWEST) * job.step_seconds if job.measured else new
         job = replace(job, step_seconds=new, measured=True)
+    if event.aside:
+        why = "a step stands aside for a job of higher priority"
+        seconds = job.seconds + event.seconds
+        return state.put(replace(job, phase="ready", reason=why, aside=True, seconds=seconds))
     before = job
     job = replace(
         _recorded(state, job, event.step, event.metric),
@@ -126,6 +132,8 @@ def _turn_ended(state: FleetState, job: JobState, event: TurnEnded) -> FleetStat
         seconds=job.seconds + event.seconds,
         swap_seconds=event.swap_seconds or job.swap_seconds,
         tail_left=job.tail_seconds if shared else 0.0,
+        input=event.input,
+        waits_for=event.waits_for,
     )
     job = _at_rung(state, before, job, event.instead)
     others = [
@@ -133,7 +141,7 @@ def _turn_ended(state: FleetState, job: JobState, event: TurnEnded) -> FleetStat
         for other in state.jobs.values()
         if other.device == event.device and other.tail_left > 0 and other.name != job.name
     ]
-    return state.put(job, *others)
+    return had_turn(state.put(job, *others), job.name)
 
 
 def _rungs(state: FleetState, job: JobState, step: int) -> list[int]:
@@ -194,7 +202,7 @@ def _left(state: FleetState, job: JobState) -> JobState:
     if job.target is None:
         return _parked(job, f"left at step {job.step}, so that others have its memory")
     return replace(
-        job, phase="waiting", device=None, ending="", ending_why="", tail_left=0.0,
+        job, phase="waiting", device=None, ending="", ending_why="", tail_left=0.0, waits_for=(),
         reason=f"moves to device {job.target}",
     )  # fmt: skip
 
@@ -209,7 +217,7 @@ def _gone(job: JobState) -> JobState:
     """A job without device and memory."""
     return replace(
         job, device=None, target=None, admitted=False, ending="", ending_why="", waited=0,
-        tail_left=0.0,
+        tail_left=0.0, aside=False, waits_for=(),
     )  # fmt: skip
 
 

@@ -3,5 +3,5 @@
 `device_host.py` has the threads of the jobs and the stage of the device. `device_process.py` is the
 same behind a pipe.
 
-May import: dice, fleet.deciding, fleet.jobs.
+May import: dice, fleet.deciding, fleet.inputs, fleet.jobs.
 """

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import Command, Event, Start, Yield
+from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.job_thread import JobThread
-from trainers.fleet.jobs.seat import SeatSettings
+from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
 
 
@@ -27,6 +28,7 @@ class HostedJob:
     folder: Path
     dice: Dice
     """The dice when the job was added."""
+    priority: int = 0
 
 
 class DeviceHost:
@@ -36,27 +38,34 @@ class DeviceHost:
         self._settings = settings
         self._send = send
         self._tenancy = Tenancy(settings.device)
+        self._inputs = SharedInputs(settings.number)
         self._threads: dict[str, JobThread] = {}
+        self._priorities: set[int] = set()
 
     def do(self, command: Command, job: HostedJob) -> None:
         """Let a job go on. The device must have nothing else to do, but for a Yield, which goes to
         the job that it runs."""
         name = command.job
         if isinstance(command, Yield):
-            self._threads[name].seat.yields = True
+            self._threads[name].end_turn_early(command.at_once)
             return
         if isinstance(command, Start):
+            self._priorities.add(job.priority)
+            if len(self._priorities) > 1:
+                self._tenancy.expect_cuts()
             if name in self._threads:
                 self._threads[name].join()  # it left before, and comes back
             self._threads[name] = JobThread(
-                name, job.program, job.folder, self._settings, self._tenancy, job.dice, self._send
-            )
+                name, job.program, job.folder, self._settings, self._tenancy, job.dice, self._send,
+                self._inputs,
+            )  # fmt: skip
         self._threads[name].grant(command)
 
     def close(self) -> None:
         """End all jobs where they wait, and the stage."""
-        for thread in self._threads.values():
-            thread.end()
+        for thread in sorted(self._threads.values(), key=lambda thread: thread.stands_aside):
+            thread.end()  # a step that stands aside goes on only when nobody else has a turn
+        self._inputs.close()
         self._tenancy.close()
 
     def __enter__(self) -> "DeviceHost":

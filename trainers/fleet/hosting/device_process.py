@@ -26,7 +26,8 @@ from trainers.fleet.deciding.events import Command, DeviceEnded, Event, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.job_program import JobProgram
-from trainers.fleet.jobs.seat import Seat, SeatSettings
+from trainers.fleet.jobs.seat import Seat
+from trainers.fleet.jobs.seat_settings import SeatSettings
 
 JOIN_SECONDS = 30.0
 PROGRAM = "program.pickle"

@@ -3,7 +3,7 @@
 `seat.py` is what a job's program sees of the fleet; `lightning_job.py` is the program of a
 LightningModule.
 
-May import: atomic_checkpoint, dice, fleet.deciding, lightning_seams, loaders, loaders.stats,
-    offload, offload.errors, offload.graph, offload.memory, offload.planning, offload.running,
-    offload.sizes, offloading, offloading.hardware.
+May import: atomic_checkpoint, dice, fleet.deciding, fleet.inputs, lightning_seams, loaders,
+    loaders.stats, loaders.workers, offload, offload.errors, offload.graph, offload.memory,
+    offload.planning, offload.running, offload.sizes, offloading, offloading.hardware.
 """

@@ -10,10 +10,13 @@ from pathlib import Path
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import Event, Failed, Finished, Left
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.fleet.jobs.freed_memory import give_freed_memory_back
+from trainers.fleet.jobs.job_input import JobInput
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_program import JobProgram
-from trainers.fleet.jobs.seat import Grant, Seat, SeatSettings
+from trainers.fleet.jobs.seat import Grant, Seat
+from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
 from trainers.fleet.jobs.turns import TurnKeeper
 
@@ -32,8 +35,10 @@ class JobThread:
         tenancy: Tenancy,
         dice: Dice,
         send: Callable[[Event], None],
+        inputs: SharedInputs,
     ) -> None:
         self.seat = Seat(name, folder, settings, tenancy, dice, send)
+        self.seat.input = JobInput(self.seat, inputs)
         self.seat.callbacks.append(TurnKeeper(self.seat))
         self._program: JobProgram | None = program
         self._send = send
@@ -42,9 +47,20 @@ class JobThread:
     def grant(self, grant: Grant) -> None:
         """Let the thread go on. The one that has the baton must have handed it over."""
         self.seat.yields = False  # what was asked of an earlier turn
+        self.seat.granted = grant
         self.seat.grants.put(grant)
         if self._thread.ident is None:
             self._thread.start()
+
+    def end_turn_early(self, at_once: bool) -> None:
+        """End its turn after the step under way, or in the middle of it."""
+        self.seat.yields = True
+        if at_once:
+            self.seat.ask_to_stand_aside()
+
+    @property
+    def stands_aside(self) -> bool:
+        return self.seat.stands_aside
 
     def end(self) -> None:
         """End the thread where it waits, or after its step, and wait for that."""

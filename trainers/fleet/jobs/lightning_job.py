@@ -15,7 +15,7 @@ from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
 from trainers.fleet.jobs.job_program import JobProgram
-from trainers.fleet.jobs.mid_pass_loader import in_mid_pass
+from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
@@ -99,7 +99,7 @@ class LightningJob:
         last = seat.folder / LAST
         trainer.fit(
             module,
-            in_mid_pass(_made(self.train), seat.device, checkpoint.between_batches),
+            self._input(seat, checkpoint),
             _made(self.val),
             ckpt_path=str(last) if last.exists() else None,
             weights_only=False,  # the job wrote it itself
@@ -111,6 +111,15 @@ class LightningJob:
                 f"job {seat.name} has trained to its end, and {final} could not be written: see the"
                 " error above, free some space, and begin it again in another folder"
             )
+
+    def _input(self, seat: Seat, checkpoint: JobCheckpoint) -> MidPassLoader:
+        loader = _made(self.train)
+        if seat.input is not None:
+            loader = seat.input.shared(loader, loader if loader is self.train else None)
+        found = in_mid_pass(loader, seat.device, checkpoint.between_batches)
+        if seat.input is not None:
+            seat.input.leave_here = found.ask_between
+        return found
 
     def _trainer(self, seat: Seat) -> L.Trainer:
         given = {**QUIET, **self.trainer}

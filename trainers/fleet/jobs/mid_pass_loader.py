@@ -67,6 +67,12 @@ class MidPassLoader:
             self._taken += 1
             yield batch
 
+    def ask_between(self) -> None:
+        """Call `between` where the loader waits inside of a call for its next batch: nothing of it
+        has happened. At the beginning of a pass it is not called."""
+        if self._taken:
+            self._between(self._taken)
+
     def __len__(self) -> int:
         return len(self._loader)
 

@@ -3,27 +3,27 @@
     job's thread   | capture, plan .. wait | step step step | wait ........ | step step | wait
     the device          Start -> Planned        Turn -> TurnEnded                Turn -> ...
 
+For a job of higher priority a turn may end in the middle of a step (bystander.py).
+
 A job's thread runs only from a grant to its hand-over. Before it waits it keeps its dice, and it
 rolls them when it goes on. Whoever holds the grant holds the baton: no other thread of this process
 runs a job's code, captures a step, or uses the device.
 """
 
-import math
+import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import lightning as L
-import torch
 
-from loaders.stats import LoaderStats
 from offload import Plan, Runner
 from offload.memory.host_needs import swap_seconds
-from offload.sizes import say_size
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import (
     Event,
@@ -35,29 +35,21 @@ from trainers.fleet.deciding.events import (
     TurnEnded,
 )
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.jobs.bystander import Bystander
 from trainers.fleet.jobs.job_left import JobLeft
+from trainers.fleet.jobs.job_loaders import put_behind
+from trainers.fleet.jobs.job_needs import loader_bytes, plan_line, steps_left
 from trainers.fleet.jobs.job_strategy import JobStrategy
+from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
-from trainers.lightning_seams import combined_loader
 from trainers.offloading.hardware.target import Target
+
+if TYPE_CHECKING:
+    from trainers.fleet.jobs.job_input import JobInput
 
 Grant = Start | Turn | Leave
 SETTLING = 8
 """In so many turns a job leaves most behind: it is captured, compared, and audited."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeatSettings:
-    """What all seats of one device have in common."""
-
-    device: torch.device
-    number: int
-    """The device's number in the fleet."""
-    budget: str | int | None
-    metric: str | None
-    """The metric that the fleet watches."""
-    checkpoint_seconds: float
-    """A job's checkpoint is renewed when it is so old."""
 
 
 class Seat:
@@ -91,8 +83,18 @@ class Seat:
         """Whether the fleet has ended, so that this turn ends after its step. Set by any thread."""
         self.yields = False
         """Whether this turn ends after its step for a job of higher priority. Set by any thread."""
+        self.input: JobInput | None = None
+        """What the job reads. None: there is nobody to share it with."""
         self.waited = 0.0
         """The seconds that the job has waited for its turns."""
+        self.thread: int | None = None
+        """The job's thread."""
+        self.granted: Grant | None = None
+        """What the job was told to do last, from the moment of the grant to its answer."""
+        self.stands_aside = False
+        """Whether a step of it stands aside now."""
+        self.spoilt: BaseException | None = None
+        """What went wrong while a step stood aside. The step's values cannot be trusted then."""
         self._tenancy = tenancy
         self._dice = dice
         self._send = send
@@ -111,6 +113,9 @@ class Seat:
         """The seconds of all changes of tenants when the turn began."""
         self._at_step = 0
         """The steps that the job had done when its turn began."""
+        self._step_began = 0.0
+        """When the step under way began, or what comes before it."""
+        self._bystander: Bystander | None = None
         self._shared = False
         """Whether the device was passed on before the end of the step under way."""
 
@@ -133,10 +138,13 @@ class Seat:
 
     def begin(self) -> None:
         """Wait for the grant to start."""
+        self.thread = threading.get_ident()
         self._wait()
 
     def end(self) -> None:
         """Forget the Trainer and its module, because the job's program has returned."""
+        if self.input is not None:
+            self.input.leave()
         self._trainer = None
         self.callbacks.clear()  # Lightning lets each of them refer to the module
 
@@ -144,6 +152,11 @@ class Seat:
     def turn_seconds(self) -> float:
         """The seconds since the last grant."""
         return time.monotonic() - self._since
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """The Trainer of the job, once it has one."""
+        return self._trainer
 
     @property
     def step(self) -> int:
@@ -174,10 +187,23 @@ class Seat:
     def between_steps(self, memory: Callable[[], JobMemory | None]) -> None:
         """Hand over if the turn is over. `memory`: what a job without a plan needs; None if the
         plan, which comes in this step, will say it."""
+        self._check_spoilt()
+        self._step_began = time.monotonic()
         if not self._planned and (needed := memory()) is not None:
             self._report(needed, "plain Lightning, without a plan")
         if self.turn_over:
             self._hand_over(self._turn_ended())
+
+    def wait_for(self, jobs: tuple[str, ...]) -> Turn | None:
+        """End the turn between two batches, until these jobs had theirs, and return the next turn.
+        None: this is no turn, or the job has to leave."""
+        trainer = self._trainer
+        if trainer is None or not isinstance(self._grant, Turn):
+            return None
+        if isinstance(trainer.strategy, JobStrategy):
+            trainer.strategy.flush()
+        self._hand_over(replace(self._turn_ended(), waits_for=jobs))
+        return self._grant if isinstance(self._grant, Turn) else None
 
     def batch_over(self, memory: Callable[[], JobMemory]) -> None:
         """Note that a batch has run. `memory`: what the job needs if it turns out to have no
@@ -188,6 +214,7 @@ class Seat:
 
     def training_over(self) -> None:
         """Note the metric that training ends with."""
+        self._check_spoilt()
         self._last_metric, self._trained = self.metric, True
 
     @property
@@ -224,22 +251,60 @@ class Seat:
             device=self.settings.number,
             step=done,
             steps=done - self._at_step,
-            left=self._steps_left(done),
+            left=steps_left(self.name, self._trainer, done),
             seconds=max(0.0, self.turn_seconds - swapped),
             swap_seconds=swapped,
             metric=metric,
             instead=self.logged if metric is None else "",
+            input=self.input.label if self.input else "",
         )
 
-    def _steps_left(self, done: int) -> int:
-        assert self._trainer is not None
-        total = self._trainer.estimated_stepping_batches
-        if total < 0 or math.isinf(total):
-            raise FleetError(
-                f"job {self.name} has no end: give its Trainer max_epochs or max_steps, so that the"
-                " fleet can share its devices"
+    # ---- in the middle of a step -----------------------------------------------------------------
+
+    def ask_to_stand_aside(self) -> None:
+        """Let the step under way stand aside between two of its nodes. The device's host calls it
+        during a turn."""
+        turn = self.granted
+        asked = self._bystander is not None and self._bystander.turn is turn
+        if isinstance(turn, Turn) and not asked:
+            self._bystander = Bystander(self, turn, self._tenancy)
+
+    def stand_aside(self, clear_arena: Callable[[], object]) -> None:
+        """Hand over, and return with the next grant. The bystander calls it, and the job's thread
+        waits for it in the middle of a step. `clear_arena` is called when the next job has begun:
+        it builds and captures meanwhile."""
+        now = time.monotonic()
+        swapped = self._tenancy.swapped_seconds - self._swapped
+        whole = max(0.0, self._step_began - self._since)
+        begun = now - max(self._since, self._step_began) - (0.0 if whole else swapped)
+        done = self.step
+        self._dice, self.granted, self.stands_aside = Dice.now(self.device), None, True
+        self._send(
+            TurnEnded(
+                self.name, self.settings.number, done, done - self._at_step, 0,
+                max(0.0, whole - swapped) if whole else 0.0, swapped, None, aside=True,
             )
-        return max(0, int(total) - done)
+        )  # fmt: skip
+        with suppress(Exception):  # no other job gets the arena then, and each is told why
+            clear_arena()
+        put_behind(self._trainer, True)
+        grant = self.grants.get()
+        put_behind(self._trainer, False)
+        self.stands_aside = False
+        if grant is None:  # the fleet has ended: the turn ends after the step, and the job with it
+            self.grants.put(None)
+            grant = self._grant
+        self._goes_on(grant)
+        self._since -= begun
+        self.waited += self._since - now
+
+    def _check_spoilt(self) -> None:
+        if self.spoilt is not None:
+            raise FleetError(
+                f"a step of job {self.name} stood aside for another job, and could not go on where"
+                f" it was ({self.spoilt}): its weights are lost. Begin the job again from its last"
+                " checkpoint"
+            ) from self.spoilt
 
     # ---- for the strategy ------------------------------------------------------------------------
 
@@ -250,7 +315,8 @@ class Seat:
             copies = strategy.copies_of_first_steps if isinstance(strategy, JobStrategy) else 0
             trained = [p for p in self._trainer.lightning_module.parameters() if p.requires_grad]
             memory = self._tenancy.memory(plan, copies, sum(p.nbytes for p in trained))
-            memory = replace(memory, host_bytes=memory.host_bytes + loader_bytes(self._trainer))
+            more = loader_bytes(self._trainer) + (self.input.room if self.input else 0)
+            memory = replace(memory, host_bytes=memory.host_bytes + more)
             self._report(
                 memory,
                 plan_line(plan),
@@ -284,7 +350,7 @@ class Seat:
                 job=self.name,
                 device=self.settings.number,
                 step=self.step,
-                left=self._steps_left(self.step),
+                left=steps_left(self.name, self._trainer, self.step),
                 step_seconds=step_seconds,
                 tail_seconds=tail_seconds,
                 swap_seconds=swap_seconds,
@@ -292,6 +358,7 @@ class Seat:
                 about=about,
                 seconds=self.turn_seconds,
                 metric=self.metric,
+                input=self.input.label if self.input else "",
             )
         )
 
@@ -299,7 +366,7 @@ class Seat:
 
     def _hand_over(self, event: Event) -> None:
         self._tidy()
-        self._dice = Dice.now(self.device)
+        self._dice, self.granted = Dice.now(self.device), None
         self._send(event)
         self._wait()
 
@@ -310,29 +377,23 @@ class Seat:
     def _wait(self, under_way: int = 0) -> None:
         """Wait for a grant. `under_way`: a step of an earlier turn that has not been counted."""
         before = time.monotonic()
-        self._grant = grant = self.grants.get()
+        put_behind(self._trainer, True)
+        grant = self.grants.get()
+        put_behind(self._trainer, False)
         if grant is None:
             raise JobLeft(self.step)  # the fleet has ended, and nobody asks for a checkpoint
-        self._since, self._swapped = time.monotonic(), self._tenancy.swapped_seconds
+        self._goes_on(grant, under_way)
         self.waited += self._since - before
-        self._tell_runners()
+        if isinstance(grant, Leave) and not self._has_stepped:
+            raise JobLeft(self.step)  # its checkpoint, or its beginning, is where it is
+
+    def _goes_on(self, grant: Grant | None, under_way: int = 0) -> None:
+        """Begin what was granted, with the job's own dice."""
         self._dice.roll(self.device)
+        self._since, self._swapped = time.monotonic(), self._tenancy.swapped_seconds
+        self._step_began = self._since
         self._at_step = self.step + under_way
+        self._grant = grant
+        self._tell_runners()
         if isinstance(grant, Leave):
             self.leave_asked = grant.why
-            if not self._has_stepped:
-                raise JobLeft(self.step)  # its checkpoint, or its beginning, is where it is
-
-
-def loader_bytes(trainer: L.Trainer) -> int:
-    """Return what the buffers and caches of the train loaders take, as far as they say it."""
-    loaders = combined_loader(trainer)
-    found = [getattr(one, "stats", None) for one in (loaders.flattened if loaders else ())]
-    kept = [stats for stats in found if isinstance(stats, LoaderStats)]
-    return sum(stats.buffer_bytes + stats.batch_bytes + stats.cache_bytes for stats in kept)
-
-
-def plan_line(plan: Plan) -> str:
-    """Say on one line what a plan takes."""
-    device, host = say_size(plan.device_bytes), say_size(plan.host_bytes)
-    return f"{device} of the device, {host} of the host, {plan.predicted_seconds:.3g} s a step"

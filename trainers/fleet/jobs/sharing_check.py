@@ -1,4 +1,8 @@
-"""Refuses jobs that share what only one may have: a module, weights, a callback, a loader."""
+"""Refuses jobs that share what only one may have: a module, weights, a callback, a loader.
+
+A `ReuseLoader` is no such thing as a train loader: jobs read it together. One that cannot be read
+together is refused with the reason.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -8,20 +12,28 @@ import torch
 
 from loaders import ReuseLoader
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.inputs.same_input import shareable, why_not
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob
 
 
 def check_apart(name: str, program: JobProgram, others: Mapping[str, JobProgram]) -> None:
     """Raise `FleetError` if this job shares an object with another one that both would change."""
-    mine = dict(_owned(program))
+    mine, reads = dict(_owned(program)), _read_together(program)
     for other, theirs in others.items():
-        for key, what in _owned(theirs):
-            if key in mine:
+        owned, read = dict(_owned(theirs)), _read_together(theirs)
+        for key, what in (mine | owned).items():
+            if (key in mine and key in owned) or key in (reads if key in owned else read):
                 raise FleetError(
                     f"jobs {other} and {name} share {what}: give each its own, or a function that"
                     " makes it"
                 )
+
+
+def _read_together(program: JobProgram) -> set[int]:
+    """Return the identities of train loaders that several jobs may have."""
+    given = _all(program.train) if isinstance(program, LightningJob) else ()
+    return {id(loader) for loader in given if shareable(loader)}
 
 
 def _owned(program: JobProgram) -> Iterator[tuple[int, str]]:
@@ -39,13 +51,16 @@ def _owned(program: JobProgram) -> Iterator[tuple[int, str]]:
     for logger in _all(program.trainer.get("logger")):
         if not isinstance(logger, bool):
             yield id(logger), f"a logger ({type(logger).__name__})"
-    for loader in (*_all(program.train), *_all(program.val)):
-        yield from _of_loader(loader)
+    for loader in _all(program.train):
+        if why := why_not(loader):
+            yield from _of_loader(loader, why)
+    for loader in _all(program.val):
+        yield from _of_loader(loader, "it validates one of them")
 
 
-def _of_loader(loader: Any) -> Iterator[tuple[int, str]]:
+def _of_loader(loader: Any, why: str) -> Iterator[tuple[int, str]]:
     if isinstance(loader, ReuseLoader):
-        yield id(loader), "a ReuseLoader, which serves one reader at a time"
+        yield id(loader), f"a ReuseLoader, which serves one reader at a time here ({why})"
     if getattr(loader, "persistent_workers", False):
         yield id(loader), "a loader with persistent_workers, which serves one reader at a time"
     for owner in (loader, getattr(loader, "sampler", None)):

@@ -30,6 +30,7 @@ class Tenancy:
     def __init__(self, device: torch.device) -> None:
         self._on_cpu = device.type == "cpu"
         self._stage: Stage | None = None
+        self._armed = False
         self._engine = ""
         self._tidied = 0.0
         self.costs: Costs | None = None
@@ -45,12 +46,23 @@ class Tenancy:
             workers = plan.costs.host_workers
             self._stage = Stage(target.device, target.engine, host_workers=workers, driver=driver)
             self._engine = target.engine
+            self._stage.gate.armed = self._armed
         if target.engine != self._engine:
             raise FleetError(
                 f"engine={target.engine!r} was asked for, but the device's other jobs run on"
                 f" {self._engine!r}: give all jobs of a fleet the same engine"
             )
         return self._stage
+
+    @property
+    def stage(self) -> Stage | None:
+        return self._stage
+
+    def expect_cuts(self) -> None:
+        """Note that steps may have to stand aside: engines enqueue less ahead from now on."""
+        self._armed = True
+        if self._stage is not None:
+            self._stage.gate.armed = True
 
     def memory(self, plan: Plan, copies: int = 0, gradients: int = 0) -> JobMemory:
         """Return what a job with this plan takes of the host. `copies`: while a first step is
@@ -63,7 +75,7 @@ class Tenancy:
             held += gradients if self._on_cpu else 0
             passing = copies * passing + besides  # more than what moves when the job begins
         arena = plan.device_bytes if self._on_cpu else 0
-        return JobMemory(held, passing, arena_bytes=arena)
+        return JobMemory(held, passing, arena_bytes=arena, turn_bytes=plan.device_bytes)
 
     def tail_seconds(self, plan: Plan) -> float:
         """Return how long only host nodes run at the end of a step, while the device has nothing to
@@ -88,6 +100,7 @@ class Tenancy:
         """End the stage. After a lost device nothing is read from it."""
         stage, self._stage = self._stage, None
         if stage is not None:
+            stage.gate.close()  # no step comes for which a bystander could wait
             if isinstance(error, DeviceLost):
                 stage.abandon()
             else:

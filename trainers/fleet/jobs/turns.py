@@ -7,7 +7,7 @@ Everything that follows a step (validation, checkpoints, the end of a pass) come
 `on_train_batch_start`, so it belongs to the turn of its step.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 
@@ -18,6 +18,12 @@ from trainers.fleet.jobs.seat import Seat
 
 STOPPED = "stopped.ckpt"
 """The weights of a job that was stopped early."""
+
+
+def leave_for_good(seat: Seat, trainer: L.Trainer) -> NoReturn:
+    """Keep the weights of a job that was stopped early, and leave."""
+    trainer.save_checkpoint(seat.folder / STOPPED, weights_only=True)
+    raise JobLeft(trainer.global_step)
 
 
 class TurnKeeper(L.Callback):
@@ -47,8 +53,7 @@ class TurnKeeper(L.Callback):
             trainer.strategy.flush()  # residents may only be parked when no update is pending
         seat.between_steps(lambda: self._without_plan(trainer, pl_module))
         if seat.leave_asked == "stopped":
-            trainer.save_checkpoint(seat.folder / STOPPED, weights_only=True)
-            raise JobLeft(trainer.global_step)
+            leave_for_good(seat, trainer)
 
     def on_train_batch_end(
         self,

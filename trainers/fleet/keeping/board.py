@@ -22,6 +22,7 @@ from rich.text import Text
 
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState, Phase
+from trainers.fleet.deciding.shared_input import said_inputs
 
 ORDER: tuple[Phase, ...] = (
     "running", "ready", "starting", "leaving", "at_rung", "lobby", "waiting", "failed", "finished",
@@ -96,6 +97,7 @@ class Board:
         self._began = clock()
         self._told: dict[str, tuple[str, str]] = {}
         """By job: its state and the reason, as they were last printed."""
+        self._told_inputs: set[str] = set()
         self._live: Live | None = None
 
     def __enter__(self) -> "Board":
@@ -137,6 +139,7 @@ class Board:
                 hidden[row.state] = hidden.get(row.state, 0) + 1
             more = ", ".join(f"{count} {name}" for name, count in hidden.items())
             parts.append(Text(f"and {more}"))
+        parts += map(Text, _inputs(state))
         return Group(*parts)
 
     def _headline(self, state: FleetState) -> str:
@@ -179,6 +182,17 @@ class Board:
             reason = f": {why}" if why else ""
             after = f"{_duration(self._clock() - self._began)}"
             yield f"{after}  {row.job}  {name}, step {_steps(row)}{metric}{reason}"
+        training = [job for job in state.jobs.values() if job.phase in ("ready", "running")]
+        if len(training) < sum(not job.ended for job in state.jobs.values()):
+            return  # some begin or leave: what is said of the rest would not be true for long
+        for line in _inputs(state):
+            if line not in self._told_inputs:
+                self._told_inputs.add(line)
+                yield f"{_duration(self._clock() - self._began)}  {line}"
+
+
+def _inputs(state: FleetState) -> tuple[str, ...]:
+    return said_inputs({job.name: job.input for job in state.jobs.values() if not job.ended})
 
 
 def _steps(row: BoardRow) -> str:

@@ -106,6 +106,8 @@ class Journal:
             kind = KINDS[found.pop("event")]
             if "memory" in found:
                 found["memory"] = JobMemory(**found["memory"])
+            if "waits_for" in found:
+                found["waits_for"] = tuple(found["waits_for"])
             return kind(**found)
         except (KeyError, TypeError) as error:
             raise FleetError(

@@ -1,0 +1,111 @@
+"""Whether two loaders would serve the same batches, for certain.
+
+    the same object was given to both jobs          yes
+    all that they are made of is told, and equal    yes: data, rows, arrays, code, arguments, place
+    something cannot be told (an open file, ...)    no
+    something draws as it likes (a generator)       no
+
+What only the state of a file or the environment would tell is the same for all jobs of a process.
+"""
+
+from collections.abc import Iterator
+from dataclasses import astuple
+
+from loaders import ReuseLoader
+from loaders.errors import SharingError
+from loaders.identity.contents import GENERATORS, Contents
+from loaders.identity.file_states import FileStates
+from loaders.sharing.shareable import check_loader
+from trainers.dice import TorchSettings
+
+
+def why_not(loader: object) -> str:
+    """Say why jobs cannot read this loader together; "" if they can. A class that is derived from
+    `ReuseLoader` may serve otherwise."""
+    if type(loader) is not ReuseLoader:
+        return f"only a ReuseLoader can be read by several jobs, not a {type(loader).__name__}"
+    if loader.world_size != 1:
+        return f"it is one of {loader.world_size} ranks"
+    if loader.on_error != "raise":
+        return f"on_error={loader.on_error!r} counts for one reader what it leaves out"
+    try:
+        check_loader(loader)
+    except SharingError as error:
+        return str(error)
+    return ""
+
+
+def shareable(loader: object) -> bool:
+    """Whether jobs can read this loader together."""
+    return not why_not(loader)
+
+
+def settings_now() -> tuple[object, ...]:
+    """Return the settings of torch under which a loader would make its batches now."""
+    return astuple(TorchSettings.now())
+
+
+class LoaderContents:
+    """What one loader is made of. It is told before anybody reads: a data set may keep something
+    of what was read."""
+
+    def __init__(self, loader: ReuseLoader, given: object) -> None:
+        """`given`: the object that the user gave to the job."""
+        self._loader = loader
+        self._given = given
+        self._place = {**loader.state_dict(), "stats": None}
+        self._data = self._rest = ""
+
+    def tell(self) -> "LoaderContents":
+        """Look at all that the loader is made of."""
+        dataset = self._loader.dataset
+        self._data, self._rest = _digest(dataset), _digest(self._loader, dataset)
+        return self
+
+    def same_object_as(self, other: "LoaderContents") -> bool:
+        """Return whether the user gave both jobs one loader, and it stands where it stood."""
+        same = self._given is not None and self._given is other._given
+        return same and self._place == other._place
+
+    def same_as(self, other: "LoaderContents") -> bool:
+        """Return whether both would serve the same batches."""
+        if self._place != other._place:
+            return False
+        same_data = self._loader.dataset is other._loader.dataset or self._data == other._data != ""
+        return same_data and self._rest == other._rest != ""
+
+
+def _digest(thing: object, besides: object = None) -> str:
+    """Return a digest of all that a thing is made of; "" if that cannot be told. `besides`: what is
+    left out where it comes."""
+    contents = _CertainContents(_NoFiles())
+    contents.besides = besides
+    try:
+        contents.tell(thing, "loader")
+    except (RecursionError, OSError):
+        return ""
+    return "" if contents.untold else contents.hexdigest()
+
+
+class _CertainContents(Contents):
+    """A generator is told by its type alone elsewhere. Here its draws are part of the batches."""
+
+    besides: object = None
+
+    def tell(self, thing: object, way: str) -> None:
+        if thing is not None and thing is self.besides:
+            self.update("data set")
+            return
+        if isinstance(thing, GENERATORS):
+            self.untold.append(way)
+        super().tell(thing, way)
+
+
+class _NoFiles(FileStates):
+    """Two loaders of a process see the same files, so a name is enough."""
+
+    def of_file(self, name: str) -> str:
+        return name
+
+    def of(self, name: str) -> Iterator[str]:
+        yield name
