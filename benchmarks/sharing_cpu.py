@@ -1,12 +1,14 @@
 """Claim: a training answers requests at once and goes on untouched.
 
-    python benchmarks/sharing_cpu.py latency        to the start and to the answer, and three peers
-    python benchmarks/sharing_cpu.py cost           a guest at rest, and 10 requests a second
-    python benchmarks/sharing_cpu.py capture        requests while a step is captured and planned
-    python benchmarks/sharing_cpu.py preemptions    wrong bits in 1,000 preemptions with evictions
-    python benchmarks/sharing_cpu.py shared_input   several trainings on one loader
-    python benchmarks/sharing_cpu.py migration      a job moves to another plan or device
-    python benchmarks/sharing_cpu.py all            one after the other
+    python benchmarks/sharing_cpu.py latency         to the start and to the answer, and three peers
+    python benchmarks/sharing_cpu.py cost            a guest at rest, and 10 requests a second
+    python benchmarks/sharing_cpu.py capture         requests while a step is captured and planned
+    python benchmarks/sharing_cpu.py preemptions     wrong bits in 1,000 preemptions with evictions
+    python benchmarks/sharing_cpu.py shared_input    several trainings on one loader
+    python benchmarks/sharing_cpu.py parked_loaders  loaders of jobs that wait for their turns
+    python benchmarks/sharing_cpu.py migration       a job moves to another plan or device
+    python benchmarks/sharing_cpu.py priorities      a fleet's job of higher priority comes
+    python benchmarks/sharing_cpu.py all             one after the other
 
 Method  What is compared runs in turns in one run: `--repeats` rounds, ratios within a round,
         medians and spread. Answers are timed from the moment when they are due.
@@ -26,7 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.t
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("latency", "cost", "capture", "preemptions", "shared_input", "migration")
+PARTS = (
+    "latency", "cost", "capture", "preemptions", "shared_input", "parked_loaders", "migration",
+    "priorities",
+)  # fmt: skip
 
 
 def measure(part: str, smoke: bool, repeats: int) -> Report:

@@ -69,8 +69,8 @@ class BetweenSteps(NotingGate):
         super().__setattr__(name, False if name == "wanted" else value)
 
 
-def strategy_with(gate: Gate) -> OffloadStrategy:
-    strategy = OffloadStrategy()
+def strategy_with(gate: Gate, **options: Any) -> OffloadStrategy:
+    strategy = OffloadStrategy(**options)
     gate.close()
     strategy._guests.gate = gate
     return strategy
@@ -98,6 +98,8 @@ class Requests:
     ) -> None:  # fmt: skip
         """`right`: the answer that is expected."""
         self.took: list[Took] = []
+        self.paused = False
+        """Nobody asks now: requests that become due are left out."""
         self._ask, self._x, self._right, self._rate = ask, x, right, rate
         self._chance = random.Random(seed)
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -126,6 +128,8 @@ class Requests:
                     due = self._due
                 if self._over.wait(max(0.0, due - perf_counter())):
                     return
+                if self.paused:
+                    continue
                 answer = self._ask(self._x)
                 answered = perf_counter()
                 self.took.append(Took(due, answered, torch.equal(answer, self._right)))

@@ -3,6 +3,7 @@
 lone     three ReuseLoaders with a seed in common, each in the thread of its consumer
 shared   three views of one SharedStream, in three threads
 one      one lone loader: what no sharing can be cheaper than
+TensorSocket   a process that loads, with the same loader, and one for each consumer
 
 A consumer only looks at its batches, so decoding is what all wait for. All ways have the same
 number of decoding threads altogether. Before anything is timed, every way runs once, and what its
@@ -11,40 +12,39 @@ consumers got is compared to the last bit.
 
 import hashlib
 import statistics
-import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 from offloading.report import Asked, Report, spread, table
-from peers import folders
 
 from loaders import ReuseLoader, SharedStream
 from loaders.augment import Chain, Flip, RandomResizedCrop
+from sharing.photos import pictures
+from sharing.tensorsocket_peer import tensorsocket
 
-PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "photos500.tar"
 CONSUMERS, PASSES, WORKERS = 3, 2, 3
 
 
 def measure(smoke: bool, repeats: int) -> Report:
     with tempfile.TemporaryDirectory() as folder:
-        are_photos = PHOTOS.exists() and not smoke
-        pictures = _pictures(Path(folder), smoke, are_photos)
+        found, are_photos = pictures(Path(folder), smoke)
         crop = Chain([RandomResizedCrop(32 if smoke else 224), Flip()])
         options = {"batch_size": 4 if smoke else 32, "reuse": 1, "augment": crop}
-        return _report(pictures, options, are_photos, repeats)
+        return _report(found, options, are_photos, repeats)
 
 
-def _report(pictures: Path, options: dict[str, Any], are_photos: bool, repeats: int) -> Report:
+def _report(folder: Path, options: dict[str, Any], are_photos: bool, repeats: int) -> Report:
     ways: dict[str, Callable[[bool], tuple[list[str], int]]] = {
-        "lone": lambda look: lone(pictures, options, CONSUMERS, look),
-        "shared": lambda look: shared(pictures, options, look),
-        "one": lambda look: lone(pictures, options, 1, look),
+        "lone": lambda look: lone(folder, options, CONSUMERS, look),
+        "shared": lambda look: shared(folder, options, look),
+        "one": lambda look: lone(folder, options, 1, look),
     }
-    samples = len(ReuseLoader(str(pictures), **options).dataset)
+    samples = len(ReuseLoader(str(folder), **options).dataset)
     report = Report(
         "shared_input",
         "three models over one stream cost the decoding of one",
@@ -52,8 +52,11 @@ def _report(pictures: Path, options: dict[str, Any], are_photos: bool, repeats: 
     )
     got = {way: run(True)[0] for way, run in ways.items()}
     wrong = sum(digest != got["one"][0] for digests in got.values() for digest in digests)
+    right = lone(folder, {**options, "drop_last": True}, 1, False)[0][0]
     for number in range(repeats):
         row: dict[str, Any] = {"round": number}
+        if find_spec("tensorsocket"):
+            row |= _peer(folder, options, right)
         for way in list(ways)[:: -1 if number % 2 else 1]:
             wall, cpu = perf_counter(), process_time()
             _, decodes = ways[way](False)
@@ -79,6 +82,10 @@ def _tell(report: Report, wrong: int) -> None:
         ]
         for way in ("lone", "shared", "one")
     ]
+    there = [row for row in rows if "peer_wall" in row]
+    cpus, walls = [row["peer_cpu"] for row in there], [row["peer_wall"] for row in there]
+    peer = [spread(cpus), spread(walls)] if there else ["not installed: the extra `bench`", ""]
+    lines.append(["TensorSocket", *peer, ""])
     head = ["way", "CPU s", "wall s", "decodes a sample and pass"]
     report.tables["Three consumers"] = table(head, lines)
     decodes = statistics.median(row["shared_decodes"] for row in rows)
@@ -94,14 +101,28 @@ def _tell(report: Report, wrong: int) -> None:
         "Decodes are those that were served. A loader also decodes the first batches of a pass that"
         " nobody asks for; that is in the seconds of every way."
     )
+    if there:
+        other = sum(row["peer_wrong"] for row in there)
+        report.remarks.append(
+            "TensorSocket's processes are timed from the moment when all are there, and its loader"
+            " drops what is left of a pass. Through its sockets go pickled batches; on a GPU only"
+            f" handles would. Consumers that missed a batch or saw it written over: {other} of"
+            f" {CONSUMERS * len(there)}."
+        )
+
+
+def _peer(folder: Path, options: dict[str, Any], right: str) -> dict[str, Any]:
+    peer = tensorsocket(folder, options, PASSES, CONSUMERS, WORKERS)
+    wrong = sum(digest != right for digest in peer.pop("digests"))
+    return {f"peer_{key}": value for key, value in peer.items()} | {"peer_wrong": wrong}
 
 
 def lone(
-    pictures: Path, options: dict[str, Any], consumers: int, look: bool
+    folder: Path, options: dict[str, Any], consumers: int, look: bool
 ) -> tuple[list[str], int]:
     """Return what each consumer got, and how many samples were decoded for all."""
     workers = max(1, WORKERS // consumers)
-    loaders = [ReuseLoader(str(pictures), workers=workers, **options) for _ in range(consumers)]
+    loaders = [ReuseLoader(str(folder), workers=workers, **options) for _ in range(consumers)]
     try:
         return consume(loaders, look), sum(loader.stats.decoded for loader in loaders)
     finally:
@@ -109,9 +130,9 @@ def lone(
             loader.close()
 
 
-def shared(pictures: Path, options: dict[str, Any], look: bool) -> tuple[list[str], int]:
+def shared(folder: Path, options: dict[str, Any], look: bool) -> tuple[list[str], int]:
     """Return what each consumer got, and how many samples were decoded for all."""
-    with SharedStream(ReuseLoader(str(pictures), workers=WORKERS, **options)) as stream:
+    with SharedStream(ReuseLoader(str(folder), workers=WORKERS, **options)) as stream:
         views = [stream.view() for _ in range(CONSUMERS)]
         return consume(views, look), stream.stats.decoded
 
@@ -134,13 +155,3 @@ def consume(loaders: Sequence[Any], look: bool) -> list[str]:
     for thread in threads:
         thread.join()
     return [digest.hexdigest() for digest in digests]
-
-
-def _pictures(folder: Path, smoke: bool, are_photos: bool) -> Path:
-    """A folder of photos, or of pictures that are made up and decode faster."""
-    if not are_photos:
-        return folders.made_up_photos(folder / "made_up", 24 if smoke else 500)
-    with tarfile.open(PHOTOS) as photos:
-        photos.extractall(folder, filter="data")
-    classes = [path.parent for path in folder.rglob("*.jpg")]
-    return classes[0].parent
