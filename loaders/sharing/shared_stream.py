@@ -195,8 +195,7 @@ class SharedStream:
         """Whether a view that stands there would go in step with the others. `member`: its own
         follower, if it is a view of this stream already."""
         with self._lock:
-            known = self._passes.get(standing.mark[0])
-            if known is not None and known.serving != standing.serving:
+            if self._is_served_otherwise(standing):
                 return False
             others = [one.standing.mark for one in self._followers.present() if one is not member]
             place = list(self._kept), self._following, self._most, member is not None
@@ -291,12 +290,16 @@ class SharedStream:
 
     def _action(self, follower: Follower) -> Action:
         standing = follower.standing
-        known = self._passes.get(standing.mark[0])
-        if known is not None and known.serving != standing.serving:
+        if self._is_served_otherwise(standing):
             return ReadAlone()
         marks = {one.name: one.standing.mark for one in self._followers.present()}
         self._drop_taken(marks)
         return next_action(follower.name, marks, list(self._kept), self._following, self._most)
+
+    def _is_served_otherwise(self, standing: Standing) -> bool:
+        """Whether its pass was begun with other settings than it asks for."""
+        known = self._passes.get(standing.mark[0])
+        return known is not None and known.serving != standing.serving
 
     def _drop_taken(self, marks: dict[str, Mark]) -> None:
         """Drop the batches that no view needs any more."""

@@ -241,7 +241,7 @@ def test_the_plans_of_check_are_those_that_training_makes(
 
     def teardown(self: OffloadStrategy) -> None:
         if self._steps is not None and self._steps.runner is not None:
-            made.extend(self._steps.runner._plans.values())
+            made.extend(self._steps.runner._plans._plans.values())
         before(self)
 
     monkeypatch.setattr(OffloadStrategy, "teardown", teardown)
