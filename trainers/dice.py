@@ -20,7 +20,7 @@ SEED_VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 """The environment variables in which Lightning keeps a run's seed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class TorchSettings:
     """The process-wide settings of torch that a Trainer or a user sets for a run."""
 

@@ -56,10 +56,12 @@ class SharedStream:
     """Many consumers of one `ReuseLoader`, which nobody else may iterate meanwhile."""
 
     def __init__(
-        self, loader: ReuseLoader, lead: int = 4, window: int = 64, kept_bytes: int | None = None
-    ) -> None:
+        self, loader: ReuseLoader, lead: int = 4, window: int = 64, kept_bytes: int | None = None,
+        source: BatchSource | None = None,
+    ) -> None:  # fmt: skip
         """`lead` batches are made before the fastest view asks for them. The fastest view is at
-        most `window` batches ahead of the slowest, and, but for one, `kept_bytes`."""
+        most `window` batches ahead of the slowest, and, but for one, `kept_bytes`. `source`: what
+        reads instead of the loader."""
         at_least_one("lead", lead)
         at_least_one("window", window)
         check_loader(loader)
@@ -68,7 +70,7 @@ class SharedStream:
         self._kept_bytes, self._largest = kept_bytes, 1
         self._loader = loader
         self._prototype = loader.apart()
-        self._source = BatchSource(loader)
+        self._source = source or BatchSource(loader)
         self._kept: dict[Mark, SharedBatch] = {}
         self._following: Mark | None = None
         self._passes: dict[int, PassServing] = {}
@@ -122,7 +124,7 @@ class SharedStream:
     def stats(self) -> LoaderStats:
         """What was really done: a sample that was decoded once for all views counts once. What
         views decoded alone is part of `extra_decodes`."""
-        stats = self._loader.stats
+        stats = self._source.loader.stats
         with self._lock:
             kept = sum(batch.nbytes for batch in self._kept.values())
         extra = stats.extra_decodes + sum(self._decoded_alone)
@@ -142,7 +144,7 @@ class SharedStream:
             self.ring()
         if reader is None:
             self._source.leave()
-        self._loader.close()
+        self._source.close()
         self._server.close()
 
     def __enter__(self) -> "SharedStream":

@@ -223,10 +223,18 @@ def let_in(connection: Connection, key: bytes) -> tuple[OpenView | Withdraw, Vie
         raise PeerGone from error
 
 
+def serves_processes() -> bool:
+    """Whether this system has what serving other processes takes."""
+    return not _missing()
+
+
+def _missing() -> list[str]:
+    return [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
+
+
 def check_machine() -> None:
     """Refuse to serve other processes where the system lacks what that takes."""
-    missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
-    if missing:
+    if missing := _missing():
         raise SharingError(
             f"views for other processes need {' and '.join(missing)} of the system, which Linux has"
             " from 5.3 on: use view() in threads of one process"

@@ -225,6 +225,12 @@ class ViewServer:
             self._desks[view.name] = ViewDesk(view)
         return ViewAddress(self._address, self._key, self._pid, view.name)
 
+    def withdraw(self, name: str) -> None:
+        """Serve a view no longer. Its consumer must have gone, or be about to."""
+        desk = self._desks.pop(name, None)
+        if desk is not None and desk.busy.acquire(timeout=BUSY_SECONDS):
+            desk.busy.release()
+
     def close(self) -> None:
         """Hang up on all consumers. It is safe to call this again, and in a forked process."""
         if os.getpid() != self._pid:
@@ -279,7 +285,9 @@ class ViewServer:
             connection.close()
 
     def _open(self, asked: OpenView | Withdraw, link: ViewLink) -> None:
-        desk = self._desks[asked.name]
+        desk = self._desks.get(asked.name)
+        if desk is None:  # it was withdrawn
+            return
         opens = isinstance(asked, OpenView)
         if not desk.busy.acquire(timeout=BUSY_SECONDS if opens else 0):
             if opens:

@@ -44,6 +44,7 @@ from trainers.fleet.device_names import Devices
 from trainers.fleet.fleet_options import FleetOptions, Isolation, wrong_name
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.hosting.device_process import DeviceProcess, pickled
+from trainers.fleet.hosting.input_process import InputProcess, reads_for_all
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob, Module, give_final_weights
 from trainers.fleet.jobs.sharing_check import check_apart
@@ -96,6 +97,8 @@ class Fleet:
         """Jobs that were added before the fleet began."""
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._hosts: list[Host] = []
+        self._reader: InputProcess | None = None
+        """What reads for several devices."""
         self._state: FleetState | None = None
         self._held_back: list[Turn] = []
         """Turns that wait for `fit`, because only plans were asked for."""
@@ -260,6 +263,8 @@ class Fleet:
         settings = self._options.settings()
         past = self._journal.open(self._options.identity())
         self._base = self._options.dice()
+        if reads_for_all(self._in_processes, len(self.devices)):
+            self._reader = self._resources.enter_context(InputProcess())
         for number, device in enumerate(self.devices):
             self._hosts.append(self._new_host(number, device))
         state = FleetState.of(settings)
@@ -287,6 +292,8 @@ class Fleet:
     def _new_host(self, number: int, device: torch.device) -> "Host":
         kind = DeviceProcess if self._in_processes else DeviceHost
         settings = self._options.seat(number, device)
+        if self._reader is not None:
+            settings = replace(settings, inputs=self._reader.address)
         return self._resources.enter_context(kind(settings, self._events.put))
 
     def _run(self, until: Callable[[], bool], hold_turns: bool = False) -> None:

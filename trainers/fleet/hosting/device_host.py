@@ -7,12 +7,14 @@ The host itself runs no job's code. It is called by the fleet's loop, or by the 
 process.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import Command, Event, Start, Yield
+from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.job_thread import JobThread
@@ -38,7 +40,7 @@ class DeviceHost:
         self._settings = settings
         self._send = send
         self._tenancy = Tenancy(settings.device)
-        self._inputs = SharedInputs(settings.number)
+        self._inputs = _inputs_of(settings)
         self._threads: dict[str, JobThread] = {}
         self._priorities: set[int] = set()
 
@@ -73,3 +75,10 @@ class DeviceHost:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _inputs_of(settings: SeatSettings) -> SharedInputs:
+    if settings.inputs is None:
+        return SharedInputs(str(settings.number))
+    # The process of a device that has ended may still be known there.
+    return SharedInputs(f"{settings.number}-{os.getpid()}", InputLink(settings.inputs))

@@ -9,14 +9,12 @@ What only the state of a file or the environment would tell is the same for all 
 """
 
 from collections.abc import Iterator
-from dataclasses import astuple
 
 from loaders import ReuseLoader
 from loaders.errors import SharingError
 from loaders.identity.contents import GENERATORS, Contents
 from loaders.identity.file_states import FileStates
 from loaders.sharing.shareable import check_loader
-from trainers.dice import TorchSettings
 
 
 def why_not(loader: object) -> str:
@@ -40,26 +38,22 @@ def shareable(loader: object) -> bool:
     return not why_not(loader)
 
 
-def settings_now() -> tuple[object, ...]:
-    """Return the settings of torch under which a loader would make its batches now."""
-    return astuple(TorchSettings.now())
-
-
 class LoaderContents:
     """What one loader is made of. It is told before anybody reads: a data set may keep something
     of what was read."""
 
     def __init__(self, loader: ReuseLoader, given: object) -> None:
         """`given`: the object that the user gave to the job."""
-        self._loader = loader
+        self.loader = loader
+        """Nobody reads it."""
         self._given = given
         self._place = {**loader.state_dict(), "stats": None}
         self._data = self._rest = ""
 
     def tell(self) -> "LoaderContents":
         """Look at all that the loader is made of."""
-        dataset = self._loader.dataset
-        self._data, self._rest = _digest(dataset), _digest(self._loader, dataset)
+        dataset = self.loader.dataset
+        self._data, self._rest = _digest(dataset), _digest(self.loader, dataset)
         return self
 
     def same_object_as(self, other: "LoaderContents") -> bool:
@@ -71,7 +65,7 @@ class LoaderContents:
         """Return whether both would serve the same batches."""
         if self._place != other._place:
             return False
-        same_data = self._loader.dataset is other._loader.dataset or self._data == other._data != ""
+        same_data = self.loader.dataset is other.loader.dataset or self._data == other._data != ""
         return same_data and self._rest == other._rest != ""
 
 

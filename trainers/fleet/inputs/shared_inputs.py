@@ -8,18 +8,22 @@ A job's view belongs to the stream that can give it the next batch; it looks for
 begins or resumes a pass, and has one to itself where there is none. A stream holds the first
 batches of a pass for those that may come, as long as they fit into the window.
 
-Streams across processes would plug in here: `view` is all that a job sees.
+Where devices have processes, the stream of each reads what `input_service.py` reads for all.
 """
 
 import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from loaders import ReuseLoader, SharedStream
 from loaders.sharing.follower import Follower
 from loaders.sharing.local_view import LocalView
-from trainers.fleet.inputs.same_input import LoaderContents, settings_now
+from loaders.sharing.remote_source import RemoteSource
+from trainers.dice import TorchSettings
+from trainers.fleet.inputs.input_link import InputLink
+from trainers.fleet.inputs.same_input import LoaderContents
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +43,6 @@ class InputStream:
 
     label: str
     stream: SharedStream
-    loader: ReuseLoader
     members: set[str] = field(default_factory=set)
     readers: dict[str, None] = field(default_factory=dict)
     """All that were ever members, in the order of joining."""
@@ -62,7 +65,8 @@ class SameInput:
     """Jobs whose loaders are equal."""
 
     contents: LoaderContents
-    settings: tuple[object, ...]
+    settings: TorchSettings
+    """Under which its batches are made."""
     streams: list[InputStream] = field(default_factory=list)
     jobs: set[str] = field(default_factory=set)
 
@@ -72,9 +76,9 @@ class InputMember:
     """One job."""
 
     job: str
-    loader: ReuseLoader
-    """Nobody reads it: streams are made of copies."""
     same: SameInput
+    own: InputStream
+    """The stream that it begins with, if it can reach no other one."""
     view: LocalView
     waits: Waits
     reads: InputStream | None = None
@@ -84,9 +88,10 @@ class InputMember:
 class SharedInputs:
     """One process's. Only the holder of the baton calls it."""
 
-    def __init__(self, number: int = 0) -> None:
-        """`number` is that of the device, for the labels of streams."""
-        self._number = number
+    def __init__(self, name: str = "0", link: InputLink | None = None) -> None:
+        """`name` is used for the labels of streams. `link`: to what reads for several processes."""
+        self._name = name
+        self._link = link
         self._made = 0
         self._same: list[SameInput] = []
         self._members: dict[str, InputMember] = {}
@@ -95,11 +100,10 @@ class SharedInputs:
         """Return what this job trains with instead of its loader. `given`: what the user gave to
         the job. `waits` is called where it needs the turns of others."""
         self.leave(job)
-        pristine = copy.copy(loader)
-        same = self._same_as(LoaderContents(pristine, given))
-        stream = _stream(copy.copy(pristine))
-        view = stream.view(name=job)
-        member = InputMember(job, pristine, same, view, waits)
+        same = self._same_as(LoaderContents(copy.copy(loader), given))
+        own = self._new(same)
+        view = own.stream.view(name=job)
+        member = InputMember(job, same, own, view, waits)
         same.jobs.add(job)
         self._members[job] = member
         view.on_pass = lambda: self._begin(member)
@@ -127,24 +131,30 @@ class SharedInputs:
     def label(self, job: str) -> str:
         """Return the name of the stream that a job reads; jobs with the same one share it."""
         member = self._members.get(job)
-        return member.reads.label if member is not None and member.reads is not None else ""
+        if member is None or member.reads is None:
+            return ""
+        label = member.reads.label
+        return label if self._link is None else self._link.label(label) or label
 
     def room(self, job: str) -> int:
         """Return the job's part of the bytes that its stream may come to keep."""
         member = self._members.get(job)
         if member is None or member.reads is None:
             return 0
-        return member.reads.stream.most_bytes // len(member.reads.members)
+        kept = member.reads.stream.most_bytes // len(member.reads.members)
+        return kept if self._link is None else 2 * kept  # as much is kept where all are read
 
     def close(self) -> None:
         """End all streams."""
         for job in list(self._members):
             self.leave(job)
+        if self._link is not None:
+            self._link.close()
 
     # ---- where a job reads -----------------------------------------------------------------------
 
     def _same_as(self, contents: LoaderContents) -> SameInput:
-        settings = settings_now()
+        settings = TorchSettings.now()
         known = [same for same in self._same if same.settings == settings]
         for same in known:
             if same.contents.same_object_as(contents):
@@ -159,7 +169,7 @@ class SharedInputs:
     def _begin(self, member: InputMember) -> None:
         """A job begins or resumes a pass: it goes to the stream that can give it the batches."""
         view, streams = member.view, member.same.streams
-        reads = self._found(member) or self._new(member)
+        reads = self._found(member) or self._added(member)
         if reads is not member.reads:
             self._part(member)
             if view.stream is not reads.stream:
@@ -190,15 +200,22 @@ class SharedInputs:
             return max(begun, key=lambda one: len(one.members))
         return own if stays else next(iter(others), None)
 
-    def _new(self, member: InputMember) -> InputStream:
-        self._made += 1
-        loader, stream = member.loader, member.view.stream
-        if member.reads is not None:  # its first stream belongs to others, too
-            loader = copy.copy(member.loader)
-            stream = _stream(loader)
-        made = InputStream(f"{self._number}.{self._made}", stream, loader)
+    def _added(self, member: InputMember) -> InputStream:
+        """A stream that no other job reads. A job's own one may belong to others after a pass."""
+        made = member.own if member.reads is None else self._new(member.same)
         member.same.streams.append(made)
         return made
+
+    def _new(self, same: SameInput) -> InputStream:
+        self._made += 1
+        label = f"{self._name}.{self._made}"
+        loader = copy.copy(same.contents.loader)
+        source = None
+        if self._link is not None:
+            self._link.wake()
+            source = RemoteSource(loader, partial(self._link.open, label, loader))
+        stream = SharedStream(loader, window=WINDOW, kept_bytes=KEPT_BYTES, source=source)
+        return InputStream(label, stream)
 
     def _part(self, member: InputMember) -> None:
         """Take a job off its stream, and end a stream without jobs."""
@@ -212,9 +229,11 @@ class SharedInputs:
         reads.let_go()
         stats = reads.stream.stats
         decodes, jobs = stats.decoded + stats.extra_decodes, list(reads.readers)
-        if len(jobs) > 1:
+        if len(jobs) > 1 and self._link is None:
             log.info("input shared by %s: %d samples were decoded", ", ".join(jobs), decodes)
         reads.stream.close()
+        if self._link is not None:
+            self._link.leave(reads.label)
 
     def _wait(self, member: InputMember, names: tuple[str, ...]) -> bool:
         reads = member.reads
@@ -222,7 +241,3 @@ class SharedInputs:
             reads.let_go()
             return True
         return member.waits(names)
-
-
-def _stream(loader: ReuseLoader) -> SharedStream:
-    return SharedStream(loader, window=WINDOW, kept_bytes=KEPT_BYTES)

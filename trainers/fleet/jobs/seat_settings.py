@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers.fleet.inputs.input_link import InputAddress
+
 
 @dataclass(frozen=True, slots=True)
 class SeatSettings:
@@ -17,3 +19,5 @@ class SeatSettings:
     """The metric that the fleet watches."""
     checkpoint_seconds: float
     """A job's checkpoint is renewed when it is so old."""
+    inputs: InputAddress | None = None
+    """Where jobs of several processes read their input together. None: there is one process."""

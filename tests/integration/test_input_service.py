@@ -1,0 +1,173 @@
+"""What reads for the devices of a fleet: each has the batches of its own loader, at any pace."""
+
+import os
+import random
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_datasets import served
+from shared_streams import SIZE, lone
+
+from trainers.dice import TorchSettings
+from trainers.fleet.inputs import shared_inputs
+from trainers.fleet.inputs.input_link import InputAddress, InputLink
+from trainers.fleet.inputs.input_service import InputService
+from trainers.fleet.inputs.shared_inputs import SharedInputs
+
+KEY = b"k" * 32
+
+
+class Devices:
+    """Any number of devices, which are all in this process, and the service beside them."""
+
+    def __init__(self) -> None:
+        self.address = InputAddress(f"\0test-{os.getpid()}-{os.urandom(4).hex()}", KEY)
+        self.service = InputService()
+        self._made: list[SharedInputs] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address.socket)
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = Connection(peer.detach())
+            attends = threading.Thread(target=self.service.attend, args=(connection, KEY))
+            self._threads.append(attends)
+            attends.start()
+
+    def new(self) -> SharedInputs:
+        inputs = SharedInputs(str(len(self._made)), InputLink(self.address))
+        self._made.append(inputs)
+        return inputs
+
+    def close(self) -> None:
+        for inputs in self._made:
+            inputs.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        self.service.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def devices() -> Iterator[Devices]:
+    made = Devices()
+    yield made
+    made.close()
+
+
+@contextmanager
+def under(settings: TorchSettings) -> Iterator[None]:
+    before = TorchSettings.now()
+    settings.set()
+    try:
+        yield
+    finally:
+        before.set()
+
+
+def waits(_: tuple[str, ...]) -> bool:
+    raise AssertionError("no device waits for another one")
+
+
+def taken(batch: Any) -> tuple[Any, ...]:
+    return tuple(part.numpy().tobytes() for part in batch)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_devices_at_any_pace_have_the_batches_and_states_of_loaders_of_their_own(
+    seed: int, devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_inputs, "WINDOW", 3)
+    dice = random.Random(seed)
+    readers: list[Any] = [devices.new().view("job", lone(), None, waits) for _ in range(3)]
+    alone = [lone() for _ in readers]
+    open_passes: list[Any] = [None] * len(readers)
+    expected_passes: list[Any] = [None] * len(readers)
+    for _ in range(90):
+        one = min(len(readers) - 1, dice.randrange(5))  # the last one is faster
+        view, loader = readers[one], alone[one]
+        if open_passes[one] is None:
+            if dice.random() < 0.3:
+                for each in (view, loader):
+                    each.set_reuse(2 if loader.reuse == 1 else 1)
+            open_passes[one], expected_passes[one] = iter(view), iter(loader)
+        batch, expected = next(open_passes[one], None), next(expected_passes[one], None)
+        if expected is None:
+            assert batch is None
+            open_passes[one] = expected_passes[one] = None
+            continue
+        assert batch is not None
+        assert taken(batch) == taken(expected)
+        drop = {"stats": None}
+        assert {**view.state_dict(), **drop} == {**loader.state_dict(), **drop}
+    for loader in alone:
+        loader.close()
+
+
+def test_devices_at_one_pace_decode_each_sample_once_a_pass_and_one_that_leaves_harms_nobody(
+    devices: Devices,
+) -> None:
+    inputs = [devices.new() for _ in range(3)]
+    views = [one.view("job", lone(), None, waits) for one in inputs]
+    decoded = []
+    with lone() as alone:
+        for _ in range(3):
+            passes = [iter(view) for view in views]
+            for batch in alone:
+                assert [taken(next(one)) for one in passes] == [taken(batch)] * len(passes)
+            assert [next(one, None) for one in passes] == [None] * len(passes)
+            [label] = {one.label("job") for one in inputs}
+            assert label == "all.1"
+            reads = devices.service._inputs._members["0.1"].reads
+            assert reads is not None
+            decoded.append(reads.stream.stats.decoded)
+            assert reads.stream.stats.extra_decodes == 0
+            views[2:] = []
+            for gone in inputs[2:]:
+                gone.close()
+            inputs[2:] = []
+    assert decoded == [SIZE, 2 * SIZE, 3 * SIZE]
+    assert reads.members == {"0.1", "1.1"}
+
+
+def test_what_the_service_cannot_take_is_read_by_the_device_which_says_why(
+    devices: Devices, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = devices.new().view("job", lone(), None, waits)
+    assert served(first) == served(lone())
+    second = devices.new()
+    with under(replace(TorchSettings.now(), dtype=torch.float64)):
+        view = second.view("job", lone(), None, waits)
+        assert served(view) == served(lone())
+    assert "read for one device only: it has settings of torch of its own" in caplog.text
+    assert second.label("job") == "1.1"
+
+
+def test_who_does_not_know_the_key_is_not_let_in(
+    devices: Devices, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = InputLink(InputAddress(devices.address.socket, b"x" * 32))
+    view = SharedInputs("0", link).view("job", lone(), None, waits)
+    assert served(view) == served(lone())
+    assert "cannot be reached: AuthenticationError" in caplog.text
+    assert served(devices.new().view("job", lone(), None, waits)) == served(lone())
