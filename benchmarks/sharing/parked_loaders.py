@@ -55,11 +55,16 @@ class Looks(L.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.seconds = seconds
+        self.stalled = 0.0
         self.net = nn.Linear(3, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         time.sleep(self.seconds)
         return self.net(batch[0][:, :, ::8, ::8].float().mean((2, 3)) / 255).square().mean()
+
+    def on_train_end(self) -> None:
+        loader: Any = self.trainer.train_dataloader
+        self.stalled = loader.stats.stall_seconds
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -91,8 +96,6 @@ class Trained:
     cpu: float
     stalls: Sequence[float]
     """Seconds that each job waited for its loader."""
-    extra: int
-    """Pictures decoded for nobody."""
     weights: Sequence[torch.Tensor]
 
 
@@ -112,10 +115,8 @@ def train(folder: Path, jobs: Mapping[int, float], smoke: bool) -> Trained:
     assert all(job.state == "finished" for job in result.jobs.values()), result.table()
     for loader in loaders:
         loader.close()
-    stats = [loader.stats for loader in loaders]
-    stalls, extra = [one.stall_seconds for one in stats], sum(one.extra_decodes for one in stats)
     weights = [p.detach().clone() for module in modules for p in module.parameters()]
-    return Trained(watch.wall, watch.cpu, stalls, extra, weights)
+    return Trained(watch.wall, watch.cpu, [module.stalled for module in modules], weights)
 
 
 def alone(folder: Path, jobs: Mapping[int, float], smoke: bool) -> Trained:
@@ -123,8 +124,7 @@ def alone(folder: Path, jobs: Mapping[int, float], smoke: bool) -> Trained:
     each = [train(folder, {number: seconds}, smoke) for number, seconds in jobs.items()]
     return Trained(
         sum(one.wall for one in each), sum(one.cpu for one in each),
-        [one.stalls[0] for one in each], sum(one.extra for one in each),
-        [weight for one in each for weight in one.weights],
+        [one.stalls[0] for one in each], [weight for one in each for weight in one.weights],
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def measure(smoke: bool, repeats: int) -> Report:
     report.asked.append(Asked("tensors with other bits than alone", 0, wrong))
     report.remarks.append(
         "Seconds are from the moment when both jobs are ready to train. A job waits for its"
-        " pictures within its turns only. Extra: decoded for passes that nobody asked for."
+        " pictures within its turns only."
     )
     return report
 
@@ -174,16 +174,15 @@ def _one_case(
             wrong = sum(not torch.equal(a, b) for a, b in zip(one.weights, right, strict=True))
             report.rows.append({
                 "case": case, "round": number, "way": way, "wall": one.wall, "cpu": one.cpu,
-                "stalls": [*one.stalls], "extra": one.extra, "wrong": wrong,
+                "stalls": [*one.stalls], "wrong": wrong,
             })  # fmt: skip
     lines = []
     for way, found in rows.items():
         waits = (spread([one.stalls[number] for one in found]) for number in jobs)
         walls, cpus = [one.wall for one in found], [one.cpu for one in found]
-        extra = f"{statistics.median(one.extra for one in found):g}"
-        lines.append([way, spread(walls), spread(cpus), *waits, extra])
+        lines.append([way, spread(walls), spread(cpus), *waits])
     steps = " and ".join(f"{1e3 * seconds:g}" for seconds in jobs.values())
-    head = ["way", "wall s", "CPU s", *(f"job {number} waits s" for number in jobs), "extra"]
+    head = ["way", "wall s", "CPU s", *(f"job {number} waits s" for number in jobs)]
     report.tables[f"{case}: the device takes {steps} ms of a step"] = table(head, lines)
     walls = {way: [one.wall for one in found] for way, found in rows.items()}
     for other, most in (("stop", 1.0), ("go on", 1.02)):

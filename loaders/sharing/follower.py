@@ -3,11 +3,12 @@
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loaders.arguments import Serving
 from loaders.sharing.batch_source import Identity, PassServing
 from loaders.sharing.lockstep import Mark
+from loaders.workers.precedence import Precedence
 
 OnWait = Callable[[tuple[str, ...]], bool | None]
 """Is called with the names of those that are waited for. False: the view does not wait."""
@@ -45,6 +46,8 @@ class Follower:
     on_wait: OnWait | None = None
     holds_only: bool = False
     """Whether it takes nothing: it holds batches for views that may come."""
+    precedence: Precedence = field(default_factory=Precedence)
+    """Whether the consumer of the view gives way to those of other loaders."""
 
     @property
     def present(self) -> bool:
@@ -75,3 +78,8 @@ class Followers:
     def present(self) -> list[Follower]:
         """Those for which others wait."""
         return [follower for follower in self.all() if follower.present]
+
+    def precedences(self) -> list[Precedence]:
+        """Those of all that take batches. Workers ask without a lock."""
+        found = [ref() for ref in tuple(self._held)]
+        return [f.precedence for f in found if f is not None and f.present and not f.holds_only]

@@ -24,6 +24,7 @@ from loaders.sharing.own_batches import BatchCopies, is_pinned
 from loaders.sharing.shared_view import SharedView, ViewFacts
 from loaders.sharing.view_place import ViewPlace, replaced_iterator
 from loaders.stats import BatchInfo, LoaderStats
+from loaders.workers.precedence import Precedence
 
 if TYPE_CHECKING:
     from loaders.sharing.shared_stream import SharedStream
@@ -75,6 +76,11 @@ class LocalView(SharedView):
     @on_wait.setter
     def on_wait(self, call: OnWait | None) -> None:
         self.follower.on_wait = call
+
+    @property
+    def precedence(self) -> Precedence:
+        """`behind`: the stream gives way to other loaders while all its views do."""
+        return self.follower.precedence
 
     def __iter__(self) -> Iterator[Any]:
         self.stream.check_process(self.name)
@@ -129,7 +135,7 @@ class LocalView(SharedView):
         self._leave()
         old = self.follower
         self.rest()
-        self.follower = Follower(old.name, old.standing, old.thread, old.lives, False, old.on_wait)
+        self.follower = replace(old, away=False)
         self.stream = stream
         stream.follow(self.follower)
 
@@ -262,7 +268,9 @@ class LocalView(SharedView):
 
     def _read_alone(self, why: str) -> None:
         at = self.position
-        self._alone = BatchSource(self.stream.apart())
+        loader = self.stream.apart()
+        loader.precedence = self.precedence
+        self._alone = BatchSource(loader)
         self.follower.away = False
         self.follower.standing = self._standing((at.pass_index + 1, 0), at.next)
         self.stream.ring()

@@ -44,6 +44,7 @@ from loaders.sharing.shareable import check_loader, pieces_for
 from loaders.sharing.view_server import ViewServer
 from loaders.sharing.waiters import Waiters
 from loaders.stats import LoaderStats
+from loaders.workers.precedence import JointPrecedence
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class SharedStream:
         self._passes: dict[int, PassServing] = {}
         """Of the passes that were begun and are not over for all views."""
         self._followers = Followers()
+        loader.precedence = JointPrecedence(self._followers.precedences)
         self._views = 0
         self._latest = whole(loader.position.next)
         """How the pass is served that was begun last."""

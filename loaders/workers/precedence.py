@@ -17,7 +17,7 @@ miss each other: then there is one too many, until it has read what it began wit
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 
@@ -107,12 +107,27 @@ class Precedence:
     @property
     def behind(self) -> bool:
         """Whether its workers give way to those of loaders in front."""
-        return self._behind
+        return self._is_behind()
 
     @behind.setter
     def behind(self, value: bool) -> None:
         self._behind = value
         everyone.tell()
 
+    def _is_behind(self) -> bool:
+        return self._behind
+
     def __reduce__(self) -> tuple[type["Precedence"], tuple[()]]:
         return Precedence, ()
+
+
+class JointPrecedence(Precedence):
+    """That of a loader that several consumers read: it is behind while all of them are."""
+
+    def __init__(self, consumers: Callable[[], Sequence[Precedence]]) -> None:
+        super().__init__()
+        self._consumers = consumers
+
+    def _is_behind(self) -> bool:
+        consumers = self._consumers()
+        return len(consumers) > 0 and all(one.behind for one in consumers)

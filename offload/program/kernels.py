@@ -22,6 +22,11 @@ DEVICE_ALIGNMENT = 256
 than 256: cuBLASLt chooses kernels, hence bits, by up to 256 bytes of an operand's alignment, cuDNN
 by 32, others vectorize by 16."""
 
+LEAVES = frozenset({
+    int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+})  # fmt: skip
+"""Arguments of a kernel that are neither nests nor values."""
+
 Source = torch.Tensor | Sequence[torch.Tensor] | Callable[[], torch.Tensor]
 """A user's tensor, several over one storage, or a function that finds it (where its owner replaces
 the object)."""
@@ -144,4 +149,12 @@ def device_of(graph: Any) -> torch.device:
 
 
 def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """As `tree_map`, which takes ten times as long for the nests that arguments of kernels are."""
+    kind = type(tree)
+    if kind is Value or kind in LEAVES:
+        return change(tree)
+    if kind is tuple or kind is list:
+        return kind([_map(part, change) for part in tree])
+    if kind is dict:
+        return {key: _map(part, change) for key, part in tree.items()}
     return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Value))
