@@ -5,8 +5,9 @@ stop      a loader whose job waits for its turn begins nothing
 go on     it decodes as if its job had the device, until its buffer is full
 give way  it decodes where the workers of the other loader leave room (what a fleet does)
 
-A step waits a fixed time, as the host waits for a device, so both cores are left for decoding. The
-jobs either both wait for their pictures, or one for its pictures and the other for its device.
+A step waits a fixed time, as the host waits for a device, so both cores are left for decoding: torch
+has one thread, as its teams spin for a while after each operation. The jobs either both wait for
+their pictures, or one for its pictures and the other for its device.
 """
 
 import statistics
@@ -146,6 +147,7 @@ def measure(smoke: bool, repeats: int) -> Report:
     with tempfile.TemporaryDirectory() as place:
         folder, are_photos = pictures(Path(place), smoke)
         report.setting["photos"] = are_photos
+        torch.set_num_threads(1)
         train(folder, {0: 0.0}, smoke)  # what is loaded and compiled once is nobody's
         for case, seconds in CASES.items():
             _one_case(report, case, folder, dict(enumerate(seconds)), smoke, repeats)

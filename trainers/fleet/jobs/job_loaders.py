@@ -10,7 +10,7 @@ from loaders.workers.precedence import Precedence
 
 def put_behind(trainer: L.Trainer | None, behind: bool) -> None:
     """Have the loaders of a job decode behind those of other jobs, or in front again. A loader that
-    is not ours, and a view of a shared stream, stands where it stood."""
+    is not ours stands where it stood."""
     if trainer is None:
         return
     for loader in (*_each(trainer.train_dataloader), *_each(trainer.val_dataloaders)):
