@@ -5,15 +5,16 @@ stop      a loader whose job waits for its turn begins nothing
 go on     it decodes as if its job had the device, until its buffer is full
 give way  it decodes where the workers of the other loader leave room (what a fleet does)
 
-A step waits a fixed time, as the host waits for a device, so both cores are left for decoding: torch
-has one thread, as its teams spin for a while after each operation. The jobs either both wait for
-their pictures, or one for its pictures and the other for its device.
+A step waits a fixed time, as the host waits for a device, so both cores are left for decoding. Torch
+has one thread, because its teams spin for a while after each operation. The jobs either both wait
+for their pictures, or one for its pictures and the other for its device.
 """
 
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
@@ -138,16 +139,25 @@ def in_turns(folder: Path, jobs: Mapping[int, float], smoke: bool, rule: str) ->
         precedence.may_begin = kept
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def measure(smoke: bool, repeats: int) -> Report:
     report = Report(
         "parked_loaders",
         "loaders of jobs that wait go on decoding, and take nothing from the one that trains",
         {"pictures a batch": BATCH, "workers": WORKERS, "steps": STEPS, "quantum": QUANTUM},
     )
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, one_thread():
         folder, are_photos = pictures(Path(place), smoke)
         report.setting["photos"] = are_photos
-        torch.set_num_threads(1)
         train(folder, {0: 0.0}, smoke)  # what is loaded and compiled once is nobody's
         for case, seconds in CASES.items():
             _one_case(report, case, folder, dict(enumerate(seconds)), smoke, repeats)
