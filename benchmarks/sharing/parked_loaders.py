@@ -5,9 +5,9 @@ stop      a loader whose job waits for its turn begins nothing
 go on     it decodes as if its job had the device, until its buffer is full
 give way  it decodes where the workers of the other loader leave room (what a fleet does)
 
-A step waits a fixed time, as the host waits for a device, so both cores are left for decoding. Torch
-has one thread, because its teams spin for a while after each operation. The jobs either both wait
-for their pictures, or one for its pictures and the other for its device.
+A step waits a fixed time, as the host waits for a device, so both cores are left for decoding.
+Torch has one thread, because its teams spin for a while after each operation. The jobs either both
+wait for their pictures, or one for its pictures and the other for its device.
 """
 
 import statistics
