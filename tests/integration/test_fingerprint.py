@@ -85,6 +85,33 @@ def test_a_file_that_is_gone_is_named(pictures: Path) -> None:
         fingerprint(source)
 
 
+class Holds:
+    """A data set that keeps its samples in a table."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.table.iloc[index]
+
+
+def test_a_table_keeps_its_name_when_it_is_used() -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = [[by if number == 250 else 0 for number in range(500)] for by in (0, 1)]
+    tables = [
+        pandas.DataFrame({"n": column, "t": pandas.to_datetime(column)}).astype({"n": "category"})
+        for column in columns
+    ]
+    before = [fingerprint(Holds(table)) for table in tables]
+    for table in tables:
+        assert len(list(table.iterrows())) == 500 and str(table) and len(table.loc[3]) == 2
+    assert [fingerprint(Holds(table)) for table in tables] == before
+    assert before[0] != before[1]
+
+
 def test_another_process_gives_the_same_name() -> None:
     source = (
         "import test_identity as t\n"

@@ -191,19 +191,6 @@ def test_what_is_neither_data_nor_code_does_not_hinder() -> None:
     )
 
 
-def test_a_table_keeps_its_name_when_it_is_used() -> None:
-    pandas = pytest.importorskip("pandas")
-    tables = [
-        pandas.DataFrame({"n": column, "t": pandas.to_datetime(column)}).astype({"n": "category"})
-        for column in (middle(500, 0, int), middle(500, 1, int))
-    ]
-    before = [fingerprint(Holds(table)) for table in tables]
-    for table in tables:
-        assert len(list(table.iterrows())) == 500 and str(table) and len(table.loc[3]) == 2
-    assert [fingerprint(Holds(table)) for table in tables] == before
-    assert before[0] != before[1]
-
-
 def random_generator(seed: int) -> Any:
     return np.random.default_rng(seed)
 
