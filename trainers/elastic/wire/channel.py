@@ -1,0 +1,128 @@
+"""Messages between two sides that have proved to know the secret.
+
+Any thread may send; one at a time receives, while others send. A receiver may give up and come back
+in the middle of a message. A sender may not: a receiver that takes nothing for `send_seconds` loses
+its channel, because half a message is on its way.
+
+What is closed right after a message may lose it, if the other side's messages lie unread here:
+where arrival matters, the other side answers.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.incoming import IncomingFrame, Place
+from trainers.elastic.wire.message import Bytes, Message, Payload, encode
+from trainers.elastic.wire.stream import TlsStream
+from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
+
+SEND_SECONDS = 10.0
+MOST_PAYLOAD_BYTES = 16 << 20
+"""What a receiver takes that says nothing else."""
+
+
+class Channel:
+    """One side of a connection."""
+
+    def __init__(self, stream: TlsStream, send_seconds: float = SEND_SECONDS) -> None:
+        """`stream`: greeted already. `send_seconds`: so long the receiver may take nothing."""
+        self.here = Address(*stream.here)
+        self.peer = Address(*stream.peer)
+        self._stream = stream
+        self._send_seconds = send_seconds
+        # A thread that closes may be inside a call of its own: a signal, a callback.
+        self._sending = threading.RLock()
+        self._receiving = threading.RLock()
+        self._frame = IncomingFrame()
+        self._heard_at = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"Channel({self.here} -> {self.peer}{', closed' if self.closed else ''})"
+
+    @property
+    def closed(self) -> bool:
+        """Whether this side has closed it. The other side's end shows in the next call."""
+        return self._stream.hung_up
+
+    @property
+    def heard_at(self) -> float:
+        """When the last bytes came in, on the monotonic clock, of a whole message or not."""
+        return self._heard_at
+
+    def send(self, kind: str, /, payloads: Sequence[Payload | Bytes] = (), **fields: Any) -> None:
+        """Send a message. It may be on its way when this returns; it is not said to have arrived.
+
+        Fields are values of JSON: tuples arrive as lists. A payload's bytes must not change yet.
+        """
+        pieces = encode(kind, fields, payloads)
+        with self._sending:
+            try:
+                for piece in pieces:
+                    self._stream.write(piece, self._send_seconds)
+            except WireTimeout as error:
+                self._stream.hang_up()
+                raise WireTimeout(
+                    f"{self.peer} has taken nothing for {self._send_seconds:g} s while {kind!r} was"
+                    " being sent, and the channel is closed: it is frozen, or the network is cut"
+                ) from error
+            except ChannelClosed as error:
+                raise ChannelClosed(f"{kind!r} was not sent to {self.peer}: {error}") from error
+            except BaseException:
+                self._stream.hang_up()  # Half a message may be on its way.
+                raise
+
+    def receive(
+        self,
+        timeout: float | None,
+        *,
+        limit: int = MOST_PAYLOAD_BYTES,
+        place: Place | None = None,
+    ) -> Message:
+        """Return the next message, or raise `WireTimeout` after `timeout` seconds (None: never).
+
+        `limit`: more bytes of payloads are refused before any memory is taken for them, and the
+        channel is closed. `place` says where payloads go. Both count as a message's header arrives.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._receiving.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            raise WireTimeout(f"another thread receives from {self.peer} already")
+        try:
+            while (wanted := self._frame.wanted()) is not None:
+                count = self._stream.read(wanted, deadline)
+                self._heard_at = time.monotonic()
+                self._frame.took(count, limit, place)
+            message, self._frame = self._frame.message(), IncomingFrame()
+            return message
+        except WireTimeout as error:
+            where = "the rest of a message" if self._frame.begun else "a message"
+            raise WireTimeout(f"{where} from {self.peer} has not come in {timeout} s") from error
+        except ChannelClosed as error:
+            cut = "in the middle of a message" if self._frame.begun else "no message has come"
+            raise ChannelClosed(f"{self.peer}, {cut}: {error}") from error
+        except BaseException as error:
+            self._stream.hang_up()  # Nobody knows where the next message begins.
+            error.add_note(f"in a message from {self.peer}; the channel is closed")
+            raise
+        finally:
+            self._receiving.release()
+
+    def close(self) -> None:
+        """End the channel for both sides. Threads that send or receive here raise at once."""
+        self._stream.hang_up()
+        with self._sending, self._receiving:
+            self._stream.close()
+
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

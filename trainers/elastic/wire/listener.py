@@ -1,0 +1,246 @@
+"""Where peers connect to. Who does not prove to know the secret never becomes a channel.
+
+    thread "listen"      takes connections, and begins a greeting for each
+    threads "greet"      TLS and greeting, each within a few seconds; at most MOST_PENDING of them
+    accept()             takes the channels that are ready
+
+Who connects and says nothing holds up nobody. When too many are being greeted, the oldest of them
+is cut off: a greeting takes milliseconds, so the oldest is the one that does not speak.
+"""
+
+import ipaddress
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from types import TracebackType
+
+from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.certificate import make_certificate, server_context
+from trainers.elastic.wire.channel import SEND_SECONDS, Channel
+from trainers.elastic.wire.greeting import welcome
+from trainers.elastic.wire.secret import Secret
+from trainers.elastic.wire.stream import TlsStream
+from trainers.elastic.wire.wire_errors import (
+    AddressError,
+    BadFrame,
+    ChannelClosed,
+    InsecureNetwork,
+    WireError,
+    WireTimeout,
+)
+
+GREETING_SECONDS = 5.0
+MOST_PENDING = 16
+MOST_REFUSALS = 100
+BACKLOG = 128
+JOIN_SECONDS = 10.0
+PAUSE_SECONDS = 0.1
+
+
+class Listener:
+    """A port at which channels begin."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: Secret,
+        *,
+        insecure_network: bool = False,
+        send_seconds: float = SEND_SECONDS,
+    ) -> None:
+        """Listen. Port 0 takes a free one. `send_seconds`: see `Channel`."""
+        family, where = _resolved(host, port, insecure_network)
+        certificate = make_certificate()
+        self._der = certificate.der
+        self._context = server_context(certificate)
+        self._secret = secret
+        self._send_seconds = send_seconds
+        self._changed = threading.Condition()
+        self._ready: deque[Channel] = deque()
+        self._refusals: deque[WireError] = deque(maxlen=MOST_REFUSALS)
+        self._pending: dict[TlsStream, None] = {}
+        """Who is being greeted, the oldest first."""
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._socket = _listening(family, where, Address(host, port))
+        self.address = Address(host, self._socket.getsockname()[1])
+        self._waking, self._wake = os.pipe()
+        self._listening = threading.Thread(
+            target=self._listen, name=f"perfect-elastic-listen-{self.address.port}", daemon=True
+        )
+        self._listening.start()
+
+    def __repr__(self) -> str:
+        return f"Listener({self.address}{', closed' if self._closed else ''})"
+
+    def accept(self, timeout: float | None) -> Channel:
+        """Return the next channel, or raise `WireTimeout` after `timeout` seconds (None: never)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._closed, timeout)
+            if self._closed:
+                raise ChannelClosed(f"the listener at {self.address} is closed")
+            if not self._ready:
+                raise WireTimeout(f"nobody has connected to {self.address} in {timeout} s")
+            return self._ready.popleft()
+
+    def refusals(self) -> tuple[WireError, ...]:
+        """Return why others were not let in since the last call, the newest hundred of them."""
+        with self._changed:
+            refusals = tuple(self._refusals)
+            self._refusals.clear()
+            return refusals
+
+    def close(self) -> None:
+        """Stop listening, and close what was not accepted. Accepted channels stay open."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            os.write(self._wake, b"x")
+            for stream in self._pending:
+                stream.hang_up()
+            threads = (self._listening, *self._threads)
+        for thread in threads:
+            thread.join(JOIN_SECONDS)
+        self._socket.close()
+        os.close(self._waking)
+        os.close(self._wake)
+        while self._ready:
+            self._ready.popleft().close()
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- on the thread that listens -------------------------------------------------------------
+
+    def _listen(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        poller.register(self._waking, select.POLLIN)
+        while not self._closed:
+            poller.poll()
+            try:
+                raw, _ = self._socket.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:  # No descriptors are left, or the client has gone.
+                self._refuse(WireError(f"a connection to {self.address} was lost: {error}"))
+                select.select([self._waking], [], [], PAUSE_SECONDS)
+                continue
+            try:
+                stream = TlsStream(raw, self._context, server=True)
+            except (OSError, ValueError) as error:
+                raw.close()
+                self._refuse(WireError(f"a client of {self.address} has gone at once: {error}"))
+                continue
+            self._begin(stream)
+
+    def _begin(self, stream: TlsStream) -> None:
+        thread = threading.Thread(
+            target=self._greet, args=(stream,), name="perfect-elastic-greet", daemon=True
+        )
+        with self._changed:
+            if len(self._pending) >= MOST_PENDING:
+                next(iter(self._pending)).hang_up()
+                # Its thread ends now, so there are never more than MOST_PENDING.
+                self._changed.wait_for(lambda: len(self._pending) < MOST_PENDING)
+            if self._closed:
+                stream.close()
+                return
+            self._threads = [known for known in self._threads if known.is_alive()]
+            try:
+                thread.start()
+            except RuntimeError as error:
+                stream.close()
+                self._refusals.append(WireError(f"no thread is left to greet a client: {error}"))
+                return
+            self._threads.append(thread)
+            self._pending[stream] = None
+
+    # ---- on the thread of a greeting ------------------------------------------------------------
+
+    def _greet(self, stream: TlsStream) -> None:
+        channel = refusal = None
+        try:
+            channel = self._greeted(stream)
+        except WireError as error:
+            refusal = error
+        finally:
+            with self._changed:
+                del self._pending[stream]
+                if channel is None:
+                    stream.close()
+                elif self._closed:
+                    channel.close()
+                else:
+                    self._ready.append(channel)
+                if refusal is not None:
+                    self._refusals.append(refusal)
+                self._changed.notify_all()
+
+    def _greeted(self, stream: TlsStream) -> Channel:
+        peer = str(Address(*stream.peer))
+        deadline = time.monotonic() + GREETING_SECONDS
+        try:
+            stream.shake_hands(deadline)
+            welcome(stream, self._secret, self._der, peer, deadline)
+            return Channel(stream, self._send_seconds)
+        except (WireTimeout, ChannelClosed, BadFrame) as error:
+            raise type(error)(f"{peer} was not let in: {error}") from error
+        except ssl.SSLError as error:
+            reason = error.reason or str(error)
+            raise BadFrame(
+                f"{peer} was not let in: it does not speak TLS 1.3 ({reason})"
+            ) from error
+        except OSError as error:
+            raise ChannelClosed(f"{peer} was not let in: {error}") from error
+
+    def _refuse(self, refusal: WireError) -> None:
+        with self._changed:
+            self._refusals.append(refusal)
+
+
+def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[object, ...]]:
+    """Return the family and the address to bind to, if it is one of this machine alone."""
+    if not host.strip():
+        host = "0.0.0.0"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, OverflowError) as error:
+        raise AddressError(f"{host}:{port} is no address to listen at: {error}") from error
+    family, _, _, _, where = found[0]
+    everywhere = ipaddress.ip_address(str(where[0]).partition("%")[0]).is_unspecified
+    if everywhere and not insecure_network:
+        raise InsecureNetwork(
+            f"{Address(host, port)} means all interfaces, and gloo's traffic between peers is"
+            " neither authenticated nor encrypted: listen at the address of a private network or"
+            " of a VPN, or set insecure_network: true"
+        )
+    return family, where
+
+
+def _listening(family: int, where: tuple[object, ...], address: Address) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise AddressError(f"{address} cannot be listened at: {error}") from error
+    return listening

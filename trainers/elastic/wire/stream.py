@@ -1,0 +1,139 @@
+"""Bytes over TLS, in both directions at once, with an end to every wait.
+
+OpenSSL does not bear two threads in one connection. So the socket never blocks: each thread makes
+one short call under a lock, and waits outside of it until the system says that there is more.
+
+`hang_up` wakes every thread that waits. The descriptor itself is closed by `close`, when no thread
+can be using it any more.
+"""
+
+import math
+import select
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+
+from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
+
+KEEPALIVE_SECONDS = 5
+KEEPALIVE_TRIES = 3
+"""An idle connection to a machine that is gone ends after about 20 s. Heartbeats are faster."""
+
+
+class TlsStream:
+    """A TLS connection, before and after its handshake."""
+
+    def __init__(self, raw: socket.socket, context: ssl.SSLContext, *, server: bool) -> None:
+        """Take the socket over. An OSError is raised if it is not connected any more."""
+        raw.setblocking(False)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+            ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
+            ("TCP_KEEPCNT", KEEPALIVE_TRIES),
+        ):
+            if hasattr(socket, option):  # It is the system that has them, or has not.
+                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self.here, self.peer = raw.getsockname()[:2], raw.getpeername()[:2]
+        """Host and port of both ends."""
+        self._socket = context.wrap_socket(raw, server_side=server, do_handshake_on_connect=False)
+        self._calling = threading.Lock()
+        self._hung_up = False
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether this side has ended the connection."""
+        return self._hung_up
+
+    def shake_hands(self, deadline: float) -> None:
+        """Do the handshake of TLS. `deadline`: on the monotonic clock."""
+        while True:
+            self._check_open()
+            try:
+                with self._calling:
+                    self._socket.do_handshake()
+                return
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wish:
+                self._wait(wish, deadline)
+
+    def certificate(self) -> bytes:
+        """Return the DER of what the server has shown, whoever signed it."""
+        certificate = self._socket.getpeercert(binary_form=True)
+        if certificate is None:
+            raise ChannelClosed("the other side has shown no certificate")
+        return certificate
+
+    def read(self, into: memoryview, deadline: float | None) -> int:
+        """Read what is there, at least a byte. After `WireTimeout` nothing is lost."""
+        while True:
+            self._check_open()
+            try:
+                with self._calling:
+                    count = self._socket.recv_into(into)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wish:
+                self._wait(wish, deadline)
+                continue
+            except OSError as error:
+                self._check_open()
+                raise ChannelClosed(f"the connection is broken: {error}") from error
+            if not count:
+                self._check_open()
+                raise ChannelClosed("the other side has closed the connection, or has died")
+            return count
+
+    def read_exactly(self, count: int, deadline: float) -> bytes:
+        """Read so many bytes by the deadline."""
+        taken = bytearray(count)
+        left = memoryview(taken)
+        while left:
+            left = left[self.read(left, deadline) :]
+        return bytes(taken)
+
+    def write(self, data: memoryview, seconds: float) -> None:
+        """Write everything. `seconds`: so long the other side may take nothing at all."""
+        deadline: float | None = None
+        while data:
+            self._check_open()
+            try:
+                with self._calling:
+                    count = self._socket.send(data)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wish:
+                if deadline is None:
+                    deadline = time.monotonic() + seconds
+                self._wait(wish, deadline)
+                continue
+            except OSError as error:
+                self._check_open()
+                raise ChannelClosed(f"the connection is broken: {error}") from error
+            data, deadline = data[count:], None
+
+    def hang_up(self) -> None:
+        """End the connection for both sides, and wake who waits for it here."""
+        self._hung_up = True
+        with suppress(OSError):  # It may have ended already.
+            # SSLSocket.shutdown would drop the encryption under a thread that reads.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the descriptor back. No other thread may be in a call by now."""
+        self._hung_up = True
+        self._socket.close()
+
+    def _check_open(self) -> None:
+        if self._hung_up:
+            raise ChannelClosed("this side has closed the connection")
+
+    def _wait(self, wish: ssl.SSLError, deadline: float | None) -> None:
+        milliseconds = None
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WireTimeout("the other side has not done its part in time")
+            milliseconds = math.ceil(left * 1000)
+        poller = select.poll()
+        wants_to_read = isinstance(wish, ssl.SSLWantReadError)
+        poller.register(self._socket, select.POLLIN if wants_to_read else select.POLLOUT)
+        poller.poll(milliseconds)
