@@ -1,0 +1,293 @@
+"""The anchor's threads: what peers say goes through one queue to the roster, which decides.
+
+    Listener -> thread "anchor-in": hello -> thread "anchor-peer" for each channel --+
+                                                                                    v
+    run():  queue -> Roster (deciding/roster.py) -> words -> channels of the peers they are for
+
+It is also where members leave the addresses by which their gloo groups find each other (`put`,
+`get`), so no other port is opened for that, and those who do not know the secret cannot write them.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainers.elastic.anchor.meeting_place import MeetingPlace
+from trainers.elastic.deciding.roster import (
+    Announce,
+    Break,
+    Copy,
+    Expel,
+    Form,
+    Found,
+    Refuse,
+    Roster,
+    Settings,
+    Word,
+)
+from trainers.elastic.deciding.view import Member, View
+from trainers.elastic.wire import (
+    Channel,
+    ChannelClosed,
+    Listener,
+    Manifest,
+    Message,
+    Secret,
+    WireError,
+    WireTimeout,
+    difference,
+)
+
+log = logging.getLogger(__name__)
+
+SEND_SECONDS = 2.0
+"""A peer that takes nothing for so long is as good as gone."""
+JOIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """Something that came through a channel; None: the channel is closed."""
+
+    channel: Channel
+    message: Message | None
+    why: str = ""
+
+
+class Anchor:
+    """A context manager. `run` serves until `stop`, or until all peers have ended the run."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: Secret,
+        settings: Settings,
+        *,
+        insecure_network: bool = False,
+        tell: Callable[[str], None] = log.info,
+    ) -> None:
+        """`tell` is called with a line whenever something happens to the membership."""
+        self.roster = Roster(settings)
+        self._tell = tell
+        self._listener = Listener(
+            host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
+        )
+        self.address = self._listener.address
+        self._queue: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
+        self._channels: dict[str, Channel] = {}
+        self._names: dict[Channel, str] = {}
+        self._meeting = MeetingPlace()
+        self._manifest: Manifest | None = None
+        """What peers must have in common. The first one brings it."""
+        self._open: list[Channel] = []
+        self._threads: list[threading.Thread] = []
+        self._stopped = threading.Event()
+        self._waited_for = ""
+        self._accepting = threading.Thread(target=self._accept, name="anchor-in", daemon=True)
+
+    def run(self) -> None:
+        """Serve. Returns after `stop`, or when the last peer has ended the run."""
+        self._accepting.start()
+        pause = self.roster.settings.heartbeat / 8
+        while not self._stopped.is_set():
+            with contextlib.suppress(queue.Empty):
+                if (heard := self._queue.get(timeout=pause)) is not None:
+                    self._handle(heard)
+            self._say(self.roster.tick(time.monotonic()))
+            self._tell_waiting()
+            if self.roster.finished is not None and not self.roster.peers:
+                self._tell(f"all peers have ended the run, at step {self.roster.finished[0]}")
+                return
+
+    def stop(self) -> None:
+        """Let `run` return. Any thread may call this, a signal's handler too."""
+        self._stopped.set()
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """Close everything. It is safe to call again."""
+        self.stop()
+        self._listener.close()
+        for channel in list(self._open):
+            channel.close()
+        for thread in (self._accepting, *self._threads):
+            if thread.ident is not None:
+                thread.join(JOIN_SECONDS)
+
+    def __enter__(self) -> "Anchor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- threads that listen --------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                channel = self._listener.accept(1.0)
+            except WireTimeout:
+                self._tell_refusals()
+                continue
+            except ChannelClosed:
+                return
+            self._tell_refusals()
+            self._open.append(channel)
+            thread = threading.Thread(
+                target=self._listen, args=(channel,), name="anchor-peer", daemon=True
+            )
+            self._threads = [known for known in self._threads if known.is_alive()]
+            self._threads.append(thread)
+            thread.start()
+
+    def _tell_refusals(self) -> None:
+        for refusal in self._listener.refusals():
+            self._tell(f"not let in: {refusal}")
+
+    def _listen(self, channel: Channel) -> None:
+        why = "its connection was closed"
+        try:
+            while True:
+                self._queue.put(Heard(channel, channel.receive(None)))
+        except WireError as error:
+            why = str(error)
+        finally:
+            channel.close()
+            self._queue.put(Heard(channel, None, why))
+
+    # ---- what peers say -------------------------------------------------------------------------
+
+    def _handle(self, heard: Heard) -> None:
+        channel, message = heard.channel, heard.message
+        name = self._names.get(channel)
+        if message is None:
+            self._gone(channel, name, heard.why)
+        elif message.kind == "hello":
+            self._hello(channel, message)
+        elif name is not None and self._channels.get(name) is channel:
+            try:
+                self._said(name, message)
+            except (KeyError, TypeError, ValueError) as error:
+                self._tell(f"{name} said {message.kind!r} in a way that is not known: {error!r}")
+                channel.close()
+
+    def _gone(self, channel: Channel, name: str | None, why: str) -> None:
+        with contextlib.suppress(ValueError):
+            self._open.remove(channel)
+        self._names.pop(channel, None)
+        if name is None or self._channels.get(name) is not channel:
+            return
+        del self._channels[name]
+        if name in self.roster.peers:
+            self._tell(f"{name} is gone: {why}")
+            self._say(self.roster.lost(name, certain=True, why=f"{name} is gone: {why}"))
+
+    def _hello(self, channel: Channel, message: Message) -> None:
+        fields, now = message.fields, time.monotonic()
+        member = Member(**fields["member"])
+        if why := self._differs(Manifest.of(fields["manifest"])):
+            self._tell(f"{member.name} is refused: {why}")
+            self._send(channel, "refuse", why=why)
+            return
+        if member.name in self.roster.peers and fields["view"] is None:
+            why = f"a peer named {member.name} is there already: give every peer a name of its own"
+            self._send(channel, "refuse", why=why)
+            return
+        self._channels[member.name], self._names[channel] = channel, member.name
+        self._send(channel, "welcome", heartbeat=self.roster.settings.heartbeat)
+        if fields["view"] is None:
+            self._tell(f"{member.name} has come")
+            self._say(self.roster.came(member, fields["has_step"], now))
+        else:
+            self._tell(f"{member.name} has come back")
+            self._say(self.roster.came_back(member, view_of(fields["view"]), fields["step"], now))
+
+    def _differs(self, theirs: Manifest) -> str:
+        if self._manifest is None or not self.roster.peers:
+            self._manifest = theirs
+        found = difference(theirs, self._manifest)
+        return f"this peer does not train the same: {found} (there: the swarm)" if found else ""
+
+    def _said(self, name: str, message: Message) -> None:
+        fields, roster, now = message.fields, self.roster, time.monotonic()
+        match message.kind:
+            case "beat":
+                self._say(roster.beat(name, fields["step"], now))
+            case "ready":
+                self._say(roster.ready(name))
+            case "gate":
+                where = fields["generation"], fields["step"]
+                self._say(roster.at_gate(name, *where, now, planned=fields["planned"]))
+            case "leave":
+                self._tell(f"{name} leaves")
+                self._say(roster.left(name))
+            case "ended":
+                self._say(roster.ended(name, fields["step"], fields["digest"]))
+            case "put":
+                self._meeting.put(fields["generation"], fields["key"], message.payloads[0].data)
+                self._answer()
+            case "get":
+                self._meeting.ask(name, fields["generation"], fields["key"], fields["ticket"])
+                self._answer()
+            case other:
+                raise ValueError(f"no message is called {other}")
+
+    # ---- what the anchor says -------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        for name, ticket, value in self._meeting.answers():
+            if name in self._channels:
+                self._send(self._channels[name], "value", payloads=[value], ticket=ticket)
+
+    def _say(self, words: list[Word]) -> None:
+        for word in words:
+            match word:
+                case Found(peer):
+                    self._tell(f"{peer} begins with its own state")
+                    self._send_to(peer, "found")
+                case Copy(peer, donor):
+                    self._send_to(peer, "copy", donor=asdict(donor))
+                case Announce(peers, generation):
+                    for peer in peers:
+                        self._send_to(peer, "announce", generation=generation)
+                case Break(peers, generation, why):
+                    for peer in peers:
+                        self._send_to(peer, "break", generation=generation, why=why)
+                case Form(view, step, finished):
+                    self._tell(f"generation {view.generation}: {', '.join(view.names)}")
+                    self._meeting.begin(view.generation)
+                    for peer in view.names:
+                        self._send_to(peer, "form", view=asdict(view), step=step, finished=finished)
+                case Expel(peer, why) | Refuse(peer, why):
+                    self._tell(why)
+                    kind = "expel" if isinstance(word, Expel) else "refuse"
+                    self._send_to(peer, kind, why=why)
+                    if isinstance(word, Refuse):
+                        self.roster.peers.pop(peer, None)
+
+    def _send_to(self, peer: str, kind: str, **fields: Any) -> None:
+        if channel := self._channels.get(peer):
+            self._send(channel, kind, **fields)
+
+    def _send(self, channel: Channel, kind: str, payloads: Any = (), **fields: Any) -> None:
+        # A channel that fails here ends its own thread, which tells the roster.
+        with contextlib.suppress(WireError):
+            channel.send(kind, payloads, **fields)
+
+    def _tell_waiting(self) -> None:
+        waits = self.roster.waits_for()
+        if waits and waits != self._waited_for:
+            for peer in list(self.roster.peers):
+                self._send_to(peer, "waits", why=waits)
+        self._waited_for = waits
+
+
+def view_of(told: dict[str, Any]) -> View:
+    """Return a view that came as JSON."""
+    return View(told["generation"], tuple(Member(**member) for member in told["members"]))

@@ -1,0 +1,12 @@
+"""What a swarm decides: who has which lanes, what headers mean, when a generation begins.
+
+    view.py      the members of a generation, in their order
+    deal.py      the lanes of a step, dealt to them by their speeds
+    header.py    what a member says of itself in the middle of a step
+    decision.py  what to do next, from the headers of all
+    roster.py    the anchor's: who is there, and when a generation begins
+
+Pure: every file.
+
+May import: nothing of ours.
+"""

@@ -1,0 +1,58 @@
+"""Which member computes which lanes of a step: by their speeds, and lanes stay where they were.
+
+    speeds 1 : 2 : 3, 12 lanes    a 2 lanes | b 4 lanes | c 6 lanes
+
+A lane that stays finds its samples in its peer's buffers; one that moves has them decoded again. So
+a deal changes the number of a member's lanes only where that makes the step shorter by `WORTH_IT`.
+All members come to the same deal, because all know the same headers and the same deal before.
+"""
+
+from collections.abc import Mapping, Sequence
+
+WORTH_IT = 0.05
+"""A new division of the lanes must shorten the step by this share."""
+
+
+def deal(
+    missing: Sequence[int], rates: Mapping[str, float], before: Mapping[int, str]
+) -> dict[int, str]:
+    """Deal the `missing` lanes to the members that `rates` names.
+
+    `rates`: lanes a second; 0.0 where nobody knows, which counts as the mean of the others.
+    `before`: who had which lane last. The members' order decides where all else is equal."""
+    if not rates:
+        raise ValueError("there is no member to deal lanes to")
+    speeds = _known(rates)
+    lanes = sorted(missing)
+    had = {name: [lane for lane in lanes if before.get(lane) == name] for name in rates}
+    kept = {name: len(own) for name, own in had.items()}
+    counts = best_counts(len(lanes), speeds)
+    if sum(kept.values()) == len(lanes) and _seconds(kept, speeds) <= (
+        _seconds(counts, speeds) * (1 + WORTH_IT)
+    ):
+        counts = kept
+    dealt = {lane: name for name, own in had.items() for lane in own[: counts[name]]}
+    free = iter([lane for lane in lanes if lane not in dealt])
+    for name in rates:
+        for _ in range(counts[name] - min(counts[name], len(had[name]))):
+            dealt[next(free)] = name
+    return dict(sorted(dealt.items()))
+
+
+def best_counts(lanes: int, speeds: Mapping[str, float]) -> dict[str, int]:
+    """The numbers of lanes that end first: each lane goes to who would have it done earliest."""
+    counts = {name: int(lanes * speed / sum(speeds.values())) for name, speed in speeds.items()}
+    for _ in range(lanes - sum(counts.values())):
+        first = min(speeds, key=lambda name: (counts[name] + 1) / speeds[name])
+        counts[first] += 1
+    return counts
+
+
+def _known(rates: Mapping[str, float]) -> dict[str, float]:
+    told = [rate for rate in rates.values() if rate > 0]
+    usual = sum(told) / len(told) if told else 1.0
+    return {name: rate if rate > 0 else usual for name, rate in rates.items()}
+
+
+def _seconds(counts: Mapping[str, int], speeds: Mapping[str, float]) -> float:
+    return max(count / speeds[name] for name, count in counts.items())

@@ -1,0 +1,154 @@
+"""What a member does next, from the headers of all members of its generation.
+
+    trouble anywhere               -> Stop, all alike
+    some applied the step, some not-> who has not applies the total that it holds: it was voted on
+    all hold one total             -> Apply it: the vote was lost, the sums are equal
+    one member holds other weights -> it is expelled, and joins again
+    lanes are missing              -> Compute the own ones among them
+    no lane is missing             -> Reduce
+    nothing is begun, and the anchor has announced a change, or a member leaves -> Change
+
+The rules keep two laws. A total is applied only if every member that reduced it holds the same one,
+so a survivor has it or nobody applied it. And a lane is in the sums of exactly one member.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainers.elastic.deciding.deal import deal
+from trainers.elastic.deciding.header import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute these lanes, in this order, and exchange headers again."""
+
+    lanes: tuple[int, ...]
+    deal: Mapping[int, str]
+    """Who has which of the missing lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Add the sums of the contributors in the order of their ranks, and vote."""
+
+    contributors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply the total that is held: every member holds or has applied it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Exchange headers again: others catch up by one step first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Go to the gate: the next generation begins before anything of this step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """This member differs from the others, and has to take the state from one of them."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run at every member."""
+
+    why: str
+
+
+Decision = Compute | Reduce | Apply | Wait | Change | Expelled | Stop
+
+
+def decide(
+    headers: Sequence[Header], rank: int, lanes: Sequence[int], before: Mapping[int, str]
+) -> Decision:
+    """`headers` by rank; `lanes`: those of this step that have samples; `before`: the last deal."""
+    mine = headers[rank]
+    if troubles := [f"{h.name}: {h.trouble}" for h in headers if h.trouble]:
+        return Stop("; ".join(troubles))
+    first, last = min(h.step for h in headers), max(h.step for h in headers)
+    if first < last:
+        return _behind(headers, mine, first, last)
+    if odd := _odd_ones(headers):
+        return _differing(headers, mine, odd)
+    if mine.held and all(h.held == mine.held for h in headers):
+        return Apply()
+    if problem := _twice(headers):
+        return Stop(problem)
+    begun = any(h.done for h in headers)
+    if not begun and _changes(headers):
+        return Change()
+    missing = sorted({*lanes}.difference(*(h.done for h in headers)))
+    if missing:
+        rates = {h.name: h.rate for h in headers if not h.leaving or len(headers) == 1}
+        dealt = deal(missing, rates or {h.name: h.rate for h in headers}, before)
+        own = tuple(lane for lane, name in dealt.items() if name == mine.name)
+        return Compute(own, dealt)
+    return Reduce(tuple(number for number, h in enumerate(headers) if h.done))
+
+
+def is_equal_vote(digests: Sequence[str]) -> bool:
+    """Whether every member holds the same total."""
+    return len({*digests}) == 1
+
+
+def _behind(headers: Sequence[Header], mine: Header, first: int, last: int) -> Decision:
+    """Some have applied the step and others not yet."""
+    if last - first > 1:
+        return Stop(
+            f"members are {last - first} steps apart, at {first} and {last}, which no rule allows:"
+            " send the logs of the peers to the developers"
+        )
+    committed = {h.kept for h in headers if h.step == last}
+    if len(committed) > 1:
+        return Stop(f"two totals of step {first} were applied: {sorted(committed)}")
+    if mine.step == last:
+        return Wait()
+    if mine.held in committed:
+        return Apply()
+    return Expelled(f"step {first} was committed by others, and its total is not here")
+
+
+def _odd_ones(headers: Sequence[Header]) -> list[str]:
+    """The members whose weights differ from those of the most; all of them if there is no most."""
+    found = Counter(h.weights for h in headers if h.weights)
+    if len(found) < 2:
+        return []
+    (most, votes), (_, second) = found.most_common(2)
+    if votes == second:
+        return [h.name for h in headers]
+    return [h.name for h in headers if h.weights not in ("", most)]
+
+
+def _differing(headers: Sequence[Header], mine: Header, odd: Sequence[str]) -> Decision:
+    if len(odd) == len(headers):
+        return Stop(
+            f"the weights of {', '.join(odd)} differ before step {mine.step + 1}, and no majority"
+            " says whose are right: begin again from a checkpoint"
+        )
+    if mine.name in odd:
+        others = len(headers) - len(odd)
+        return Expelled(f"the weights here differ from those of {others} other members")
+    return Wait()
+
+
+def _twice(headers: Sequence[Header]) -> str:
+    counts = Counter(lane for h in headers for lane in h.done)
+    if twice := sorted(lane for lane, count in counts.items() if count > 1):
+        return f"lanes {twice} were computed by two members: send their logs to the developers"
+    return ""
+
+
+def _changes(headers: Sequence[Header]) -> bool:
+    """Whether a change of membership is due here. All members must have heard of it."""
+    leaves = any(h.leaving for h in headers) and len(headers) > 1
+    return leaves or min(h.announced for h in headers) > 0

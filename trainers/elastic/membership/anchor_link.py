@@ -1,0 +1,337 @@
+"""A peer's link to the anchor: what the anchor said last, and what the peer has to tell.
+
+    thread "elastic-link"   receives; connects again, to the next address, when the anchor is gone
+    thread "elastic-beat"   says that the peer lives, and at which step it is
+
+The trainer's thread asks `alive()` while it waits for others, and waits at the `gate` between two
+generations. While no anchor can be reached, the members train on.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainers.elastic.anchor.anchor import view_of
+from trainers.elastic.deciding.view import Member, View
+from trainers.elastic.errors import Expelled, GenerationEnded, SwarmRefused
+from trainers.elastic.wire import (
+    Address,
+    Channel,
+    ChannelClosed,
+    Manifest,
+    Message,
+    Secret,
+    Unreachable,
+    WireError,
+    WrongSecret,
+    connect,
+)
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+PATIENCE_SECONDS = 600.0
+"""So long a peer at the gate looks for an anchor before it gives up."""
+IDLE_SECONDS = 0.02
+JOIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the anchor told a newcomer: take the state from `donor`; None: begin with its own."""
+
+    donor: Member | None
+    number: int
+    """It grows with every new order, as when a donor has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """The next generation."""
+
+    view: View
+    step: int
+    """The steps that the one of its members has applied who has applied the most."""
+    finished: tuple[int, str] | None
+    """With which step and digest somebody has ended the run, if somebody has."""
+
+
+class AnchorLink:
+    """One peer's. `open` it, and `close` it at the end."""
+
+    def __init__(
+        self, addresses: Sequence[Address], secret: Secret, member: Member, manifest: Manifest
+    ) -> None:
+        self.member = member
+        self.heartbeat = 2.0
+        """The anchor's, from its welcome on."""
+        self.step = 0
+        """The steps that are applied to the weights here. The trainer's thread sets it."""
+        self._addresses = list(addresses)
+        self._secret = secret
+        self._manifest = manifest
+        self._has_step = 0
+        self._changed = threading.Condition()
+        self._channel: Channel | None = None
+        self._closing = False
+        self._hung_up = threading.Event()
+        self._view: View | None = None
+        self._role: Role | None = None
+        self._formed: Formed | None = None
+        self._ended: dict[int, str] = {}
+        """Why each generation that is known to be over has ended."""
+        self._announced: set[int] = set()
+        self._values: dict[int, bytes] = {}
+        self._tickets = 0
+        self._at_gate: tuple[int, int, bool] | None = None
+        self._ready = False
+        self._wrong: Exception | None = None
+        """Why this peer cannot go on."""
+        self._waits = ""
+        self._threads = [
+            threading.Thread(target=self._listen, name="elastic-link", daemon=True),
+            threading.Thread(target=self._beat, name="elastic-beat", daemon=True),
+        ]
+
+    def open(self, has_step: int) -> None:
+        """Connect. `has_step`: the step of the checkpoint from which this peer could begin."""
+        self._has_step = has_step
+        self._greet(connect(self._addresses, self._secret, CONNECT_SECONDS * 2))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Hang up. What was not told by then is not told."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            channel = self._channel
+        self._hung_up.set()
+        if channel is not None:
+            channel.close()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(JOIN_SECONDS)
+
+    # ---- for the trainer's thread ----------------------------------------------------------------
+
+    def role(self, after: int = 0) -> Role:
+        """Wait for the anchor's order to a newcomer; one that is newer than number `after`."""
+        with self._changed:
+            while self._role is None or self._role.number <= after:
+                self._wait("the anchor's answer")
+            return self._role
+
+    def alive(self) -> None:
+        """Raise `GenerationEnded` if the present generation is over."""
+        with self._changed:
+            self._check()
+            if self._view is not None and (why := self._ended.get(self._view.generation)):
+                raise GenerationEnded(why)
+
+    def formed(self) -> Formed | None:
+        """Return the generation that has taken this newcomer in, if one has."""
+        with self._changed:
+            self._check()
+            formed, self._formed = self._formed, None
+            if formed is not None:
+                self._view, self._ready = formed.view, False
+            return formed
+
+    @property
+    def announced(self) -> bool:
+        """Whether the anchor has announced that this generation shall change."""
+        with self._changed:
+            return self._view is not None and self._view.generation in self._announced
+
+    def gate(self, step: int, idle: Callable[[], None], *, planned: bool) -> Formed:
+        """Wait for the next generation. `idle` is called again and again meanwhile. `planned`:
+        whether all members come here between two steps."""
+        with self._changed:
+            generation = 0 if self._view is None else self._view.generation
+            self._at_gate = generation, step, planned
+        if not self._ready:
+            self._send("gate", generation=generation, step=step, planned=planned)
+        told, lost_at = "", time.monotonic()
+        while True:
+            with self._changed:
+                self._check()
+                if self._formed is not None and self._formed.view.generation > generation:
+                    formed, self._formed = self._formed, None
+                    self._view, self._at_gate, self._ready = formed.view, None, False
+                    return formed
+                self._changed.wait(IDLE_SECONDS)
+                waits = self._waits
+                if self._channel is not None:
+                    lost_at = time.monotonic()
+                elif time.monotonic() - lost_at > PATIENCE_SECONDS:
+                    raise Unreachable(
+                        f"no anchor could be reached for {PATIENCE_SECONDS:g} s, at"
+                        f" {', '.join(map(str, self._addresses))}: start one"
+                    )
+            if waits and waits != told:
+                log.info("waiting at the gate: %s", waits)
+                told = waits
+            idle()
+
+    def ready(self) -> None:
+        """Tell that the state is here, and follows that of the members."""
+        self._ready = True
+        self._send("ready")
+
+    def leave(self) -> None:
+        """Say goodbye, between two steps."""
+        self._send("leave")
+
+    def ended(self, step: int, digest: str) -> None:
+        """Tell that the whole run has ended here."""
+        self._send("ended", step=step, digest=digest)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Leave a value for the other members of this generation."""
+        self._send("put", [value], generation=self._generation(), key=key)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait for a value that a member of this generation leaves."""
+        end = time.monotonic() + timeout
+        with self._changed:
+            self._tickets += 1
+            ticket = self._tickets
+        self._send("get", generation=self._generation(), key=key, ticket=ticket)
+        with self._changed:
+            while ticket not in self._values:
+                if time.monotonic() > end:
+                    raise GenerationEnded(f"{key} of another member did not come in {timeout:g} s")
+                self._changed.wait(IDLE_SECONDS)
+                self._check()
+                why = self._ended.get(self._generation())
+                if why:
+                    raise GenerationEnded(why)
+            return self._values.pop(ticket)
+
+    def _generation(self) -> int:
+        assert self._view is not None
+        return self._view.generation
+
+    def _wait(self, what: str) -> None:
+        self._check()
+        if self._closing:
+            raise ChannelClosed(f"the link is closed, and {what} will not come")
+        self._changed.wait(1.0)
+
+    def _check(self) -> None:
+        if self._wrong is not None:
+            raise type(self._wrong)(str(self._wrong)) from self._wrong
+
+    # ---- threads --------------------------------------------------------------------------------
+
+    def _send(self, kind: str, payloads: Sequence[bytes] = (), **fields: Any) -> None:
+        with self._changed:
+            channel = self._channel
+        if channel is None:
+            return  # The next anchor is told all that counts in the greeting.
+        try:
+            channel.send(kind, payloads, **fields)
+        except WireError as error:
+            log.info("the anchor was not told %r: %s", kind, error)
+            channel.close()  # The thread that receives connects again.
+
+    def _greet(self, channel: Channel) -> None:
+        with self._changed:
+            view, at_gate, ready = self._view, self._at_gate, self._ready
+        channel.send(
+            "hello",
+            member=asdict(self.member),
+            manifest=dict(self._manifest),
+            has_step=self._has_step,
+            view=None if view is None else asdict(view),
+            step=self.step,
+        )
+        if ready:
+            channel.send("ready")
+        elif at_gate is not None:
+            generation, step, planned = at_gate
+            channel.send("gate", generation=generation, step=step, planned=planned)
+        with self._changed:
+            self._channel = channel
+
+    def _listen(self) -> None:
+        while True:
+            channel = self._channel
+            try:
+                while channel is not None:
+                    self._heard(channel.receive(None))
+            except WireError as error:
+                if channel is not None:
+                    channel.close()
+                with self._changed:
+                    self._channel = None
+                    if self._closing or self._wrong is not None:
+                        return
+                log.warning("the anchor is gone (%s): training goes on without it", error)
+            if not self._connect_again():
+                return
+
+    def _connect_again(self) -> bool:
+        """Whether an anchor was found. The next address is asked first."""
+        self._addresses = self._addresses[1:] + self._addresses[:1]
+        while True:
+            with self._changed:
+                if self._closing:
+                    return False
+            try:
+                self._greet(connect(self._addresses, self._secret, CONNECT_SECONDS))
+            except WrongSecret as error:
+                self._fail(error)
+                return False
+            except WireError:
+                with self._changed:
+                    self._changed.wait(0.1)
+                continue
+            log.info("an anchor was found at %s", self._channel and self._channel.peer)
+            return True
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._wrong = error
+            self._changed.notify_all()
+
+    def _heard(self, message: Message) -> None:
+        fields = message.fields
+        with self._changed:
+            match message.kind:
+                case "welcome":
+                    self.heartbeat = fields["heartbeat"]
+                case "refuse":
+                    self._wrong = SwarmRefused(fields["why"])
+                case "expel":
+                    self._wrong = Expelled(fields["why"])
+                case "found":
+                    self._role = Role(None, self._next_number())
+                case "copy":
+                    self._role = Role(Member(**fields["donor"]), self._next_number())
+                case "announce":
+                    self._announced.add(fields["generation"])
+                case "break":
+                    self._ended[fields["generation"]] = fields["why"]
+                case "form":
+                    finished = fields["finished"]
+                    finished = None if finished is None else tuple(finished)
+                    self._formed = Formed(view_of(fields["view"]), fields["step"], finished)
+                case "value":
+                    self._values[fields["ticket"]] = bytes(message.payloads[0].data)
+                case "waits":
+                    self._waits = fields["why"]
+                case _:
+                    pass  # A later version may say more.
+            self._changed.notify_all()
+
+    def _next_number(self) -> int:
+        return 1 if self._role is None else self._role.number + 1
+
+    def _beat(self) -> None:
+        while not self._hung_up.wait(self.heartbeat / 4):
+            self._send("beat", step=self.step)

@@ -1,0 +1,86 @@
+"""The gradients of all parameters in one flat tensor, into which the backward passes add.
+
+    sums  | p0 ............ | p1 .... | p2 ......... |      p.grad is a view of its part
+    marks    x                          x                   which parameters got a gradient
+
+One tensor is what a reduce wants. The sums stay as they are until the step is applied: a reduce
+reads them only, so whatever becomes of it, it can be made again.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trainers.elastic.errors import CannotBeElastic
+
+
+class GradientSums:
+    """The sums of one module's parameters that are trained."""
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        for name, p in parameters:
+            if p.dtype != torch.float32:
+                raise CannotBeElastic(
+                    f"the parameter {name} is of {p.dtype}, and a swarm adds up gradients in"
+                    " float32: keep parameters in float32 (precision bf16-mixed computes in"
+                    " bfloat16 and does that)"
+                )
+        self._parameters = [p for _, p in parameters]
+        self._names = [name for name, _ in parameters]
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        count = sum(p.numel() for p in self._parameters)
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self.flat = torch.zeros(count, device=device)
+        self._views = self.views(self.flat)
+        self._marks = [False] * len(self._parameters)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return the parts of a flat tensor, in the shapes of the parameters."""
+        parts = flat.split([p.numel() for p in self._parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def begin(self) -> None:
+        """Begin a step: nothing is added up, and backward passes add to the sums."""
+        self.flat.zero_()
+        self._marks = [False] * len(self._parameters)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._mark(number))
+            for number, p in enumerate(self._parameters)
+        ]
+        self.catch()
+
+    def catch(self) -> None:
+        """Let backward passes add to the sums."""
+        for p, view in zip(self._parameters, self._views, strict=True):
+            p.grad = view
+
+    def end(self) -> None:
+        """Let go of the parameters' gradients."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for p in self._parameters:
+            p.grad = None
+
+    def _mark(self, number: int) -> Callable[[Tensor], None]:
+        def mark(_: Tensor) -> None:
+            self._marks[number] = True
+
+        return mark
+
+    @property
+    def touched(self) -> str:
+        """Which parameters got a gradient, a bit each, in hexadecimal."""
+        return hex(sum(1 << number for number, mark in enumerate(self._marks) if mark))
+
+    def give(self, mean: Tensor, touched: str) -> None:
+        """Make the parts of `mean` the gradients of those parameters that `touched` names."""
+        marks = int(touched, 16)
+        for number, (p, part) in enumerate(zip(self._parameters, self.views(mean), strict=True)):
+            p.grad = part if marks >> number & 1 else None
+
+    def wrong_names(self) -> list[str]:
+        """The parameters whose sums are not finite."""
+        named = zip(self._names, self._views, strict=True)
+        return [name for name, view in named if not view.isfinite().all()]

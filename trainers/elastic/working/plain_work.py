@@ -1,0 +1,168 @@
+"""The lanes of a step by plain Lightning: forward and backward pass of one lane after the other.
+
+    seed of (run, step, lane) -> buffers as committed -> training_step -> backward into the sums
+
+A lane's loss is the mean over its samples. A lane that has fewer than the others, at the end of a
+pass, counts by its share, so the step's gradient is the mean over all samples of all lanes.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaders.lanes.lane_loader import LaneLoader
+from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
+from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.working.digests import digest_of, part_of_step
+from trainers.elastic.working.gradient_sums import GradientSums
+from trainers.elastic.working.lane_logs import LogCatcher
+
+Backward = Callable[[Tensor, torch.optim.Optimizer], None]
+
+
+class PlainWork:
+    """One peer's. It implements `Work` (commits/commit.py)."""
+
+    def __init__(
+        self,
+        module: L.LightningModule,
+        optimizer: torch.optim.Optimizer,
+        lanes: LaneLoader,
+        micro: int,
+        on_device: Callable[[Any], Any],
+        step_of: Callable[..., Any],
+        backward: Callable[[Tensor], None],
+    ) -> None:
+        """`micro`: the samples of a whole lane; `on_device` brings a batch to the device; `step_of`
+        and `backward` are Lightning's, with its precision."""
+        self._module = module
+        self._optimizer = optimizer
+        self._lanes = lanes
+        self._micro = micro
+        self._on_device = on_device
+        self._step_of = step_of
+        self._backward = backward
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.gradients = GradientSums(named)
+        self._parameters = dict(module.named_parameters())
+        self.catcher = LogCatcher(module)
+        self._step = 0
+        self._samples = 0
+        self._loss = 0.0
+        self._batch_index = 0
+        self._committed: list[Tensor] = []
+        """The buffers with which every lane begins."""
+        self._first_buffers: list[Tensor] = []
+        self._lanes_with_samples: tuple[int, ...] = ()
+        self._doubtful: list[int] = []
+
+    def open(self, step: int, batch_index: int) -> None:
+        """Say at which batch of the pass the trainer is."""
+        self._step, self._batch_index = step, batch_index
+
+    # ---- what commits ask for -------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        if step != self._step:
+            raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {self._step}")
+        self._samples, self._loss = 0, 0.0
+        self._doubtful = []
+        self.catcher.begin()
+        self._committed = [buffer.detach().clone() for buffer in self._module.buffers()]
+        self._first_buffers = []
+        sizes = self._lanes.sizes(self._lanes.position[1])
+        self._lanes_with_samples = tuple(lane for lane, size in enumerate(sizes) if size)
+        self.gradients.begin()
+
+    def lanes(self) -> Sequence[int]:
+        return self._lanes_with_samples
+
+    def compute(self, lane: int) -> None:
+        taken = self._lanes.take(lane)
+        size = len(taken.info.ids)
+        self._roll(seed_of_lane(self._lanes.seed, self._step, lane))
+        self._restore_buffers()
+        with self.catcher.catching(size):
+            loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
+        share = size / self._micro
+        self._backward(loss if share == 1.0 else loss * share)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self._doubtful.append(lane)
+        self._samples += size
+        self._loss += value * size
+        if lane == self._lanes_with_samples[0]:
+            self._first_buffers = [buffer.detach().clone() for buffer in self._module.buffers()]
+        self._restore_buffers()
+
+    @property
+    def sums(self) -> Tensor:
+        flat = self.gradients.flat
+        return flat if flat.device.type == "cpu" else flat.cpu()
+
+    @property
+    def logs(self) -> LaneLogs:
+        values = self.catcher.sums()
+        return LaneLogs(self._samples, self._loss, values, self.gradients.touched)
+
+    def buffers(self) -> tuple[Tensor, ...]:
+        return tuple(buffer.cpu() for buffer in self._first_buffers)
+
+    def weights_digest(self, step: int) -> str:
+        return digest_of(part_of_step(self._state_tensors(), step))
+
+    def trouble(self) -> str:
+        for lane in self._doubtful:
+            ids = self._lanes.ids(lane).ids.tolist()
+            return f"the loss of lane {lane} is not finite at step {self._step}, of samples {ids}"
+        if self._samples and (names := self.gradients.wrong_names()):
+            lanes = ", ".join(names[:3])
+            return f"gradients are not finite at step {self._step}, of parameters {lanes}"
+        return ""
+
+    # ---- what the strategy asks for -------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let go of the gradients, and leave all generators at the seed after the step."""
+        self.gradients.end()
+        self._restore_buffers()
+        self._roll(seed_after(self._lanes.seed, self._step))
+
+    def apply_buffers(self, buffers: Sequence[Tensor]) -> None:
+        """Put a commit's buffers in place."""
+        with torch.no_grad():
+            for buffer, value in zip(self._module.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+
+    # ---- details --------------------------------------------------------------------------------
+
+    def _state_tensors(self) -> list[Tensor]:
+        found: list[Tensor] = [*self._parameters.values(), *self._module.buffers()]
+        for p in self._parameters.values():
+            state = self._optimizer.state.get(p, {})
+            found += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+        return found
+
+    def _restore_buffers(self) -> None:
+        self.apply_buffers(self._committed)
+
+    def _roll(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def _loss_of(self, output: Any) -> Tensor:
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise CannotBeElastic(
+                f"training_step returned {type(output).__name__} without a loss, and a swarm cannot"
+                " leave out a lane: return the loss, or a dict with the key 'loss'"
+            )
+        return loss
