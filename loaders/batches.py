@@ -8,6 +8,7 @@ the consumer's thread, one sample at a time. For each sample the generators are 
 and afterwards put back (`transforming`).
 """
 
+import copy
 import inspect
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,12 @@ class BatchMaker:
         """Whether a worker makes whole columns, because no code needs single samples."""
         self._keys = keys
         self._blocks = blocks
+
+    def over(self, slab: Slab) -> "BatchMaker":
+        """The same for samples of the same kind in another slab."""
+        other = copy.copy(self)
+        other._slab = slab
+        return other
 
     def make(self, info: BatchInfo, slots: NDArray[np.int64]) -> Gathered:
         """Make as much of a batch as a worker's thread may."""

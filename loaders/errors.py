@@ -9,6 +9,7 @@ LoaderError
   StateError        a saved state of another data set, seed or setting
   PassEnded         an iterator that another one has replaced, or whose loader was closed
   SharingError      a view of a shared stream that is asked for what it cannot give
+  LaneError         a lane that is asked for what it cannot give
   WorkerDied        a worker process that was killed or crashed, twice
   BackendMissing    a package that a backend needs and that is not installed
 """
@@ -48,6 +49,10 @@ class PassEnded(LoaderError):
 
 class SharingError(LoaderError):
     """A view of a shared stream was asked for what it cannot give."""
+
+
+class LaneError(LoaderError):
+    """A `LaneLoader` was asked for what it cannot give, or its loader cannot be dealt in lanes."""
 
 
 class BackendMissing(LoaderError):

@@ -47,12 +47,12 @@ from loaders.options import (
     WorkerKind,
     WorkerOptions,
 )
-from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
+from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, batches_per_pass
 from loaders.pass_position import PassPosition
 from loaders.passes import PassReplay, PassRun, PlannedPass
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
-from loaders.rank_order import ORDER_STREAM, LoaderRanks, RankOrder
+from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.summary import Announcement
@@ -115,15 +115,15 @@ class ReuseLoader:
         serving = first_serving(reuse, reaugment, batch_size)
         self.position = PassPosition(running=serving, next=serving)
         opened = open_dataset(dataset, decoding, batches, caching)
-        self._setup = PipelineSetup(opened, decoding, reading, batches, kept, seed, buffer_bytes)
-        self._order = RankOrder(
+        self.setup = PipelineSetup(opened, decoding, reading, batches, kept, seed, buffer_bytes)
+        self.order = RankOrder(
             opened.dataset, sampler, seed, shuffle, LoaderRanks(rank, world_size)
         )
-        serving.check(self._order.samples)
-        self._identity = LoaderIdentity(opened.dataset, sampler)
+        serving.check(self.order.samples)
+        self.identity = LoaderIdentity(opened.dataset, sampler)
         self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None)
         self._reads.check(serving)
-        self._announcement = Announcement(self._setup, self._order, self._tuner is not None)
+        self.announcement = Announcement(self.setup, self.order, self._tuner is not None)
         self.dataset = opened.dataset
         self.workers = reading.count
         self.buffer_batches = buffer_batches
@@ -142,7 +142,7 @@ class ReuseLoader:
         self._closer: weakref.finalize[..., ReuseLoader] | None = None
         self._following: PassOrder | None = None
         self._skipped: dict[int, str] = {}
-        self._run: PassRun | None = None
+        self.run: PassRun | None = None
         self._stats = LoaderStats()
 
     @classmethod
@@ -156,8 +156,8 @@ class ReuseLoader:
         `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
         adopted = adopted_arguments(loader, changes)
         made = cls(**{"reuse": reuse, **adopted.arguments})
-        made._announcement.adopted = adopted
-        made._announcement.say(made.position.next)
+        made.announcement.adopted = adopted
+        made.announcement.say(made.position.next)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
@@ -193,15 +193,15 @@ class ReuseLoader:
     @property
     def share(self) -> int:
         """The number of samples that this rank serves in a pass."""
-        return self._order.share
+        return self.order.share
 
     @property
     def rank(self) -> int:
-        return self._order.rank
+        return self.order.rank
 
     @property
     def world_size(self) -> int:
-        return self._order.world_size
+        return self.order.world_size
 
     @property
     def skipped(self) -> dict[int, str]:
@@ -218,7 +218,7 @@ class ReuseLoader:
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
-        serving.check(self._order.samples)
+        serving.check(self.order.samples)
         self._reads.check(serving)
         self.position.next = serving
 
@@ -244,14 +244,14 @@ class ReuseLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
-        nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "_run"))
-        copied = ("_identity", "_skipped", "position", "precedence")
+        nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "run"))
+        copied = ("identity", "_skipped", "position", "precedence")
         return self.__dict__ | nowhere | {name: copy.copy(self.__dict__[name]) for name in copied}
 
     def apart(self) -> "ReuseLoader":
         """A second loader with the same arguments at the same position. It keeps no cache."""
         second = copy.copy(self)
-        second._setup = replace(self._setup, cache=None)
+        second.setup = replace(self.setup, cache=None)
         return second
 
     # ---- state ----------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class ReuseLoader:
             **{name: getattr(self, name) for name in SAME_AFTER_RESUME},
             "world_size": self.world_size,
             **self.position.state(),
-            "identity": self._identity.state(in_a_pass=self.position.served > 0),
+            "identity": self.identity.state(in_a_pass=self.position.served > 0),
             "tuner": self._tuner.state_dict() if self._tuner else None,
             "stats": {**self._stats, "serves": list(self._stats.serves)},
         }
@@ -270,7 +270,7 @@ class ReuseLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last batch that was served when `state` was taken."""
         check_state(state, self.state_dict())
-        self._identity.check(state.get("identity"))
+        self.identity.check(state.get("identity"))
         position = PassPosition.of(state)
         self._reads.check(position.running, position.next)
         self._leave()
@@ -279,7 +279,7 @@ class ReuseLoader:
             self._following = None
         self.position = position
         self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
-        self._identity.expect(state.get("identity") if position.resuming else None)
+        self.identity.expect(state.get("identity") if position.resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
 
@@ -289,7 +289,7 @@ class ReuseLoader:
         self._leave()  # another iterator may have been left open
         batches = len(self)
         self.position.begin()
-        run = self._run = self._begin(batches)
+        run = self.run = self._begin(batches)
         try:
             for taken in run:
                 self._stats, self.last_batch = taken.stats, taken.info
@@ -302,15 +302,15 @@ class ReuseLoader:
                     self._look_ahead(run)
                 yield taken.batch
         finally:
-            if self._run is run:
+            if self.run is run:
                 self._leave()
 
     def _begin(self, batches: int) -> PassRun:
         at, share = self.position, self.share
         serving, pass_index, first = at.running, at.pass_index, at.served
         serving.check_share(share, len(self.dataset), self.world_size)
-        self._announcement.say(serving)
-        pipeline = self._pipeline_of_this_process()
+        self.announcement.say(serving)
+        pipeline = self.pipeline_of_this_process()
         plan = ReuseBuffer(
             samples=share,
             batch_size=serving.batch_size,
@@ -323,7 +323,7 @@ class ReuseLoader:
         )
         replay = PassReplay.of(plan, first)
         order = self._order_of_pass(pass_index, plan.capacity, pipeline)
-        self._identity.begin(self._order.check_ranks(order, batches - first))
+        self.identity.begin(self.order.check_ranks(order, batches - first))
         jobs = np.flatnonzero(replay.uses < serving.reuse)
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.
@@ -341,7 +341,7 @@ class ReuseLoader:
             pipeline.stop()
             self._count_extra(order.progress.decoded)
             order = None
-        return order or self._order.of_pass(pass_index)
+        return order or self.order.of_pass(pass_index)
 
     def _look_ahead(self, run: PassRun) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
@@ -349,26 +349,26 @@ class ReuseLoader:
         if (
             self._following is None
             and run.pool.all_taken
-            and self._order.sampler is None
+            and self.order.sampler is None
             and run.whole
             and self.batch_size == serving.batch_size
-            and self._setup.opened.decoded is None
+            and self.setup.opened.decoded is None
         ):
-            self._following = self._order.of_pass(self.position.pass_index + 1)
+            self._following = self.order.of_pass(self.position.pass_index + 1)
             assert self._pipeline is not None
             self._pipeline.follow(self._following, serving.reuse)
 
     def _end(self, run: PassRun) -> None:
         run.pool.finish()
         self._count_extra(run.extra_decodes())
-        self._run = None
+        self.run = None
         self.position.end()
         if self._tuner:
             self._take_over(self._tuner.reuse or self.reuse)
 
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""
-        run, self._run = self._run, None
+        run, self.run = self.run, None
         if run is None or self._pipeline is None:
             return
         self._pipeline.stop()
@@ -384,17 +384,17 @@ class ReuseLoader:
 
     def _take_over(self, tuned: int) -> None:
         """Serve with the tuner's choice. Ranks must serve alike: all take the largest."""
-        reuse = self._order.ranks.largest(tuned)
+        reuse = self.order.ranks.largest(tuned)
         if reuse != self.reuse:
             log.info("reuse %d from this pass on, it was %d", reuse, self.reuse)
         self.position.next = replace(self.position.next, reuse=reuse)
 
     # ---- the pipeline ---------------------------------------------------------------------------
 
-    def _pipeline_of_this_process(self) -> Pipeline:
+    def pipeline_of_this_process(self) -> Pipeline:
         pipeline = self._pipeline
         # A forked process has no threads of its parent, and must not touch its memory.
         if pipeline is None or pipeline.pid != os.getpid():
-            pipeline = self._pipeline = Pipeline(self._setup, self.rank, self.precedence)
+            pipeline = self._pipeline = Pipeline(self.setup, self.rank, self.precedence)
             self._closer = weakref.finalize(self, pipeline.close)
         return pipeline

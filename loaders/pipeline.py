@@ -99,8 +99,8 @@ class Pipeline:
             self.stop()
             # If that sample cannot be read, the whole pass is searched for one that can.
             first = int(jobs[0]) if len(jobs) else 0
-            self.slab = self._slab(slots, order, np.roll(order.ids, -first))
-            self._maker = self._maker_of(self.slab)
+            self.slab = self.slab_for(slots, order, np.roll(order.ids, -first))
+            self._maker = self.maker_of(self.slab)
         if self.pool is None:
             workers = self.setup.workers.count
             self.pool = Prefetcher(
@@ -221,7 +221,7 @@ class Pipeline:
 
     # ---- sizes ----------------------------------------------------------------------------------
 
-    def _slab(self, slots: int, order: PassOrder, ids: NDArray[np.int64]) -> Slab:
+    def slab_for(self, slots: int, order: PassOrder, ids: NDArray[np.int64]) -> Slab:
         decoded = self.setup.opened.decoded
         if decoded is not None:
             template = self.setup.opened.dataset[int(ids[0])]
@@ -231,7 +231,7 @@ class Pipeline:
             template = self.reader.first(ids, order.pass_index)
         return Slab(template, slots, self._slab_bytes)
 
-    def _maker_of(self, slab: Slab) -> BatchMaker:
+    def maker_of(self, slab: Slab) -> BatchMaker:
         seed, batches, split = self.setup.seed, self.setup.batches, self.setup.opened.split
 
         def keys(info: BatchInfo) -> NDArray[np.uint64]:
@@ -256,6 +256,6 @@ class Pipeline:
         slab = Slab(largest, 1)
         slab.write(0, largest, 0)
         info = BatchInfo(0, 0, *(np.zeros(1, dtype=np.int64) for _ in range(4)))
-        made = self._maker_of(slab).make(info, np.zeros(1, dtype=np.int64))
+        made = self.maker_of(slab).make(info, np.zeros(1, dtype=np.int64))
         served = sum(getattr(column, "nbytes", 0) for column in made.columns or [])
         return slot, served or slot

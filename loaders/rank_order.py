@@ -20,9 +20,6 @@ from loaders.sources.datasets import pass_order, samples_per_rank, shared_out
 from loaders.sources.samplers import NamedRank, SamplerOrder, drawn_before, named_rank
 from loaders.workers.pass_order import PassOrder
 
-# Order and augmentation draw from different streams of one seed.
-ORDER_STREAM = 1
-
 
 @dataclass(frozen=True, slots=True)
 class LoaderRanks:

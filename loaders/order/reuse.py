@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 Mode = Literal["rolling", "block", "immediate"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ORDER_STREAM = 1
+"""Order and augmentation draw from different streams of one seed."""
 
 IntArray = NDArray[np.int64]
 

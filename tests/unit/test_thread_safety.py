@@ -117,7 +117,7 @@ def adopted(dataset: Any, num_workers: int, **changes: Any) -> ReuseLoader:
 
 
 def kind(loader: ReuseLoader) -> tuple[str, int]:
-    options = loader._setup.workers  # pyright: ignore[reportPrivateUsage]
+    options = loader.setup.workers
     return options.kind, options.count
 
 

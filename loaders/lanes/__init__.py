@@ -1,0 +1,13 @@
+"""One loader's data for virtual ranks ("lanes"): whoever is there serves any of them.
+
+    order of a pass --shared out, nothing twice--> lane 0: its own reuse order, step by step
+                                                   lane 1: its own reuse order, step by step
+                                                   ...
+    this peer holds lanes 0 and 5 --> their samples are decoded ahead, by one crew of threads
+
+`lane_order` says what a lane serves at a step; it is pure. `held_lanes` keeps what is decoded of
+each lane that is held here, `lane_jobs` says what a thread does next, and `lane_crew` has the
+threads. `lane_loader` is what a training loop uses; `laneable` says which loaders it takes.
+
+May import: arguments, batches, errors, loader, order, pipeline, rank_order, slots, stats, workers.
+"""

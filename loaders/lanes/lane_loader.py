@@ -1,0 +1,333 @@
+"""`LaneLoader`: any lanes of one loader's data, served by whoever is there.
+
+    lanes = LaneLoader(loader, lanes=64)      the same on every peer
+    lanes.hold(mine)                          their samples are decoded ahead
+    for lane in mine: lanes.take(lane)        the micro-batches of this step, in any order
+    lanes.advance()                           the step is committed
+
+What a lane serves at a step is a function of (seed, pass, lane, number of lanes). It does not
+depend on who holds it, nor on who held it before, and a batch may be taken twice.
+"""
+
+import copy
+import os
+import weakref
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from operator import index
+from typing import Any
+
+import torch
+
+from loaders.arguments import SAME_AFTER_RESUME, Serving
+from loaders.batches import Batch
+from loaders.errors import LaneError, StateError
+from loaders.lanes.lane_counts import LaneCounts
+from loaders.lanes.lane_crew import LaneCrew
+from loaders.lanes.lane_order import LanePass, LaneServe
+from loaders.lanes.lane_reading import LaneReading
+from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
+from loaders.loader import ReuseLoader
+from loaders.pipeline import Pipeline
+from loaders.stats import BatchInfo, LoaderStats
+from loaders.workers.pass_order import PassOrder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneBatch:
+    """The micro-batch of one lane at one step."""
+
+    batch: Batch
+    """As the loader collates it. It stays the consumer's as long as the consumer keeps it."""
+    info: BatchInfo
+
+
+class LaneLoader:
+    """Serves any set of lanes of one `ReuseLoader`'s data. One thread uses it."""
+
+    def __init__(self, loader: ReuseLoader, lanes: int) -> None:
+        """The `batch_size` of `loader` is that of one lane at one step."""
+        check_loader(loader)
+        check_place(loader)
+        if loader.position.resuming:
+            raise LaneError(
+                f"the loader is to go on after batch {loader.position.served} of a pass of its own,"
+                " which is no step of its lanes: load the state of a LaneLoader"
+            )
+        self.loader = loader
+        self.lanes = index(lanes)
+        self._pass_index = loader.position.pass_index + (loader.position.served > 0)
+        self._step = 0
+        self._running: Serving | None = None
+        """How the present pass is served. None: as the loader says, for it has not begun."""
+        self._order: PassOrder | None = None
+        self._following: PassOrder | None = None
+        self._ended = False
+        """Whether the pass before this one was served to its end, and this one has not begun."""
+        self._identity = copy.copy(loader.identity)
+        self._counts = LaneCounts()
+        self._crew: LaneCrew | None = None
+        self._pipeline: Pipeline | None = None
+        self._closer: weakref.finalize[..., LaneLoader] | None = None
+        self._closed = False
+        check_pass(self._pass)
+
+    # ---- where it is ----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The pass and its step that are served now."""
+        return self._pass_index, self._step
+
+    def __len__(self) -> int:
+        """The number of steps of the present pass."""
+        return len(self._pass)
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """The number of samples of every lane at a step of the present pass. At the last steps some
+        may be smaller, or 0."""
+        if not 0 <= step < len(self):
+            raise ValueError(
+                f"step {step} is none of pass {self._pass_index}, which has steps 0 to"
+                f" {len(self) - 1}"
+            )
+        return self._pass.sizes(step)
+
+    def go_to(self, pass_index: int, step: int) -> None:
+        """Go to another place, as a peer does that joins or resumes. All lanes are let go, so that
+        nothing is decoded there until it is asked for. Another pass than the present one is served
+        as the loader says now (`set_reuse`)."""
+        self._check_open()
+        if (pass_index, step) == self.position:
+            return
+        running = self._running if pass_index == self._pass_index else None
+        there = self._pass_of(pass_index, running or self.loader.position.next)
+        if pass_index < 0 or not 0 <= step < len(there):
+            raise ValueError(
+                f"there is no step {step} in pass {pass_index}: a pass has {len(there)} steps"
+            )
+        check_pass(there)
+        self._leave_place()
+        self._identity.expect(None)
+        self._pass_index, self._step, self._running = pass_index, step, running
+        if step and running is None:
+            self._running = self.loader.position.next
+
+    # ---- what a step serves ---------------------------------------------------------------------
+
+    def ids(self, lane: int) -> LaneServe:
+        """Which samples a lane serves at the present step. Nothing is decoded for it. A sample that
+        another one replaces (on_error="skip") is told by `take` alone."""
+        crew, order = self._begun()
+        serve = crew.serve(self._checked(lane))
+        return LaneServe(order.ids[lane :: self.lanes][serve.positions], serve.serves)
+
+    def hold(self, lanes: Collection[int]) -> None:
+        """Say which lanes this peer expects to be asked for, in this order. Their samples are
+        decoded ahead. What is decoded of lanes that stay is kept; lanes that are let go free their
+        memory."""
+        wanted = list(dict.fromkeys(self._checked(lane) for lane in lanes))
+        if self._ended and self._crew is not None:
+            # How the next pass is served may still change. What is decoded of it stays.
+            self._check_open()
+            self._crew.hold(wanted)
+        elif wanted or self._crew is not None:
+            self._begun()[0].hold(wanted)
+
+    def take(self, lane: int) -> LaneBatch:
+        """The micro-batch of a lane at the present step. A lane that is not held is held from now
+        on. It may be taken again until the step is committed, and has the same bits then."""
+        lane = self._checked(lane)
+        crew, _ = self._begun()
+        if not self._pass.size(lane, self._step):
+            raise LaneError(
+                f"lane {lane} has no samples at step {self._step} of pass {self._pass_index}: leave"
+                " out lanes whose size (sizes(step)) is 0"
+            )
+        if lane not in crew.held:
+            crew.hold([*crew.held, lane])
+        # A peer that evaluates in inference mode must not make tensors for one that trains.
+        with torch.inference_mode(False):
+            held, gathered = crew.take(lane)
+            assert held.room is not None
+            batch = held.room.maker.finish(gathered)
+        self._counts.took(held.now, gathered)
+        self._look_ahead(crew)
+        return LaneBatch(batch, gathered.info)
+
+    def advance(self) -> None:
+        """Go on to the next step, because this one is committed. After the last step of a pass
+        comes the next pass. It begins when it is first asked for a batch, and is served as the
+        loader says then (`set_reuse`)."""
+        self._check_open()
+        self._running = self._serving
+        begun, last = self._order is not None, self._step + 1 >= len(self)
+        if self._crew is not None and begun:
+            self._crew.advance(self._step + 1)
+        if not last:
+            self._step += 1
+            return
+        self._pass_index, self._step = self._pass_index + 1, 0
+        self._running = self._order = None
+        self._ended = begun
+        self._identity.expect(None)
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What this peer has decoded and served. A batch that is taken twice at a step counts
+        once."""
+        crew, pipeline = self._crew, self._pipeline
+        if crew is None or pipeline is None:
+            return self._counts.stats
+        return replace(
+            self._counts.stats,
+            extra_decodes=self._counts.stats.extra_decodes + crew.extra_decodes,
+            stall_seconds=self._counts.stats.stall_seconds + crew.stall_seconds,
+            decode_seconds=self._counts.stats.decode_seconds + crew.decode_seconds,
+            skipped=len(self.loader.skipped),
+            **(pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
+        )
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place, and how passes are served. It is the same on every peer, whatever it holds."""
+        loader = self.loader
+        return {
+            "samples": self._pass.samples,
+            "lanes": self.lanes,
+            **{name: getattr(loader, name) for name in SAME_AFTER_RESUME},
+            "pass": self._pass_index,
+            "step": self._step,
+            "running": asdict(self._serving),
+            "next": asdict(loader.position.next),
+            "identity": self._identity.state(in_a_pass=self._step > 0),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at the place of `state`, on any number of peers. All lanes are let go."""
+        self._check_open()
+        own = self.state_dict()
+        if "lanes" not in state:
+            raise StateError("this is no state of a LaneLoader: load one that a LaneLoader saved")
+        for key in ("samples", "lanes", *SAME_AFTER_RESUME):
+            if state[key] != own[key]:
+                raise StateError(
+                    f"the saved state of lanes has {key}={state[key]}, here it is {own[key]}, so"
+                    f" another order would be served: make the loader with {key}={state[key]}"
+                )
+        self._identity.check(state["identity"])
+        running, following = Serving(**state["running"]), Serving(**state["next"])
+        self._leave_place()
+        for serving in (running, following):  # each is checked as if the user had asked for it
+            self.loader.set_reuse(
+                serving.reuse, reaugment=serving.reaugment, batch_size=serving.batch_size
+            )
+            self.loader.limit_pass(serving.pass_limit)
+        self._pass_index, self._step = state["pass"], state["step"]
+        self._running = running if self._step else None
+        self._identity.expect(state["identity"] if self._step else None)
+
+    def close(self) -> None:
+        """End the threads, and close the loader. It is safe to call this again."""
+        self._closed = True
+        if self._crew is not None and self._closer is not None:
+            self._closer()
+        self.loader.close()
+
+    def __enter__(self) -> "LaneLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _serving(self) -> Serving:
+        return self._running or self.loader.position.next
+
+    @property
+    def _pass(self) -> LanePass:
+        return self._pass_of(self._pass_index, self._serving)
+
+    def _pass_of(self, pass_index: int, serving: Serving) -> LanePass:
+        loader = self.loader
+        return LanePass(
+            pass_index=pass_index,
+            samples=loader.order.samples,
+            lanes=self.lanes,
+            batch_size=serving.batch_size,
+            reuse=serving.reuse,
+            reaugment=serving.reaugment,
+            steps_limit=serving.pass_limit,
+            buffer_batches=loader.buffer_batches,
+            mode=loader.mode,
+            shuffle=loader.shuffle,
+            drop_last=loader.drop_last,
+            seed=loader.seed,
+        )
+
+    def _begun(self) -> tuple[LaneCrew, PassOrder]:
+        """The threads, at the present step of a pass that has begun."""
+        self._check_open()
+        check_alone(self.loader)
+        crew = self._crew_of_this_process()
+        order = self._order
+        if order is None:
+            check_place(self.loader)
+            serving = self._serving
+            of = self._pass_of(self._pass_index, serving)
+            check_pass(of)
+            order = self._following or self.loader.order.of_pass(self._pass_index)
+            self._identity.begin(order.drawn)
+            self.loader.announcement.say(serving)
+            if self._pipeline is not None and self._pipeline.cache is not None:
+                self._pipeline.cache.refresh()  # other peers may have written since the last pass
+            self._order, self._following, self._running = order, None, serving
+            self._ended = False
+            crew.begin(of, order, self._step)
+        return crew, order
+
+    def _crew_of_this_process(self) -> LaneCrew:
+        crew, pipeline = self._crew, self.loader.pipeline_of_this_process()
+        if crew is None or crew.pid != os.getpid():
+            loader = self.loader
+            self._pipeline, self._order, self._following = pipeline, None, None
+            crew = self._crew = LaneCrew(
+                LaneReading(pipeline), loader.workers, loader.made_ahead, loader.precedence
+            )
+            self._closer = weakref.finalize(self, crew.close)
+        elif pipeline is not self._pipeline:
+            raise LaneError("the loader of these lanes was closed: make another LaneLoader")
+        return crew
+
+    def _look_ahead(self, crew: LaneCrew) -> None:
+        """Have the samples of the next pass decoded where those of this one are all taken."""
+        loader, running = self.loader, self._serving
+        if (
+            self._following is None
+            and loader.setup.opened.decoded is None
+            and loader.order.sampler is None
+            and running.pass_limit is None
+            and loader.batch_size == running.batch_size
+            and crew.drains
+        ):
+            self._following = loader.order.of_pass(self._pass_index + 1)
+            crew.follow(self._pass_of(self._pass_index + 1, running), self._following)
+
+    def _leave_place(self) -> None:
+        self._order = self._following = None
+        self._ended = False
+        if self._crew is not None and self._crew.pid == os.getpid():
+            self._crew.hold(())
+
+    def _checked(self, lane: int) -> int:
+        lane = index(lane)
+        if not 0 <= lane < self.lanes:
+            raise ValueError(f"there is no lane {lane}: there are lanes 0 to {self.lanes - 1}")
+        return lane
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LaneError("this LaneLoader was closed: make another one")

@@ -1,0 +1,165 @@
+"""Which lanes this peer holds: they come, go, and go on from pass to pass. It has no threads.
+
+    hold    lanes that come get a progress, and room when somebody plans them; lanes that are let go
+            give their room back, for one that comes
+    begin   another pass: what was decoded ahead of it stays
+    walks   of lanes that are not held, for when they are asked about, or come back
+
+The lock of the crew protects all of this.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
+from loaders.lanes.lane_order import LanePass, LaneWalk
+from loaders.lanes.lane_reading import LaneReading
+from loaders.workers.pass_order import PassOrder
+
+
+class LaneTable:
+    """The lanes that one peer holds, in the order in which they were given."""
+
+    def __init__(self, reading: LaneReading) -> None:
+        self._reading = reading
+        self.held: dict[int, HeldLane] = {}
+        self.step = 0
+        self.extra_decodes = 0
+        """Decodes of samples that were then not served for the first time here."""
+        self._pass: tuple[LanePass, PassOrder] | None = None
+        self._following: tuple[LanePass, PassOrder] | None = None
+        self._walks: dict[int, LaneWalk] = {}
+        self._spare: list[LaneRoom] = []
+
+    def begin(self, of: LanePass, order: PassOrder, step: int) -> None:
+        """Serve this pass from `step` on. Lanes that are held stay, with what was decoded ahead."""
+        resized = self._pass is not None and self._pass[0].slots != of.slots
+        followed = not resized and self._following is not None and self._following[1] is order
+        self._pass, self._following, self.step = (of, order), None, step
+        self._walks.clear()
+        if resized:
+            lanes = list(self.held)
+            self.clear()
+            self.hold(lanes)
+            return
+        for held in self.held.values():
+            coming, held.coming = held.coming, None
+            self._leave(held, held.now)
+            if coming is not None and not followed:
+                self._leave(held, coming)
+                coming = None
+            held.now = self._progress(held.lane, of, order, coming)
+
+    def follow(self, of: LanePass, order: PassOrder) -> None:
+        """Say which pass is next: it is decoded ahead."""
+        self._following = of, order
+        for held in self.held.values():
+            held.coming = self._coming(held.lane)
+
+    def hold(self, lanes: Sequence[int]) -> None:
+        for lane in [lane for lane in self.held if lane not in lanes]:
+            self._let_go(self.held.pop(lane))
+        self.held = {lane: self.held.get(lane) or self._new(lane) for lane in lanes}
+        del self._spare[self._rooms_wanted :]
+
+    def advance(self, step: int) -> None:
+        self.step = step
+        for held in self.held.values():
+            self.free(held, held.now.retire(step))
+
+    def walk_of(self, lane: int) -> LaneWalk:
+        """A walk of this lane, which is not held, that can tell of the present step."""
+        assert self._pass is not None
+        walk = self._walks.get(lane)
+        if walk is None or not walk.reaches(self.step):
+            walk = self._walks[lane] = LaneWalk(self._pass[0].plan(lane))
+        return walk
+
+    def clear(self) -> None:
+        """Let all lanes go, and all memory."""
+        for held in self.held.values():
+            self._let_go(held)
+        self.held = {}
+        self._spare.clear()
+
+    # ---- when a job has ended -------------------------------------------------------------------
+
+    def settle(self, held: HeldLane, progress: LaneProgress) -> None:
+        """Give back what is not needed any more, now that a job for `progress` has ended."""
+        if not progress.left:
+            self.free(held, progress.retire(self.step))
+        elif not progress.busy:
+            self._end(held, progress)
+        self._settle_room(held)
+
+    def free(self, held: HeldLane, slots: list[int]) -> None:
+        if held.room is not None:
+            held.room.free += slots
+
+    def spare_room(self) -> LaneRoom | None:
+        """A room that another lane has left."""
+        return self._spare.pop() if self._spare else None
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory of all slots."""
+        rooms = [held.room for held in self.held.values() if held.room is not None]
+        return sum(room.slab.nbytes for room in [*rooms, *self._spare])
+
+    # ---- lanes that come and go -----------------------------------------------------------------
+
+    def _new(self, lane: int) -> HeldLane:
+        assert self._pass is not None
+        held = HeldLane(lane, self._progress(lane, *self._pass, None))
+        held.coming = self._coming(lane)
+        return held
+
+    def _progress(
+        self, lane: int, of: LanePass, order: PassOrder, coming: LaneProgress | None
+    ) -> LaneProgress:
+        walk = self.walk_of(lane)
+        del self._walks[lane]
+        if coming is None:
+            return self._reading.progress(of, order, lane, walk)
+        coming.of, coming.walk = of, walk
+        return coming
+
+    def _coming(self, lane: int) -> LaneProgress | None:
+        if self._following is None:
+            return None
+        of, order = self._following
+        coming = self._reading.progress(of, order, lane, LaneWalk(of.plan(lane)))
+        coming.jobs = np.arange(len(coming.order.ids))
+        return coming
+
+    def _let_go(self, held: HeldLane) -> None:
+        held.left = True
+        if not held.now.planning:
+            self._walks[held.lane] = held.now.walk
+        self._leave(held, held.now)
+        if held.coming is not None:
+            self._leave(held, held.coming)
+        self._settle_room(held)
+
+    def _leave(self, held: HeldLane, progress: LaneProgress) -> None:
+        progress.left = True
+        if not progress.busy:
+            self._end(held, progress)
+
+    def _end(self, held: HeldLane, progress: LaneProgress) -> None:
+        """Nobody works for `progress` any more, and nobody will."""
+        self.extra_decodes += progress.order.progress.decoded - progress.served_fresh
+        self.free(held, progress.all_slots())
+
+    def _settle_room(self, held: HeldLane) -> None:
+        if held.left and not held.busy and held.room is not None:
+            room, held.room = held.room, None
+            fits = self._pass is not None and self._pass[0].slots == len(room.free)
+            if fits and len(self._spare) < self._rooms_wanted:
+                self._spare.append(room)
+
+    @property
+    def _rooms_wanted(self) -> int:
+        """So many lanes have no room yet."""
+        return sum(held.room is None for held in self.held.values())

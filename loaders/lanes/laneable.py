@@ -1,0 +1,72 @@
+"""Which loaders can be dealt in lanes, and in how many."""
+
+from typing import Any
+
+from loaders.errors import LaneError
+from loaders.lanes.lane_order import LanePass
+from loaders.loader import ReuseLoader
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse a loader whose lanes would not be the same on every peer, or not known in advance."""
+    if not isinstance(loader, ReuseLoader):
+        raise TypeError(
+            f"LaneLoader deals out a ReuseLoader, not {type(loader).__name__}:"
+            " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
+        )
+    if loader.state_dict()["tuner"] is not None:
+        raise LaneError(
+            'reuse="auto" measures how fast one peer is, but all peers serve the same lanes: give a'
+            " number"
+        )
+    if loader.buffer_bytes is not None:
+        raise LaneError(
+            f"buffer_bytes={loader.buffer_bytes} decides how many batches are buffered, and so the"
+            " order of a lane, but how many lanes a peer holds changes: leave it out, and give"
+            " buffer_batches, which counts for each lane"
+        )
+    if loader.batch_options.device is not None:
+        raise LaneError(
+            f"the loader sends its batches to {loader.batch_options.device}, but whoever takes the"
+            " batch of a lane moves it: leave device out"
+        )
+    if loader.order.named is not None:
+        raise LaneError(
+            f"the sampler {type(loader.order.sampler).__name__} draws the share of one rank, but"
+            " lanes share out the order of all: give a sampler that names no rank"
+        )
+
+
+def check_place(loader: ReuseLoader) -> None:
+    """Refuse a loader that serves one rank of several, or that somebody iterates. A process group
+    may have been made since it was asked last."""
+    if (loader.rank, loader.world_size) != (0, 1):
+        raise LaneError(
+            f"the loader is that of rank {loader.rank} of {loader.world_size}, but lanes share out"
+            " the samples of all: make it with rank=0 and world_size=1"
+        )
+    check_alone(loader)
+
+
+def check_alone(loader: ReuseLoader) -> None:
+    if loader.run is not None:
+        raise LaneError(
+            "a pass of the loader is under way in another iterator: end or close that iterator"
+            " before its lanes are served"
+        )
+
+
+def check_pass(of: LanePass) -> None:
+    """Refuse a pass in which some lane cannot fill a batch."""
+    if of.lanes < 1:
+        raise ValueError(f"lanes must be at least 1, not {of.lanes}")
+    if of.lanes > of.samples:
+        raise ValueError(
+            f"{of.lanes} lanes are more than the data set has samples ({of.samples}): lower lanes"
+        )
+    least = of.share(of.lanes - 1)
+    if of.batch_size > least:
+        raise ValueError(
+            f"batch_size {of.batch_size} is larger than a lane's share of the data set ({least} of"
+            f" {of.samples} samples on {of.lanes} lanes): lower batch_size or lanes"
+        )
