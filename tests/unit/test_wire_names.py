@@ -110,7 +110,7 @@ def test_a_proof_depends_on_everything_that_it_proves() -> None:
     proofs = {
         secret.proof(b"client", nonces, b"der"),
         secret.proof(b"server", nonces, b"der"),
-        secret.proof(b"client", nonces[::-1], b"der"),
+        secret.proof(b"client", (nonces[1], nonces[0]), b"der"),
         secret.proof(b"client", (nonces[0], b"t" * 32), b"der"),
         secret.proof(b"client", nonces, b"another"),
         Secret(b"t" * 16).proof(b"client", nonces, b"der"),

@@ -33,7 +33,7 @@ class Address:
             host, colon, port = text.rpartition(":")
             if ":" in host:
                 raise AddressError(f"{text!r} has several colons: write [{text}]:PORT for IPv6")
-        if not colon or not port:
+        if colon != ":" or not port:
             raise AddressError(f"{text!r} has no port: write HOST:PORT")
         if not host or any(letter.isspace() for letter in host):
             raise AddressError(f"{text!r} has no host: write HOST:PORT")

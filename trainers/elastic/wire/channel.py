@@ -105,6 +105,7 @@ class Channel:
             raise ChannelClosed(f"{self.peer}, {cut}: {error}") from error
         except BaseException as error:
             self._stream.hang_up()  # Nobody knows where the next message begins.
+            self._frame = IncomingFrame()
             error.add_note(f"in a message from {self.peer}; the channel is closed")
             raise
         finally:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from types import TracebackType
 
-from trainers.elastic.wire.address import Address
+from trainers.elastic.wire.address import MOST_PORT, Address
 from trainers.elastic.wire.certificate import make_certificate, server_context
 from trainers.elastic.wire.channel import SEND_SECONDS, Channel
 from trainers.elastic.wire.greeting import welcome
@@ -216,11 +216,13 @@ class Listener:
 
 def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[object, ...]]:
     """Return the family and the address to bind to, if it is one of this machine alone."""
+    if not 0 <= port <= MOST_PORT:
+        raise AddressError(f"the port {port} to listen at is not between 0 and {MOST_PORT}")
     if not host.strip():
         host = "0.0.0.0"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise AddressError(f"{host}:{port} is no address to listen at: {error}") from error
     family, _, _, _, where = found[0]
     everywhere = ipaddress.ip_address(str(where[0]).partition("%")[0]).is_unspecified

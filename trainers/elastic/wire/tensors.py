@@ -55,16 +55,21 @@ def tensors_of(message: Message) -> list[Tensor]:
 
 
 def _payload(number: int, tensor: Tensor) -> Payload:
+    _check_dense(number, tensor)
     data = _bytes(number, tensor.detach().contiguous().resolve_conj().resolve_neg())
     return Payload(data, PayloadForm(len(data), _name(tensor.dtype), tuple(tensor.shape)))
 
 
-def _bytes(number: int, tensor: Tensor) -> memoryview:
+def _check_dense(number: int, tensor: Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise BadFrame(
             f"tensor {number} is on {tensor.device} with layout {tensor.layout}: only dense tensors"
             " of the host are sent and received"
         )
+
+
+def _bytes(number: int, tensor: Tensor) -> memoryview:
+    _check_dense(number, tensor)
     if not tensor.is_contiguous():
         raise BadFrame(f"the elements of tensor {number} do not lie one after the other: copy it")
     if sys.byteorder != "little":

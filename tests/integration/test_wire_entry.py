@@ -1,0 +1,342 @@
+"""Who is let in to a channel over localhost, and who is refused.
+
+Threads of this process play both sides. `no_leaks` finds every thread that is left.
+"""
+
+import socket
+import ssl
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from trainers.elastic.wire import (
+    Address,
+    AddressError,
+    BadFrame,
+    Channel,
+    ChannelClosed,
+    InsecureNetwork,
+    Listener,
+    Secret,
+    SecretError,
+    Unreachable,
+    WireError,
+    WireTimeout,
+    WrongSecret,
+    certificate,
+    connect,
+    listener,
+    read_secret,
+)
+from trainers.elastic.wire.message import VERSION
+
+HERE = Path(__file__).parent
+SECRET = Secret(b"the secret of this test")
+OTHER = Secret(b"the secret of somebody else")
+LOOPBACK = "127.0.0.1"
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def anchor() -> Iterator[Listener]:
+    with Listener(LOOPBACK, 0, SECRET, send_seconds=60) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pair(anchor: Listener) -> Iterator[Pair]:
+    """The client's and the server's channel."""
+    client = connect([anchor.address], SECRET, 20, send_seconds=60)
+    with client, anchor.accept(20) as server:
+        yield client, server
+
+
+def refusal(anchor: Listener) -> WireError:
+    """The one that there is, or comes within seconds."""
+    deadline = time.monotonic() + 20
+    while not (found := anchor.refusals()):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    [one] = found
+    return one
+
+
+def plain(anchor: Listener) -> socket.socket:
+    return socket.create_connection((anchor.address.host, anchor.address.port), 20)
+
+
+def encrypted(anchor: Listener) -> ssl.SSLSocket:
+    return certificate.client_context().wrap_socket(plain(anchor))
+
+
+# ---- who is let in ------------------------------------------------------------------------------
+
+
+def test_who_knows_the_secret_is_let_in_and_both_sides_talk(pair: Pair) -> None:
+    client, server = pair
+    assert (client.here, client.peer) == (server.peer, server.here)
+    client.send("join", [b"raw"], name="a", lanes=[1, 2])
+    said = server.receive(20)
+    assert (said.kind, said.fields["name"], said.fields["lanes"]) == ("join", "a", [1, 2])
+    assert bytes(said.payloads[0].data) == b"raw"
+    server.send("view", kind="fields may be called so", generation=3)
+    assert client.receive(20).fields == {"kind": "fields may be called so", "generation": 3}
+
+
+def test_the_connection_is_encrypted_with_tls_13(anchor: Listener) -> None:
+    with encrypted(anchor) as client:
+        assert client.version() == "TLSv1.3"
+    old = certificate.client_context()
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with plain(anchor) as raw, pytest.raises(OSError):
+        old.wrap_socket(raw)
+
+
+def test_a_wrong_secret_is_an_error_at_both_sides_that_tells_no_secret(anchor: Listener) -> None:
+    with pytest.raises(WrongSecret, match=f"{anchor.address} .* use the same secret_file") as mine:
+        connect([anchor.address], OTHER, 20)
+    theirs = refusal(anchor)
+    assert isinstance(theirs, WrongSecret)
+    assert "127.0.0.1:" in str(theirs)
+    assert not [e for e in (mine.value, theirs) if "somebody" in str(e) or "this test" in str(e)]
+    with pytest.raises(WireTimeout):
+        anchor.accept(0)
+
+
+def test_a_server_without_the_secret_is_refused_though_it_says_welcome() -> None:
+    made = certificate.make_certificate()
+    context = certificate.server_context(made)
+    with socket.create_server((LOOPBACK, 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def impostor() -> None:
+            raw, _ = listening.accept()
+            with context.wrap_socket(raw, server_side=True) as stream:
+                hello = stream.recv(38)
+                stream.sendall(hello)  # the client's own nonce
+                proof = stream.recv(32)
+                stream.sendall(b"\1" + proof)  # and its own proof
+                assert not stream.recv(1)
+
+        done = pool.submit(impostor)
+        with pytest.raises(WrongSecret, match="does not know our secret"):
+            connect([Address(LOOPBACK, listening.getsockname()[1])], SECRET, 20)
+        done.result(20)
+
+
+def pumped(source: ssl.SSLSocket, target: ssl.SSLSocket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            socket.socket.shutdown(end, socket.SHUT_RDWR)
+
+
+def proxied(anchor: Listener, context: ssl.SSLContext) -> Unreachable | WrongSecret | None:
+    """What a client says to a proxy that ends TLS with `context` and passes everything on."""
+    with socket.create_server((LOOPBACK, 0)) as listening, ThreadPoolExecutor(2) as pool:
+
+        def proxy() -> None:
+            raw, _ = listening.accept()
+            with context.wrap_socket(raw, server_side=True) as client, encrypted(anchor) as server:
+                back = pool.submit(pumped, server, client)
+                pumped(client, server)
+                back.result(20)
+
+        done = pool.submit(proxy)
+        try:
+            connect([Address(LOOPBACK, listening.getsockname()[1])], SECRET, 20).close()
+            return None
+        except (WrongSecret, Unreachable) as error:
+            return error
+        finally:
+            done.result(20)
+
+
+def test_a_man_in_the_middle_with_a_certificate_of_his_own_is_refused(anchor: Listener) -> None:
+    his = certificate.server_context(certificate.make_certificate())
+    assert isinstance(proxied(anchor, his), WrongSecret)
+    assert isinstance(refusal(anchor), WrongSecret)
+    # The proxy is not refused for being one: with the listener's own key it passes.
+    assert proxied(anchor, anchor._context) is None
+    anchor.accept(20).close()
+
+
+def test_a_proof_that_was_heard_before_is_refused(anchor: Listener) -> None:
+    def greeting(client: ssl.SSLSocket, hello: bytes, proof: bytes | None) -> tuple[bytes, bytes]:
+        client.sendall(hello)
+        answer = client.recv(38)
+        nonces = hello[6:], answer[6:]
+        der = client.getpeercert(binary_form=True) or b""
+        proof = proof or SECRET.proof(b"client", nonces, der)
+        client.sendall(proof)
+        return client.recv(1), proof
+
+    hello = b"PFEG" + VERSION.to_bytes(2, "big") + bytes(32)
+    with encrypted(anchor) as first:
+        said, proof = greeting(first, hello, None)
+        assert said == b"\1"
+    anchor.accept(20).close()
+    with encrypted(anchor) as second:
+        assert greeting(second, hello, proof)[0] == b"\0"
+    assert isinstance(refusal(anchor), WrongSecret)
+
+
+def test_who_is_silent_holds_up_nobody_and_is_cut_off(
+    anchor: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "GREETING_SECONDS", 0.5)
+    with plain(anchor) as silent, encrypted(anchor) as half:
+        with connect([anchor.address], SECRET, 20), anchor.accept(20):
+            pass
+        for client in (silent, half):
+            client.settimeout(20)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+    refused = [refusal(anchor)] if len(both := anchor.refusals()) < 2 else both
+    assert all(isinstance(one, WireTimeout | ChannelClosed) for one in refused)
+
+
+def test_many_silent_clients_never_keep_others_out_nor_take_many_threads(
+    anchor: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "GREETING_SECONDS", 100.0)
+    monkeypatch.setattr(listener, "MOST_PENDING", 3)
+    with ExitStack() as clients:
+        for _ in range(10):
+            clients.enter_context(plain(anchor))
+        with connect([anchor.address], SECRET, 20), anchor.accept(20):
+            names = [thread.name for thread in threading.enumerate()]
+            assert names.count("perfect-elastic-greet") <= 3
+        refused = anchor.refusals()
+        assert len(refused) >= 7
+        assert all("was not let in" in str(one) for one in refused)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\xff\xff"]
+)
+def test_who_does_not_speak_tls_is_refused(anchor: Listener, garbage: bytes) -> None:
+    with plain(anchor) as client:
+        client.sendall(garbage)
+        client.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while client.recv(100):
+                pass
+        assert "127.0.0.1" in str(refusal(anchor))
+    with connect([anchor.address], SECRET, 20), anchor.accept(20):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hello", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n" + bytes(30), "something else speaks there"),
+        (b"PFEG\0\7" + bytes(32), "version 7 of the protocol, this one 1"),
+    ],
+)
+def test_who_greets_differently_is_refused(anchor: Listener, hello: bytes, said: str) -> None:
+    with encrypted(anchor) as client:
+        client.sendall(hello)
+        refused = refusal(anchor)
+    assert isinstance(refused, BadFrame)
+    assert said in str(refused)
+
+
+# ---- addresses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "0", "0:0:0:0:0:0:0:0"])
+def test_listening_on_all_interfaces_is_refused_unless_it_is_asked_for(host: str) -> None:
+    with pytest.raises(InsecureNetwork, match="neither authenticated nor encrypted"):
+        Listener(host, 0, SECRET)
+    if ":" not in host:
+        with (
+            Listener(host, 0, SECRET, insecure_network=True) as opened,
+            connect([Address(LOOPBACK, opened.address.port)], SECRET, 20),
+        ):
+            opened.accept(20).close()
+
+
+def test_an_address_that_cannot_be_listened_at_is_named(anchor: Listener) -> None:
+    with pytest.raises(AddressError, match=f"{anchor.address} cannot be listened at"):
+        Listener(LOOPBACK, anchor.address.port, SECRET)
+    with pytest.raises(AddressError, match="the port 70000 to listen at is not"):
+        Listener(LOOPBACK, 70_000, SECRET)
+
+
+def test_addresses_are_tried_in_order_and_each_failure_is_told(anchor: Listener) -> None:
+    with socket.create_server((LOOPBACK, 0)) as mute, socket.socket() as closed:
+        closed.bind((LOOPBACK, 0))
+        nobody, silent = (Address(LOOPBACK, s.getsockname()[1]) for s in (closed, mute))
+        with pytest.raises(Unreachable) as caught:
+            connect([nobody, silent], SECRET, 0.5)
+        assert f"{nobody}: Connection refused" in str(caught.value)
+        assert f"{silent}: it takes the connection and says nothing" in str(caught.value)
+        with connect([nobody, silent, anchor.address], SECRET, 2) as client:
+            assert client.peer == anchor.address
+            anchor.accept(20).close()
+    with pytest.raises(AddressError, match="no address"):
+        connect([], SECRET, 1)
+
+
+def test_something_else_that_answers_is_said_to_be_no_anchor() -> None:
+    with socket.create_server((LOOPBACK, 0)) as other, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            client, _ = other.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        done = pool.submit(answer)
+        with pytest.raises(Unreachable, match="something answers there that is no anchor or peer"):
+            connect([Address(LOOPBACK, other.getsockname()[1])], SECRET, 20)
+        done.result(20)
+
+
+def test_the_key_is_in_no_file_once_a_listener_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def watched(context: ssl.SSLContext, file: Path) -> None:
+        modes.extend(stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent))
+        load(context, file)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    with Listener(LOOPBACK, 0, SECRET):
+        assert modes == [0o600, 0o700]
+        assert [*tmp_path.iterdir()] == []
+
+
+# ---- secrets ------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_read_from_a_file_that_is_the_users_alone(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    with pytest.raises(SecretError, match=f"{file} cannot be read .*openssl rand"):
+        read_secret(file)
+    for content, said in ((b" \n", "is empty"), (b"too short\n", "has 9 bytes")):
+        file.write_bytes(content)
+        file.chmod(0o600)
+        with pytest.raises(SecretError, match=f"{file}.*{said}"):
+            read_secret(file)
+    file.write_bytes(SECRET.key + b"\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_secret(file) == SECRET
+    file.chmod(0o640)
+    with pytest.warns(UserWarning, match=f"others may use the secret file {file} .mode 640"):
+        assert read_secret(file) == SECRET
