@@ -169,3 +169,21 @@ def has_communication_hook(strategy: Any) -> bool:
     """Whether `ddp_comm_hook`, `_wrapper` or `_state` was given."""
     names = ("_ddp_comm_hook", "_ddp_comm_wrapper", "_ddp_comm_state")
     return any(_of(strategy, name) for name in names)
+
+# ---- a checkpoint in memory ---------------------------------------------------------------------
+
+
+def checkpoint_now(trainer: L.Trainer) -> dict[str, Any]:
+    """A whole checkpoint, as `save_checkpoint` writes one. Publicly it goes to a file only."""
+    return _of(trainer, "_checkpoint_connector").dump_checkpoint(weights_only=False)
+
+
+def begin_with_checkpoint(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Let a fit begin with a checkpoint that did not come from a file. Call it in
+    `Strategy.setup`, of a strategy that restores after its setup."""
+    _swap(_of(trainer, "_checkpoint_connector"), "_loaded_checkpoint", checkpoint)
+
+
+def loaded_checkpoint(trainer: L.Trainer) -> dict[str, Any]:
+    """The checkpoint with which a fit begins, while it begins; empty if there is none."""
+    return _of(_of(trainer, "_checkpoint_connector"), "_loaded_checkpoint")

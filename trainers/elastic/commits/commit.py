@@ -63,6 +63,10 @@ class Work(Protocol):
         """Return the buffers after the step's first lane, which was computed here."""
         ...
 
+    def buffer_forms(self) -> Sequence[Tensor]:
+        """Return tensors of the types and shapes of the module's buffers."""
+        ...
+
     def weights_digest(self, step: int) -> str:
         """Return the digest of the part of the weights that is due in a step."""
         ...

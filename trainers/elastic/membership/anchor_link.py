@@ -190,7 +190,7 @@ class AnchorLink:
         """Tell that the whole run has ended here."""
         self._send("ended", step=step, digest=digest)
 
-    def put(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes) -> None:
         """Leave a value for the other members of this generation."""
         self._send("put", [value], generation=self._generation(), key=key)
 

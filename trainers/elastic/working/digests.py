@@ -34,7 +34,7 @@ def part_of_step(tensors: Sequence[Tensor], step: int) -> list[Tensor]:
     return [t[t.numel() * k // PARTS : t.numel() * (k + 1) // PARTS] for t in flat]
 
 
-def _add(whole: "hashlib._Hash", tensor: Tensor) -> None:
+def _add(whole: "hashlib.blake2b", tensor: Tensor) -> None:
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     words = data.numel() // 8
     rows = words // COLUMNS

@@ -1,7 +1,7 @@
 """What a module logs in the lanes of a step: held back, added up over all peers, logged once.
 
-    lane 0: self.log("acc", 0.5)   lane 1: self.log("acc", 0.7)     of 32 samples each
-    the step: log("acc", 0.6, batch_size=64) at every peer, with the arguments of the first call
+lane 0: self.log("acc", 0.5)   lane 1: self.log("acc", 0.7)     of 32 samples each
+the step: log("acc", 0.6, batch_size=64) at every peer, with the arguments of the first call
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,7 +54,9 @@ class LogCatcher:
                 f"self.log({name!r}, reduce_fx={options['reduce_fx']!r}): lanes are reduced by"
                 " their mean only"
             )
-        if isinstance(value, torch.Tensor) and value.numel() == 1 or isinstance(value, int | float):
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            number = float(value.detach())
+        elif isinstance(value, int | float):
             number = float(value)
         else:
             raise CannotBeElastic(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loaders.lanes.lane_loader import LaneLoader
+from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
@@ -87,7 +88,7 @@ class PlainWork:
     def compute(self, lane: int) -> None:
         taken = self._lanes.take(lane)
         size = len(taken.info.ids)
-        self._roll(seed_of_lane(self._lanes.seed, self._step, lane))
+        self._roll(seed_of_lane(self._lanes.loader.seed, self._step, lane))
         self._restore_buffers()
         with self.catcher.catching(size):
             loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
@@ -115,6 +116,9 @@ class PlainWork:
     def buffers(self) -> tuple[Tensor, ...]:
         return tuple(buffer.cpu() for buffer in self._first_buffers)
 
+    def buffer_forms(self) -> Sequence[Tensor]:
+        return self._committed
+
     def weights_digest(self, step: int) -> str:
         return digest_of(part_of_step(self._state_tensors(), step))
 
@@ -133,10 +137,15 @@ class PlainWork:
         """Let go of the gradients, and leave all generators at the seed after the step."""
         self.gradients.end()
         self._restore_buffers()
-        self._roll(seed_after(self._lanes.seed, self._step))
+        self._roll(seed_after(self._lanes.loader.seed, self._step))
 
-    def apply_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Put a commit's buffers in place."""
+    def apply_commit(self, commit: Commit) -> None:
+        """Make a commit's mean gradient the parameters' gradients, and put its buffers in place."""
+        mean = commit.total.to(self.gradients.flat.device) / (commit.logs.samples / self._micro)
+        self.gradients.give(mean, commit.logs.touched)
+        self._put_buffers(commit.buffers)
+
+    def _put_buffers(self, buffers: Sequence[Tensor]) -> None:
         with torch.no_grad():
             for buffer, value in zip(self._module.buffers(), buffers, strict=True):
                 buffer.copy_(value)
@@ -151,7 +160,7 @@ class PlainWork:
         return found
 
     def _restore_buffers(self) -> None:
-        self.apply_buffers(self._committed)
+        self._put_buffers(self._committed)
 
     def _roll(self, seed: int) -> None:
         torch.manual_seed(seed)

@@ -1,0 +1,60 @@
+"""The newcomer's side: the state of a member, then every commit, until the newcomer is a member."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from trainers.elastic.commits.commit import Commit
+from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.deciding.view import Member
+from trainers.elastic.giving.plain_tree import put_together
+from trainers.elastic.wire import Address, Channel, Secret, WireTimeout, connect, tensors_of
+
+CONNECT_SECONDS = 10.0
+STATE_SECONDS = 600.0
+MOST_BYTES = 1 << 41
+"""A model may be large, and the sender knows the secret."""
+
+
+class DonatedState:
+    """A channel to a donor. `close` it when the newcomer is a member."""
+
+    def __init__(self, donor: Member, secret: Secret) -> None:
+        self.donor = donor
+        self._channel: Channel = connect([Address(donor.host, donor.port)], secret, CONNECT_SECONDS)
+
+    def receive(self) -> tuple[dict[str, Any], int]:
+        """Return the checkpoint of the donor, and the step after which it was made."""
+        message = self._channel.receive(STATE_SECONDS)
+        tensors: list[Tensor] = []
+        for _ in range(message.fields["tensors"]):
+            tensors += tensors_of(self._channel.receive(STATE_SECONDS, limit=MOST_BYTES))
+        return put_together(message.fields["tree"], tensors), message.fields["step"]
+
+    def next(self, timeout: float) -> Commit | None:
+        """Return the next commit; None if none has come in `timeout` seconds."""
+        try:
+            message = self._channel.receive(timeout, limit=MOST_BYTES)
+        except WireTimeout:
+            return None
+        total, *buffers = tensors_of(message)
+        return commit_of(message.fields, total, tuple(buffers))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def commit_of(fields: Mapping[str, Any], total: Tensor, buffers: tuple[Tensor, ...]) -> Commit:
+    """Return the commit that `told` has told."""
+    logs = dict(fields["logs"])
+    values = tuple((name, value) for name, value in logs.pop("values"))
+    return Commit(
+        step=fields["step"],
+        added=tuple((name, tuple(lanes)) for name, lanes in fields["added"]),
+        deal=dict(fields["deal"]),
+        total=total,
+        logs=LaneLogs(**logs, values=values),
+        buffers=buffers,
+        digest=fields["digest"],
+    )

@@ -1,0 +1,327 @@
+"""Commits that a swarm makes together, whoever comes, goes or dies meanwhile.
+
+    header -> decide -> compute lanes -> header -> decide -> reduce -> vote -> commit
+       ^                                                                |
+       +---- any error: leave the group, gate, next generation ---------+
+
+Nothing of a step is given up before its commit: the sums stay as they are, reduces work on copies,
+and the total that was reduced is held until it is applied. So whatever was interrupted goes on in
+the next generation, and `deciding/decision.py` says where.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainers.elastic.commits.commit import Commit, Work
+from trainers.elastic.deciding.decision import (
+    Apply,
+    Change,
+    Compute,
+    Reduce,
+    Stop,
+    Wait,
+    decide,
+    is_equal_vote,
+)
+from trainers.elastic.deciding.decision import (
+    Expelled as ToBeExpelled,
+)
+from trainers.elastic.deciding.header import Header, LaneLogs
+from trainers.elastic.deciding.view import View
+from trainers.elastic.errors import Expelled, GenerationEnded, SwarmLeft, SwarmStopped
+from trainers.elastic.giving.donated_state import DonatedState
+from trainers.elastic.giving.donor import Donor
+from trainers.elastic.membership.anchor_link import AnchorLink, Formed
+from trainers.elastic.reducing import (
+    Graveyard,
+    Group,
+    GroupBroken,
+    all_gather_bytes,
+    form_group,
+    reduce_in_order,
+)
+from trainers.elastic.working.digests import digest_of
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+LAST_COMMITS_SECONDS = 30.0
+MOST_HEADER_BYTES = 1 << 20
+SMOOTHING = 0.3
+"""The weight of the last step in a member's rate."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Host:
+    """What the commits need of the trainer."""
+
+    state: Callable[[], dict[str, Any]]
+    """Makes a checkpoint of the trainer between two steps."""
+    may_give: Callable[[], bool]
+    """Whether a run that begins with such a checkpoint goes on exactly."""
+    on_view: Callable[[View, int], None]
+    """Called when a generation begins, with this member's rank."""
+
+
+class SwarmCommits:
+    """One peer's. It implements `Commits` (commits/commit.py)."""
+
+    def __init__(
+        self, link: AnchorLink, donor: Donor, host: Host, donated: DonatedState | None = None
+    ) -> None:
+        """`donated`: where this peer has its state from, and gets commits until it is a member."""
+        self.leave_asked = False
+        """Set it, from any thread, to leave after the step under way."""
+        self.view: View | None = None
+        self.gaps: list[tuple[str, float]] = []
+        """Why generations ended unplanned, and the seconds until the next one had begun."""
+        self._link = link
+        self._donor = donor
+        self._host = host
+        self._donated = donated
+        self._told_ready = False
+        self._formed: Formed | None = None
+        self._group: Group | None = None
+        self._graveyard = Graveyard()
+        self._step = link.step
+        self._done: list[int] = []
+        self._held: Commit | None = None
+        self._kept = ""
+        self._deal: dict[int, str] = {}
+        self._rate = 0.0
+        self._weights = ""
+        self._trouble = ""
+        self._finished: tuple[int, str] | None = None
+        """With which step and digest others have ended the run."""
+
+    # ---- what the strategy calls ----------------------------------------------------------------
+
+    def next(self, work: Work) -> Commit:
+        if self._donated is not None and (commit := self._followed()) is not None:
+            return commit
+        work.begin(self._step)
+        self._done, self._held, self._trouble = [], None, ""
+        self._weights = work.weights_digest(self._step)
+        planned, ended_at, why = False, 0.0, ""
+        while True:
+            try:
+                if self._group is None:
+                    self._enter(planned=planned)
+                    if ended_at:
+                        self.gaps.append((why, time.monotonic() - ended_at))
+                    ended_at = 0.0
+                if (commit := self._attempt(work)) is not None:
+                    return commit
+                planned = True
+                self._leave_group()
+            except (GenerationEnded, GroupBroken) as error:
+                planned, why, ended_at = False, str(error), ended_at or time.monotonic()
+                log.warning("step %d goes on in the next generation: %s", self._step, error)
+                self._leave_group()
+
+    def applied(self, commit: Commit) -> None:
+        self._step = self._link.step = commit.step + 1
+        self._kept, self._held = commit.digest, None
+        self._deal = dict(commit.deal)
+        if self._donor.followed:
+            self._donor.record(commit)
+
+    def ended(self) -> None:
+        """Say that the whole run has ended here."""
+        self._link.ended(self._step, self._kept)
+
+    def close(self) -> None:
+        """End everything. It is safe to call again."""
+        if self._donated is not None:
+            self._donated.close()
+        self._leave_group()
+        self._donor.close()
+        self._link.close()
+        self._graveyard.close()
+
+    # ---- a newcomer -----------------------------------------------------------------------------
+
+    def _followed(self) -> Commit | None:
+        """Return the donor's next commit; None when this peer has become a member."""
+        assert self._donated is not None
+        while True:
+            if self._formed is not None and self._step >= self._formed.step:
+                self._donated.close()
+                self._donated = None
+                return None
+            wait = POLL_SECONDS if self._formed is None else LAST_COMMITS_SECONDS
+            if (commit := self._donated.next(wait)) is not None:
+                return commit
+            if self._formed is not None:
+                raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
+            if not self._told_ready:
+                self._link.ready()
+                self._told_ready = True
+            self._formed = self._link.formed()
+
+    # ---- generations ----------------------------------------------------------------------------
+
+    def _enter(self, *, planned: bool) -> None:
+        formed, self._formed = self._formed, None
+        if formed is None:
+            formed = self._link.gate(self._step, self._give, planned=planned)
+        view = formed.view
+        rank = view.rank(self._link.member.name)
+        host = self._link.member.host
+        timeout = 2 * self._link.heartbeat
+        self._group = form_group(
+            self._link, view.generation, rank, len(view.members), host, timeout
+        )
+        self.view = view
+        self._host.on_view(view, rank)
+        self._finished = formed.finished
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.abandon(self._graveyard)
+
+    def _give(self) -> None:
+        """Give the state to newcomers that wait for it."""
+        if self._donor.wanted and self._host.may_give():
+            self._donor.give(self._host.state, self._step)
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def _attempt(self, work: Work) -> Commit | None:
+        """Return the commit; None where the generation changes before anything is begun."""
+        assert self._group is not None and self.view is not None
+        if self._held is not None and self._finished == (self._step + 1, self._held.digest):
+            return self._held
+        while True:
+            self._give()
+            headers = self._exchanged(work)
+            match decide(headers, self._group.rank, work.lanes(), self._deal):
+                case Compute(lanes, dealt):
+                    self._deal |= dealt
+                    self._compute(work, lanes)
+                case Reduce(contributors):
+                    self._held = self._reduced(work, headers, contributors)
+                    if self._voted(self._held):
+                        return self._held
+                    raise GroupBroken("the members' totals differ: the reduce is made again")
+                case Apply():
+                    assert self._held is not None
+                    return self._held
+                case Wait():
+                    continue
+                case Change():
+                    if self.leave_asked:
+                        self._link.leave()
+                        raise SwarmLeft(f"this peer left the swarm after step {self._step}")
+                    return None
+                case ToBeExpelled(why):
+                    self._link.leave()
+                    raise Expelled(why)
+                case Stop(why):
+                    raise SwarmStopped(why)
+
+    def _exchanged(self, work: Work) -> list[Header]:
+        mine = Header(
+            name=self._link.member.name,
+            step=self._step,
+            done=tuple(self._done),
+            held="" if self._held is None else self._held.digest,
+            kept=self._kept,
+            rate=self._rate,
+            announced=int(self._link.announced),
+            leaving=self.leave_asked,
+            weights=self._weights,
+            logs=work.logs if self._done else LaneLogs(),
+            trouble=self._trouble,
+        )
+        return [Header.decode(told) for told in self._gathered(mine.encode())]
+
+    def _gathered(self, mine: bytes) -> list[bytes]:
+        assert self._group is not None
+        return all_gather_bytes(self._group, mine, MOST_HEADER_BYTES, self._link.alive)
+
+    def _compute(self, work: Work, lanes: Sequence[int]) -> None:
+        """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
+        began = time.monotonic()
+        for lane in lanes:
+            work.compute(lane)
+            self._done.append(lane)
+            self._link.alive()
+        if lanes:
+            rate = len(lanes) / (time.monotonic() - began)
+            self._rate = (1 - SMOOTHING) * (self._rate or rate) + SMOOTHING * rate
+            self._trouble = work.trouble()
+
+    def _reduced(
+        self, work: Work, headers: Sequence[Header], contributors: Sequence[int]
+    ) -> Commit:
+        assert self._group is not None
+        sums = work.sums
+        total = torch.empty_like(sums)
+        mine = sums if self._group.rank in contributors else None
+        reduce_in_order(self._group, mine, total, self._link.alive, contributors)
+        buffers = self._first_buffers(work)
+        return Commit(
+            step=self._step,
+            added=tuple((headers[rank].name, headers[rank].done) for rank in contributors),
+            deal=dict(self._deal),
+            total=total,
+            logs=together([headers[rank].logs for rank in contributors]),
+            buffers=buffers,
+            digest=digest_of([total, *buffers]),
+        )
+
+    def _first_buffers(self, work: Work) -> tuple[Tensor, ...]:
+        """The buffers of whoever has computed the first lane."""
+        forms = work.buffer_forms()
+        if not forms:
+            return ()
+        has_first = work.lanes()[0] in self._done
+        mine = bytes(packed(work.buffers())) if has_first else b""
+        assert self._group is not None
+        size = sum(form.numel() * form.element_size() for form in forms)
+        told = all_gather_bytes(self._group, mine, size, self._link.alive)
+        return unpacked(next(data for data in told if data), forms)
+
+    def _voted(self, held: Commit) -> bool:
+        return is_equal_vote([told.decode() for told in self._gathered(held.digest.encode())])
+
+
+def together(logs: Sequence[LaneLogs]) -> LaneLogs:
+    """Return the logs of several members as one."""
+    values: dict[str, float] = {}
+    for one in logs:
+        for name, value in one.values:
+            values[name] = values.get(name, 0.0) + value
+    touched = 0
+    for one in logs:
+        touched |= int(one.touched or "0", 16)
+    return LaneLogs(
+        samples=sum(one.samples for one in logs),
+        loss=sum(one.loss for one in logs),
+        values=tuple(sorted(values.items())),
+        touched=hex(touched),
+    )
+
+
+def packed(tensors: Sequence[Tensor]) -> bytes:
+    """Return the bytes of tensors, one after the other."""
+    return b"".join(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+
+
+def unpacked(data: bytes, forms: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors of `packed`, in the types and shapes of `forms`."""
+    found, at = [], 0
+    for form in forms:
+        size = form.numel() * form.element_size()
+        part = torch.frombuffer(bytearray(data[at : at + size]), dtype=form.dtype)
+        found.append(part.reshape(form.shape))
+        at += size
+    return tuple(found)
