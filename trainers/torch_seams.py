@@ -1,7 +1,6 @@
 """The private names of torch that trainers use beside those of offload/torch_seams.py.
 
-All were seen in torch 2.11 and in 2.15. Where one is gone, importing this file raises an ImportError
-that names it.
+Where one is gone, importing this file raises an ImportError that names it.
 """
 
 from datetime import timedelta
@@ -11,8 +10,8 @@ from torch import distributed
 
 try:
     _gloo = distributed.ProcessGroupGloo
-    # Options hold the device and the timeout of a group. The public `new_group` takes a gloo group's
-    # address from the environment of the process and registers the group for ever.
+    # Options hold the device and the timeout of a group. The public `new_group` takes the
+    # address from the environment of the process, and registers the group for ever.
     _GlooOptions = _gloo._Options
     # A device is the address that gloo listens on, with the one thread that moves its bytes.
     _create_device = _gloo.create_device

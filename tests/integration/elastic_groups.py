@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainers.elastic.reducing import Graveyard, Group, form_group
+from trainers.elastic.reducing import Graveyard, form_group
 
 HOST = "127.0.0.1"
 
@@ -132,4 +132,4 @@ class Members:
         return [self.answer(rank) for rank in range(len(self.pipes))]
 
 
-__all__ = ["HOST", "Deadline", "Ended", "Files", "Group", "Members", "always", "tasks"]
+__all__ = ["HOST", "Deadline", "Ended", "Files", "Members", "always", "tasks"]

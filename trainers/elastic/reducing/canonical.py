@@ -1,7 +1,8 @@
 """The canonical reduce: sums that are a function of the ranks' tensors alone.
 
 A flat tensor is cut into pieces, and a piece into a chunk for each rank. A rank receives its chunk
-from every contributor (all-to-all), adds them in the order of ranks, and everybody gathers the sums.
+from every contributor (all-to-all), adds them in the order of ranks, and everybody gathers the
+sums.
 Each number is added in the same order wherever it lies, so one process can repeat the sum from the
 same tensors, bit for bit: `sum_in_order`. A member sends and receives 2 (n - 1) / n of the bytes,
 as in a ring. While a piece is added, the next one travels.

@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import torch
-from torch.distributed import AllgatherOptions, AllToAllOptions, ProcessGroupGloo, Store, Work
+from torch.distributed import ProcessGroupGloo, Store, Work
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from trainers import torch_seams
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
