@@ -1,0 +1,121 @@
+"""Members as real processes reduce, exchange, and are killed and stopped in the middle of it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_groups import HOST, Ended, Files, Members, always
+from elastic_jobs import (
+    BIG,
+    DTYPES,
+    SIZES,
+    bits,
+    exchanges,
+    many_generations,
+    numbers,
+    reduces,
+    reduces_for_ever,
+)
+
+from trainers.elastic.reducing import (
+    Graveyard,
+    ReducingError,
+    form_group,
+    reduce_in_order,
+    sum_in_order,
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(size: int, tmp_path: Path) -> None:
+    with Members(reduces, size, tmp_path) as members:
+        answers = members.answers()
+    expected = [
+        bits(sum_in_order([numbers(r, n, dtype) for r in ranks]))
+        for dtype in DTYPES
+        for n in SIZES
+        for ranks in (range(size), [size - 1], range(size - 1) if size > 1 else [0])
+    ]
+    assert all(answer == expected for answer in answers)
+
+
+def test_everybody_gets_the_bytes_of_everybody_by_rank(tmp_path: Path) -> None:
+    with Members(exchanges, 3, tmp_path) as members:
+        answers = members.answers()
+    expected = [
+        [b"", b"", b""],
+        [bytes([r]) * 64 for r in range(3)],
+        [b"x" * (900 * (r + 1)) for r in range(3)],
+        [b"", b"", b""],
+    ]
+    assert answers == [expected] * 3
+
+
+def test_a_killed_member_is_an_error_within_half_a_second_and_sums_survive(
+    tmp_path: Path,
+) -> None:
+    with Members(reduces_for_ever, 3, tmp_path, seconds=100.0) as members:
+        assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
+        victim = members.processes[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        for text, when, intact in (members.answer(0), members.answer(2)):
+            assert "generation 1" in text and f"the reduce of {BIG} numbers failed" in text
+            assert when - killed < 0.5
+            assert intact
+
+
+def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(tmp_path: Path) -> None:
+    with Members(reduces_for_ever, 3, tmp_path, seconds=2.0) as members:
+        assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
+        victim = members.processes[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGSTOP)
+        stopped = [members.answer(0), members.answer(2)]
+        assert any(text == "ended" for text, *_ in stopped)
+        assert all(intact for *_, intact in stopped)
+        assert all(late < 0.5 for text, late, _ in stopped if text == "ended")
+
+
+def test_abandoned_generations_leave_memory_flat_and_no_thread(tmp_path: Path) -> None:
+    with Members(many_generations, 2, tmp_path, folder=str(tmp_path), count=200) as members:
+        for answer in members.answers():
+            assert len(set(answer["threads"])) == 1
+            assert answer["memory"][-1] - answer["memory"][0] < 4 << 20
+
+
+class Empty:
+    """A rendezvous whose generation has ended."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout: float) -> bytes:
+        raise Ended(key)
+
+
+def test_what_the_rendezvous_raises_ends_forming() -> None:
+    with pytest.raises(Ended, match="generation 7/"):
+        form_group(Empty(), 7, 0, 2, HOST, 60.0)
+
+
+def test_contributors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    group = form_group(Files(tmp_path), 1, 0, 1, HOST, 60.0)
+    graveyard = Graveyard()
+    ones = torch.ones(2)
+    with pytest.raises(ReducingError, match="at least one rank"):
+        reduce_in_order(group, ones, torch.empty(2), always, [])
+    with pytest.raises(ReducingError, match="not given"):
+        reduce_in_order(group, None, torch.empty(2), always)
+    with pytest.raises(ReducingError, match="must be alike"):
+        reduce_in_order(group, ones, torch.empty(3), always)
+    group.abandon(graveyard)
+    with pytest.raises(ReducingError, match="abandoned"):
+        reduce_in_order(group, ones, torch.empty(2), always)
+    graveyard.close()

@@ -1,0 +1,139 @@
+"""A group of members for one generation, formed over callbacks."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import torch
+from torch.distributed import ProcessGroupGloo, Store, Work
+from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
+
+from trainers import torch_seams
+from trainers.elastic.reducing.graveyard import Graveyard, Remains
+from trainers.elastic.reducing.reducing_errors import GroupBroken, ReducingError
+
+_T = TypeVar("_T")
+
+OPERATION_SECONDS = 600.0
+"""An operation's own timeout is long: that members live is known from heartbeats."""
+
+
+class Rendezvous(Protocol):
+    """Where the members of a generation leave their addresses for one another."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Leave a value under a key."""
+        ...
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Return the value as soon as it is there; raise when it is not within `timeout` s."""
+        ...
+
+
+class _CallbackStore(Store):
+    """A store of torch's that asks a `Rendezvous`. Gloo calls `set`, `wait` and `get` of it."""
+
+    def __init__(self, rendezvous: Rendezvous, prefix: str, timeout: float) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        self._prefix = prefix
+        self._seconds = timeout
+        self.error: BaseException | None = None
+
+    def set(self, key: str, value: bytes | str) -> None:
+        data = value.encode("latin-1") if isinstance(value, str) else bytes(value)
+        self._noted(lambda: self._rendezvous.set(self._prefix + key, data))
+
+    def get(self, key: str) -> bytes:
+        return self._noted(lambda: self._rendezvous.get(self._prefix + key, self._seconds))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        for key in keys:
+            self._noted(lambda k=key: self._rendezvous.get(self._prefix + k, seconds))
+
+    def _noted(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+class Group:
+    """One generation's group. It is broken for good by the first failure: abandon it then."""
+
+    def __init__(
+        self, process_group: ProcessGroupGloo, generation: int, rank: int, size: int
+    ) -> None:
+        self._process_group: ProcessGroupGloo | None = process_group
+        self._works: list[Work] = []
+        self.generation = generation
+        self.rank = rank
+        self.size = size
+
+    def __str__(self) -> str:
+        return f"generation {self.generation}, rank {self.rank} of {self.size}"
+
+    def all_to_all(
+        self, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]
+    ) -> Work:
+        """Begin to send slices of `sent`, a slice for each rank, and to receive as many."""
+        begun = self._living().alltoall_base(received, sent, into, out_of, AllToAllOptions())
+        return self._begun(begun)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        """Begin to gather everybody's `sent`, all of one size, one after the other."""
+        rows = list(received.view(self.size, -1).unbind())
+        return self._begun(self._living().allgather([rows], [sent], AllgatherOptions()))
+
+    def abandon(self, graveyard: Graveyard) -> None:
+        """Give the group and its unfinished works to the graveyard; a second call does nothing."""
+        if self._process_group is None:
+            return
+        works = tuple(work for work in self._works if not work.is_completed())
+        remains = Remains(self._process_group, works, self.rank, self.size)
+        self._process_group = None
+        self._works = []
+        graveyard.bury(remains)
+
+    def _living(self) -> ProcessGroupGloo:
+        if self._process_group is None:
+            raise ReducingError(f"{self} was abandoned: use the group of the next generation")
+        return self._process_group
+
+    def _begun(self, work: Work) -> Work:
+        self._works = [old for old in self._works if not old.is_completed()]
+        self._works.append(work)
+        return work
+
+
+def form_group(
+    store: Rendezvous, generation: int, rank: int, size: int, host: str, timeout: float
+) -> Group:
+    """Connect every member of a generation with every other one.
+
+    `host` is the address of the interface that this member listens on. Members must call this at
+    about the same time, which the anchor's gate sees to. What the rendezvous raises (the
+    generation has ended) is raised as it is; else `GroupBroken` after `timeout` seconds.
+    """
+    if not 0 <= rank < size:
+        raise ReducingError(f"rank {rank} is not one of {size} members: ranks are 0 to {size - 1}")
+    inner = _CallbackStore(store, f"generation {generation}/", timeout)
+    try:
+        formed = torch_seams.gloo_group(
+            inner,
+            rank,
+            size,
+            host,
+            forming=timedelta(seconds=timeout),
+            operation=timedelta(seconds=OPERATION_SECONDS),
+        )
+    except RuntimeError as error:
+        if inner.error is not None:
+            raise inner.error from None
+        raise GroupBroken(
+            f"generation {generation}: rank {rank} of {size} at {host} could not connect to the"
+            f" others within {timeout:g} s: {error}"
+        ) from error
+    return Group(formed, generation, rank, size)

@@ -1,0 +1,44 @@
+"""The private names of torch that trainers use beside those of offload/torch_seams.py.
+
+Where one is gone, importing this file raises an ImportError that names it.
+"""
+
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+try:
+    _gloo = distributed.ProcessGroupGloo
+    # Options hold the device and the timeout of a group. The public `new_group` takes the
+    # address from the environment of the process, and registers the group for ever.
+    _GlooOptions = _gloo._Options
+    # A device is the address that gloo listens on, with the one thread that moves its bytes.
+    _create_device = _gloo.create_device
+    # The timeout of operations is another than that of forming. Nothing public changes it.
+    _set_timeout = _gloo._set_default_timeout
+except AttributeError as error:
+    raise ImportError(
+        f"torch {torch.__version__}: {error}. trainers needs it (trainers/torch_seams.py) and was"
+        " tested with torch>=2.11,<2.16: install such a version"
+    ) from error
+
+
+def gloo_group(
+    store: distributed.Store,
+    rank: int,
+    size: int,
+    host: str,
+    forming: timedelta,
+    operation: timedelta,
+) -> distributed.ProcessGroupGloo:
+    """Return a connected group that is registered nowhere, with a device of its own.
+
+    To form it may take `forming`, and each operation `operation`.
+    """
+    options = _GlooOptions()
+    options._devices = [_create_device(hostname=host, lazy_init=False)]
+    options._timeout = forming
+    group = _gloo(store, rank, size, options)
+    _set_timeout(group, operation)
+    return group
