@@ -63,6 +63,7 @@ class PlainWork:
         self._first_buffers: list[Tensor] = []
         self._lanes_with_samples: tuple[int, ...] = ()
         self._doubtful: list[int] = []
+        self._begun = False
 
     def open(self, step: int, batch_index: int) -> None:
         """Say at which batch of the pass the trainer is."""
@@ -76,6 +77,7 @@ class PlainWork:
         self._samples, self._loss = 0, 0.0
         self._doubtful = []
         self.catcher.begin()
+        self._begun = True
         self._committed = [buffer.detach().clone() for buffer in self._module.buffers()]
         self._first_buffers = []
         sizes = self._lanes.sizes(self._lanes.position[1])
@@ -136,7 +138,9 @@ class PlainWork:
     def end(self) -> None:
         """Let go of the gradients, and leave all generators at the seed after the step."""
         self.gradients.end()
-        self._restore_buffers()
+        if self._begun:
+            self._restore_buffers()
+        self._begun = False
         self._roll(seed_after(self._lanes.loader.seed, self._step))
 
     def apply_commit(self, commit: Commit) -> None:
