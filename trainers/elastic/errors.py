@@ -5,7 +5,6 @@ ElasticError
   GenerationEnded  a member has died, or the anchor says that the next generation begins
   Expelled         this peer is no member any more, and can join again
   SwarmRefused     the swarm does not take this peer
-  SwarmLeft        this peer has left between two steps, as it was asked to
   SwarmStopped     every member ends the run, for example because a loss is no number
   CannotBeElastic  a module, loader or Trainer that a swarm cannot train exactly
 """
@@ -25,10 +24,6 @@ class Expelled(ElasticError):
 
 class SwarmRefused(ElasticError):
     """The swarm does not take this peer."""
-
-
-class SwarmLeft(ElasticError):
-    """This peer has left between two steps, as it was asked to."""
 
 
 class SwarmStopped(ElasticError):

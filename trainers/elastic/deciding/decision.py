@@ -6,7 +6,7 @@
     one member holds other weights -> it is expelled, and joins again
     lanes are missing              -> Compute the own ones among them
     no lane is missing             -> Reduce
-    nothing is begun, and the anchor has announced a change, or a member leaves -> Change
+    nothing is begun, and all have heard of the change that the anchor announced -> Change
 
 The rules keep two laws. A total is applied only if every member that reduced it holds the same one,
 so a survivor has it or nobody applied it. And a lane is in the sums of exactly one member.
@@ -85,12 +85,11 @@ def decide(
     if problem := _twice(headers):
         return Stop(problem)
     begun = any(h.done for h in headers)
-    if not begun and _changes(headers):
+    if not begun and all(h.announced for h in headers):
         return Change()
     missing = sorted({*lanes}.difference(*(h.done for h in headers)))
     if missing:
-        rates = {h.name: h.rate for h in headers if not h.leaving or len(headers) == 1}
-        dealt = deal(missing, rates or {h.name: h.rate for h in headers}, before)
+        dealt = deal(missing, {h.name: h.rate for h in headers}, before)
         own = tuple(lane for lane, name in dealt.items() if name == mine.name)
         return Compute(own, dealt)
     return Reduce(tuple(number for number, h in enumerate(headers) if h.done))
@@ -146,9 +145,3 @@ def _twice(headers: Sequence[Header]) -> str:
     if twice := sorted(lane for lane, count in counts.items() if count > 1):
         return f"lanes {twice} were computed by two members: send their logs to the developers"
     return ""
-
-
-def _changes(headers: Sequence[Header]) -> bool:
-    """Whether a change of membership is due here. All members must have heard of it."""
-    leaves = any(h.leaving for h in headers) and len(headers) > 1
-    return leaves or min(h.announced for h in headers) > 0

@@ -36,9 +36,8 @@ class Header:
     """The digest of the total that it applied last."""
     rate: float = 0.0
     """Lanes a second; 0.0 before the first."""
-    announced: int = 0
-    """The number of the newest change that the anchor has announced."""
-    leaving: bool = False
+    announced: bool = False
+    """Whether it has heard that this generation shall change."""
     weights: str = ""
     """The digest of the part of the weights that is due in this step; "" where none was made."""
     logs: LaneLogs = LaneLogs()

@@ -200,16 +200,14 @@ class Roster:
         return [*self._break(f"{name} could not reach the others"), *self._next()]
 
     def left(self, name: str) -> list[Word]:
-        """A peer has said goodbye. A member does so between two steps."""
-        was = self.peers.pop(name, None)
-        if was is None:
-            return []
-        return [*self._without_donor(name), *self._next()]
+        """A peer has said goodbye."""
+        return self.lost(name, certain=True, why=f"{name} has left")
 
     def ended(self, name: str, step: int, digest: str) -> list[Word]:
         """A member has ended the whole run after `step` steps, of which the last had this total."""
         self.finished = step, digest
-        return self.left(name)
+        self.peers.pop(name, None)
+        return [*self._without_donor(name), *self._next()]
 
     def lost(self, name: str, *, certain: bool, why: str) -> list[Word]:
         """A peer is gone: its connection was closed (`certain`), or it was silent for too long."""

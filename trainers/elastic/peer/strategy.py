@@ -11,13 +11,10 @@ The peer with rank 0 in its generation writes logs and checkpoints. Validation r
 whole, so what it decides is decided alike.
 """
 
-import signal
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -81,7 +78,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._work: PlainWork | None = None
         self._commit: Commit | None = None
         self._safe = True
-        self._signals: dict[int, Any] = {}
 
     # ---- what Lightning asks ---------------------------------------------------------------------
 
@@ -111,7 +107,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         if self._shares is None:
             raise CannotBeElastic("there is no train loader, and a swarm has nothing to train on")
         self._join(trainer, self._shares)
-        self._listen_to_signals()
 
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
@@ -164,7 +159,6 @@ class ElasticStrategy(SingleDeviceStrategy):
     def teardown(self) -> None:
         commits, self._commits = self._commits, None
         self._work = None
-        self._forget_signals()
         if commits is not None:
             commits.close()
         if self._shares is not None:
@@ -198,11 +192,6 @@ class ElasticStrategy(SingleDeviceStrategy):
     def gaps(self) -> list[tuple[str, float]]:
         """Why generations ended unplanned, and the seconds until the next one had begun."""
         return [] if self._commits is None else self._commits.gaps
-
-    def leave(self) -> None:
-        """Leave the swarm after the step under way. Any thread may call this."""
-        if self._commits is not None:
-            self._commits.leave_asked = True
 
     def _join(self, trainer: L.Trainer, shares: LaneShares) -> None:
         settings = {"lanes": shares.lanes.lanes, **self._alike}
@@ -289,21 +278,6 @@ class ElasticStrategy(SingleDeviceStrategy):
         for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             getattr(callback, name)(trainer, self._module)
         getattr(self._module, name)()
-
-    # ---- signals --------------------------------------------------------------------------------
-
-    def _listen_to_signals(self) -> None:
-        """SIGTERM lets this peer leave after the step under way; the others go on."""
-        if threading.current_thread() is threading.main_thread():
-            self._signals[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.leave()
-
-    def _forget_signals(self) -> None:
-        for number, handler in self._signals.items():
-            signal.signal(number, handler)
-        self._signals = {}
 
 
 def own_address(anchor: Address) -> str:

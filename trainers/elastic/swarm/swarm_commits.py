@@ -34,7 +34,7 @@ from trainers.elastic.deciding.decision import (
 )
 from trainers.elastic.deciding.header import Header, LaneLogs
 from trainers.elastic.deciding.view import View
-from trainers.elastic.errors import Expelled, GenerationEnded, SwarmLeft, SwarmStopped
+from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
 from trainers.elastic.membership.anchor_link import AnchorLink, Formed
@@ -76,8 +76,6 @@ class SwarmCommits:
         self, link: AnchorLink, donor: Donor, host: Host, donated: DonatedState | None = None
     ) -> None:
         """`donated`: where this peer has its state from, and gets commits until it is a member."""
-        self.leave_asked = False
-        """Set it, from any thread, to leave after the step under way."""
         self.view: View | None = None
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
@@ -217,9 +215,6 @@ class SwarmCommits:
                 case Wait():
                     continue
                 case Change():
-                    if self.leave_asked:
-                        self._link.leave()
-                        raise SwarmLeft(f"this peer left the swarm after step {self._step}")
                     return None
                 case ToBeExpelled(why):
                     self._link.leave()
@@ -235,8 +230,7 @@ class SwarmCommits:
             held="" if self._held is None else self._held.digest,
             kept=self._kept,
             rate=self._rate,
-            announced=int(self._link.announced),
-            leaving=self.leave_asked,
+            announced=self._link.announced,
             weights=self._weights,
             logs=work.logs if self._done else LaneLogs(),
             trouble=self._trouble,
