@@ -6,6 +6,8 @@ ElasticError
   Expelled         this peer is no member any more, and can join again
   SwarmRefused     the swarm does not take this peer
   SwarmStopped     every member ends the run, for example because a loss is no number
+  LogDamaged       a swarm's log that cannot be read, or logs that disagree
+  ReplayDiffers    a step that comes to other gradients than the log says
   CannotBeElastic  a module, loader or Trainer that a swarm cannot train exactly
 """
 
@@ -28,6 +30,14 @@ class SwarmRefused(ElasticError):
 
 class SwarmStopped(ElasticError):
     """Every member ends the run."""
+
+
+class LogDamaged(ElasticError):
+    """A log of a swarm cannot be read, or logs disagree."""
+
+
+class ReplayDiffers(ElasticError):
+    """A step comes to other gradients than the log says."""
 
 
 class CannotBeElastic(ElasticError):

@@ -54,6 +54,10 @@ class Work(Protocol):
         """The sums of the lanes that were computed, flat, on the host."""
         ...
 
+    def as_floats(self, total: Tensor) -> Tensor:
+        """Return the gradients that a total of such sums stands for."""
+        ...
+
     @property
     def logs(self) -> LaneLogs:
         """What the lanes gave that were computed."""
@@ -85,4 +89,12 @@ class Commits(Protocol):
 
     def applied(self, commit: Commit) -> None:
         """Note that the commit is in the weights."""
+        ...
+
+    def ended(self) -> None:
+        """Note that the whole run has come to its end."""
+        ...
+
+    def close(self) -> None:
+        """End everything. It is safe to call again."""
         ...

@@ -5,20 +5,58 @@ as JSON of some hundred bytes.
 """
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+UNIT = 2.0**-40
+"""Losses and what is logged are summed as multiples of this, so no order of lanes changes a sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLogs:
-    """What a member's lanes of this step gave, summed over them and weighted by samples."""
+    """What lanes of a step gave, summed over them and weighted by samples."""
 
     samples: int = 0
-    loss: float = 0.0
-    values: tuple[tuple[str, float], ...] = ()
-    """What the module logged, by name."""
-    touched: str = ""
+    loss: int | None = 0
+    """In units. None: it is not finite."""
+    values: tuple[tuple[str, str, int | None], ...] = ()
+    """What the module logged: its name, the options of the call as JSON, and the sum in units. A
+    peer that has no lane in a step logs it all the same."""
+    touched: str = "0x0"
     """Which parameters have a gradient: a bit each, in hexadecimal."""
+
+    @classmethod
+    def of_plain(cls, told: Mapping[str, Any]) -> "LaneLogs":
+        """Return what `asdict` and JSON have made of logs."""
+        values = tuple((name, options, units) for name, options, units in told["values"])
+        return cls(**{**told, "values": values})
+
+    def plus(self, other: "LaneLogs") -> "LaneLogs":
+        """Return the logs of both together."""
+        values = {(name, options): value for name, options, value in self.values}
+        for name, options, value in other.values:
+            values[name, options] = sum_of_units(values.get((name, options), 0), value)
+        return LaneLogs(
+            self.samples + other.samples,
+            sum_of_units(self.loss, other.loss),
+            tuple((*key, values[key]) for key in sorted(values)),
+            hex(int(self.touched, 16) | int(other.touched, 16)),
+        )
+
+    def mean(self, units: int | None) -> float:
+        """Return a sum over all samples as their mean."""
+        return math.nan if units is None else units * UNIT / self.samples
+
+
+def in_units(value: float) -> int | None:
+    """Return a number as a multiple of `UNIT`; None if it is not finite."""
+    return round(value / UNIT) if math.isfinite(value) else None
+
+
+def sum_of_units(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +88,5 @@ class Header:
     @classmethod
     def decode(cls, data: bytes) -> "Header":
         found: dict[str, Any] = json.loads(data)
-        logs = found.pop("logs")
-        values = tuple((name, value) for name, value in logs.pop("values"))
         found["done"] = tuple(found["done"])
-        return cls(**found, logs=LaneLogs(**logs, values=values))
+        return cls(**found | {"logs": LaneLogs.of_plain(found["logs"])})

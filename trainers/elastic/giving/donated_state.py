@@ -47,14 +47,12 @@ class DonatedState:
 
 def commit_of(fields: Mapping[str, Any], total: Tensor, buffers: tuple[Tensor, ...]) -> Commit:
     """Return the commit that `told` has told."""
-    logs = dict(fields["logs"])
-    values = tuple((name, value) for name, value in logs.pop("values"))
     return Commit(
         step=fields["step"],
         added=tuple((name, tuple(lanes)) for name, lanes in fields["added"]),
         deal=dict(fields["deal"]),
         total=total,
-        logs=LaneLogs(**logs, values=values),
+        logs=LaneLogs.of_plain(fields["logs"]),
         buffers=buffers,
         digest=fields["digest"],
     )

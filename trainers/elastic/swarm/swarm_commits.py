@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ from trainers.elastic.reducing import (
     form_group,
     reduce_in_order,
 )
+from trainers.elastic.replaying.step_log import StepLog
 from trainers.elastic.working.digests import digest_of
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Host:
     """Whether a run that begins with such a checkpoint goes on exactly."""
     on_view: Callable[[View, int], None]
     """Called when a generation begins, with this member's rank."""
+    log: StepLog
 
 
 class SwarmCommits:
@@ -124,6 +127,7 @@ class SwarmCommits:
                 self._leave_group()
 
     def applied(self, commit: Commit) -> None:
+        self._host.log.commit(commit)
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
         self._deal = dict(commit.deal)
@@ -142,6 +146,7 @@ class SwarmCommits:
         self._donor.close()
         self._link.close()
         self._graveyard.close()
+        self._host.log.close()
 
     # ---- a newcomer -----------------------------------------------------------------------------
 
@@ -178,6 +183,7 @@ class SwarmCommits:
         )
         self.view = view
         self._host.on_view(view, rank)
+        self._host.log.generation(view, self._step)
         self._finished = formed.finished
 
     def _leave_group(self) -> None:
@@ -266,8 +272,8 @@ class SwarmCommits:
             step=self._step,
             added=tuple((headers[rank].name, headers[rank].done) for rank in contributors),
             deal=dict(self._deal),
-            total=total,
-            logs=together([headers[rank].logs for rank in contributors]),
+            total=work.as_floats(total),
+            logs=reduce(LaneLogs.plus, (headers[rank].logs for rank in contributors)),
             buffers=buffers,
             digest=digest_of([total, *buffers]),
         )
@@ -286,23 +292,6 @@ class SwarmCommits:
 
     def _voted(self, held: Commit) -> bool:
         return is_equal_vote([told.decode() for told in self._gathered(held.digest.encode())])
-
-
-def together(logs: Sequence[LaneLogs]) -> LaneLogs:
-    """Return the logs of several members as one."""
-    values: dict[str, float] = {}
-    for one in logs:
-        for name, value in one.values:
-            values[name] = values.get(name, 0.0) + value
-    touched = 0
-    for one in logs:
-        touched |= int(one.touched or "0", 16)
-    return LaneLogs(
-        samples=sum(one.samples for one in logs),
-        loss=sum(one.loss for one in logs),
-        values=tuple(sorted(values.items())),
-        touched=hex(touched),
-    )
 
 
 def packed(tensors: Sequence[Tensor]) -> bytes:

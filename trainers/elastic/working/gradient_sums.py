@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.reducing import FixedPoint
 
 
 class GradientSums:
@@ -84,3 +85,25 @@ class GradientSums:
         """The parameters whose sums are not finite."""
         named = zip(self._names, self._views, strict=True)
         return [name for name, view in named if not view.isfinite().all()]
+
+
+class ExactSums:
+    """Sums of whole numbers: the same bits for every dealing of the lanes, and every order."""
+
+    def __init__(self, count: int, lanes: int) -> None:
+        self.sums = torch.zeros(count, dtype=torch.int64)
+        self._rule = FixedPoint(lanes)
+
+    def begin(self) -> None:
+        self.sums.zero_()
+
+    def take(self, flat: Tensor, what: str) -> None:
+        """Add one lane's gradients, and empty `flat` for the next lane's."""
+        self._rule.add(self.sums, flat.cpu(), what)
+        flat.zero_()
+
+    def floats(self, total: Tensor) -> Tensor:
+        """Return what a sum over all lanes stands for."""
+        out = torch.empty(total.numel())
+        self._rule.floats(total, out)
+        return out

@@ -1,16 +1,18 @@
 """What a module logs in the lanes of a step: held back, added up over all peers, logged once.
 
 lane 0: self.log("acc", 0.5)   lane 1: self.log("acc", 0.7)     of 32 samples each
-the step: log("acc", 0.6, batch_size=64) at every peer, with the arguments of the first call
+the step: log("acc", 0.6, batch_size=64) at every peer, with the options of the calls
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
 
+from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.errors import CannotBeElastic
 
 REFUSED = {
@@ -18,6 +20,7 @@ REFUSED = {
     "rank_zero_only": "what is logged must be equal at every peer: leave rank_zero_only out",
     "metric_attribute": "a metric object counts the samples of one peer only: log a number",
 }
+MEANS = ("mean", torch.mean)
 
 
 class LogCatcher:
@@ -26,11 +29,10 @@ class LogCatcher:
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
         self._size = 0
-        self._sums: dict[str, float] = {}
-        self._arguments: dict[str, dict[str, Any]] = {}
+        self._sums: dict[tuple[str, str], int | None] = {}
 
     def begin(self) -> None:
-        """Forget the sums of the step before. Arguments are kept: a peer may have no lane."""
+        """Forget the step before."""
         self._sums = {}
 
     @contextmanager
@@ -44,23 +46,26 @@ class LogCatcher:
             del self._module.__dict__["log"]
 
     def _catch(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        self._check(name, args, options)
+        if not isinstance(value, int | float | torch.Tensor) or torch.as_tensor(value).numel() != 1:
+            raise CannotBeElastic(
+                f"self.log({name!r}) of a {type(value).__name__}: a swarm logs single numbers"
+            )
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        given = {key: option for key, option in options.items() if option is not None}
+        key = name, json.dumps(given, sort_keys=True)
+        self._sums[key] = sum_of_units(self._sums.get(key, 0), in_units(number * self._size))
+
+    def _check(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Refuse what cannot be reduced over lanes, and take out what says nothing new."""
         if args:
             raise CannotBeElastic(f"self.log({name!r}): give its options by name, not by place")
         for option, why in REFUSED.items():
-            if options.get(option):
-                raise CannotBeElastic(f"self.log({name!r}, {option}={options[option]!r}): {why}")
-        if options.get("reduce_fx", "mean") not in ("mean", torch.mean):
+            if options.pop(option, None):
+                raise CannotBeElastic(f"self.log({name!r}, {option}=...): {why}")
+        if (how := options.pop("reduce_fx", "mean")) not in MEANS:
             raise CannotBeElastic(
-                f"self.log({name!r}, reduce_fx={options['reduce_fx']!r}): lanes are reduced by"
-                " their mean only"
-            )
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            number = float(value.detach())
-        elif isinstance(value, int | float):
-            number = float(value)
-        else:
-            raise CannotBeElastic(
-                f"self.log({name!r}) of a {type(value).__name__}: a swarm logs numbers only"
+                f"self.log({name!r}, reduce_fx={how!r}): lanes are reduced by their mean only"
             )
         size = options.pop("batch_size", None) or self._size
         if size != self._size:
@@ -68,15 +73,14 @@ class LogCatcher:
                 f"self.log({name!r}, batch_size={size}) in a lane of {self._size} samples: a swarm"
                 " weights by samples; leave batch_size out"
             )
-        self._arguments.setdefault(name, options)
-        self._sums[name] = self._sums.get(name, 0.0) + number * size
 
-    def sums(self) -> tuple[tuple[str, float], ...]:
-        """Return what was logged, each value times its samples, in the order of names."""
-        return tuple(sorted(self._sums.items()))
+    @property
+    def values(self) -> tuple[tuple[str, str, int | None], ...]:
+        """What was logged, as `LaneLogs` has it."""
+        return tuple((*key, self._sums[key]) for key in sorted(self._sums))
 
-    def log(self, sums: Mapping[str, float], samples: int) -> None:
+    def log(self, logs: LaneLogs) -> None:
         """Log the means of a whole step."""
-        for name, total in sums.items():
-            options = self._arguments.get(name, {})
-            self._module.log(name, total / samples, batch_size=samples, **options)
+        for name, options, units in logs.values:
+            known = json.loads(options)
+            self._module.log(name, logs.mean(units), batch_size=logs.samples, **known)

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from loaders.lanes.lane_loader import LaneLoader
 from trainers.elastic.commits.commit import Commit
-from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.working.digests import digest_of, part_of_step
-from trainers.elastic.working.gradient_sums import GradientSums
+from trainers.elastic.working.gradient_sums import ExactSums, GradientSums
 from trainers.elastic.working.lane_logs import LogCatcher
-
-Backward = Callable[[Tensor, torch.optim.Optimizer], None]
 
 
 class PlainWork:
@@ -40,9 +38,12 @@ class PlainWork:
         on_device: Callable[[Any], Any],
         step_of: Callable[..., Any],
         backward: Callable[[Tensor], None],
+        *,
+        exact: bool = False,
     ) -> None:
         """`micro`: the samples of a whole lane; `on_device` brings a batch to the device; `step_of`
-        and `backward` are Lightning's, with its precision."""
+        and `backward` are Lightning's, with its precision. `exact`: sums do not depend on who
+        computed what."""
         self._module = module
         self._optimizer = optimizer
         self._lanes = lanes
@@ -52,11 +53,12 @@ class PlainWork:
         self._backward = backward
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.gradients = GradientSums(named)
+        self._exact = ExactSums(self.gradients.flat.numel(), lanes.lanes) if exact else None
         self._parameters = dict(module.named_parameters())
         self.catcher = LogCatcher(module)
         self._step = 0
         self._samples = 0
-        self._loss = 0.0
+        self._loss: int | None = 0
         self._batch_index = 0
         self._committed: list[Tensor] = []
         """The buffers with which every lane begins."""
@@ -74,7 +76,7 @@ class PlainWork:
     def begin(self, step: int) -> None:
         if step != self._step:
             raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {self._step}")
-        self._samples, self._loss = 0, 0.0
+        self._samples, self._loss = 0, 0
         self._doubtful = []
         self.catcher.begin()
         self._begun = True
@@ -83,6 +85,8 @@ class PlainWork:
         sizes = self._lanes.sizes(self._lanes.position[1])
         self._lanes_with_samples = tuple(lane for lane, size in enumerate(sizes) if size)
         self.gradients.begin()
+        if self._exact is not None:
+            self._exact.begin()
 
     def lanes(self) -> Sequence[int]:
         return self._lanes_with_samples
@@ -96,23 +100,30 @@ class PlainWork:
             loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
         share = size / self._micro
         self._backward(loss if share == 1.0 else loss * share)
+        if self._exact is not None:
+            self._exact.take(self.gradients.flat, f"lane {lane} at step {self._step}")
         value = float(loss.detach())
         if not math.isfinite(value):
             self._doubtful.append(lane)
         self._samples += size
-        self._loss += value * size
+        self._loss = sum_of_units(self._loss, in_units(value * size))
         if lane == self._lanes_with_samples[0]:
             self._first_buffers = [buffer.detach().clone() for buffer in self._module.buffers()]
         self._restore_buffers()
 
     @property
     def sums(self) -> Tensor:
+        if self._exact is not None:
+            return self._exact.sums
         flat = self.gradients.flat
         return flat if flat.device.type == "cpu" else flat.cpu()
 
+    def as_floats(self, total: Tensor) -> Tensor:
+        return total if self._exact is None else self._exact.floats(total)
+
     @property
     def logs(self) -> LaneLogs:
-        values = self.catcher.sums()
+        values = self.catcher.values
         return LaneLogs(self._samples, self._loss, values, self.gradients.touched)
 
     def buffers(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,202 @@
+"""What Lightning sees of elastic training, wherever the commits come from.
+
+One batch of Lightning's is this process's share of a global step. Everything else of a run is as
+always, and equal at every peer: `global_step`, schedulers, validation, checkpoints, callbacks.
+
+    training_step   the commit of the step: lanes, reduce, vote (swarm/swarm_commits.py)
+    backward        the commit's mean gradient becomes the parameters' .grad
+    optimizer_step  Lightning clips and updates; then the step is applied, and the lanes advance
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.rank_zero import rank_zero_only
+from torch import Tensor
+
+from trainers.elastic.commits.commit import Commit, Commits
+from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
+from trainers.elastic.peer.refusals import check_run
+from trainers.elastic.working.plain_work import PlainWork
+from trainers.lightning_seams import forget_loader
+
+Sum = Literal["fast", "exact"]
+SUMS: tuple[Sum, ...] = get_args(Sum)
+
+
+class ElasticFit(SingleDeviceStrategy):
+    """The base of what trains by commits."""
+
+    def __init__(self, global_batch: int | None, lanes: int, sum: Sum, **more: Any) -> None:
+        super().__init__(**more)
+        if sum not in SUMS:
+            raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
+        self._sum = sum
+        self._lanes = lanes
+        self._global_batch = global_batch
+        self._shares: LaneShares | None = None
+        self._commits: Commits | None = None
+        self._work: PlainWork | None = None
+        self._commit: Commit | None = None
+
+    def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
+        """Return where this run's commits come from."""
+        raise NotImplementedError
+
+    # ---- what Lightning asks ---------------------------------------------------------------------
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this peer writes logs and checkpoints."""
+        return self.global_rank == 0
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def process_dataloader(self, dataloader: object) -> object:
+        trainer = self._module.trainer
+        if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
+            return dataloader
+        if self._shares is None or self._shares.loader is not dataloader:
+            self._shares = lane_shares(dataloader, self._lanes, self._global_batch)
+        return self._shares
+
+    def setup(self, trainer: L.Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        check_run(trainer, self._module)
+        trainer.fit_loop.setup_data()
+        forget_loader(trainer)  # The loop asks again, when it knows where to go on.
+        if self._shares is None:
+            raise CannotBeElastic("there is no train loader, and a swarm has nothing to train on")
+        self._commits = self._begin(trainer, self._shares)
+
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        if isinstance(batch, LaneShare):
+            return batch
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._commits is not None and self._shares is not None
+        share, *rest = args
+        if share != LaneShare(*self._shares.lanes.position):
+            raise CannotBeElastic(
+                f"Lightning is at {share}, and the lanes are at {self._shares.lanes.position}: the"
+                " state of the train loader was not restored"
+            )
+        work = self._work or self._make_work(self._shares)
+        work.open(self._step, rest[0] if rest else share.step)
+        try:
+            self._commit = commit = self._commits.next(work)
+        finally:
+            work.end()
+        work.catcher.log(commit.logs)
+        return torch.tensor(commit.logs.mean(commit.logs.loss), device=self.root_device)
+
+    def backward(
+        self,
+        closure_loss: Tensor,
+        optimizer: torch.optim.Optimizer | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The backward passes are done. The step's mean gradient is put in place."""
+        commit, work = self._commit, self._work
+        assert commit is not None and work is not None
+        work.apply_commit(commit)
+        self._call_hook("on_after_backward")
+        return closure_loss
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        commit, self._commit = self._commit, None
+        assert commit is not None and self._shares is not None and self._commits is not None
+        self._shares.lanes.advance()
+        self._commits.applied(commit)
+        return output
+
+    def teardown(self) -> None:
+        commits, self._commits = self._commits, None
+        self._work = None
+        if commits is not None:
+            commits.close()
+        if self._shares is not None:
+            self._shares.close()
+            self._shares = None
+        self._set_rank(0)
+        super().teardown()
+
+    def on_train_end(self) -> None:
+        """Tell the anchor that the run has come to its end, and did not break off."""
+        if self._commits is not None:
+            self._commits.ended()
+
+    # ---- details --------------------------------------------------------------------------------
+
+    @property
+    def _module(self) -> L.LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    @property
+    def _step(self) -> int:
+        return self._module.trainer.global_step
+
+    @property
+    def _step(self) -> int:
+        return self._module.trainer.global_step
+
+    def _make_work(self, shares: LaneShares) -> PlainWork:
+        module, trainer = self._module, self._module.trainer
+        takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+        to_device = super().batch_to_device
+
+        def on_device(batch: Any) -> Any:
+            return to_device(self.precision_plugin.convert_input(batch))
+
+        def step_of(batch: Any, batch_index: int) -> Any:
+            with self.precision_plugin.train_step_context():
+                return module.training_step(*((batch, batch_index) if takes_index else (batch,)))
+
+        def backward(loss: Tensor) -> None:
+            loss = self.precision_plugin.pre_backward(loss, module)
+            self.precision_plugin.backward(loss, module, trainer.optimizers[0])
+
+        self._work = PlainWork(
+            module,
+            self.optimizers[0],
+            shares.lanes,
+            shares.micro,
+            on_device,
+            step_of,
+            backward,
+            exact=self._sum == "exact",
+        )
+        return self._work
+
+    def _set_rank(self, rank: int) -> None:
+        self.global_rank = rank
+        vars(rank_zero_only)["rank"] = rank  # Lightning keeps it at its function.
+
+    def _call_hook(self, name: str) -> None:
+        trainer = self._module.trainer
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            getattr(callback, name)(trainer, self._module)
+        getattr(self._module, name)()

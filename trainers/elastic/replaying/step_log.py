@@ -1,0 +1,108 @@
+"""What every peer writes down: generations, and of each commit who added what, with its digest.
+
+    {"run": {"lanes": 64, "sum": "fast", ...}}
+    {"generation": 3, "members": ["a", "b"], "step": 120}
+    {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "..."}
+
+A line is written before its commit is applied. The logs of several peers together are one history:
+where they overlap they must agree.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainers.elastic.commits.commit import Commit
+from trainers.elastic.deciding.view import View
+from trainers.elastic.errors import LogDamaged
+
+
+class StepLog:
+    """The log of one peer. A file that is there already is gone on with."""
+
+    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO | None = path.open("a", encoding="utf-8")
+        self._write({"run": dict(run)})
+
+    def generation(self, view: View, step: int) -> None:
+        self._write({"generation": view.generation, "members": list(view.names), "step": step})
+
+    def commit(self, commit: Commit) -> None:
+        added = [[name, list(lanes)] for name, lanes in commit.added]
+        self._write({"commit": commit.step, "added": added, "digest": commit.digest})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCommit:
+    """What a log tells of a commit."""
+
+    step: int
+    added: tuple[tuple[str, tuple[int, ...]], ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The logs of a swarm together."""
+
+    run: Mapping[str, Any]
+    commits: Mapping[int, LoggedCommit]
+
+    @property
+    def steps(self) -> int:
+        """So many steps are known without a gap, from the first one on."""
+        step = 0
+        while step in self.commits:
+            step += 1
+        return step
+
+
+def read_history(paths: Sequence[Path]) -> History:
+    """Return what the logs of one or several peers tell. Raise `LogDamaged` if they disagree."""
+    runs: list[Mapping[str, Any]] = []
+    commits: dict[int, LoggedCommit] = {}
+    for path in paths:
+        for number, line in enumerate(_whole_lines(path), start=1):
+            try:
+                told = json.loads(line)
+            except ValueError as error:
+                raise LogDamaged(f"{path}:{number} is no JSON: {error}") from error
+            if "run" in told:
+                runs.append(told["run"])
+            elif "commit" in told:
+                found = _commit(told)
+                known = commits.setdefault(found.step, found)
+                if known.digest != found.digest:
+                    raise LogDamaged(
+                        f"{path}:{number}: step {found.step} has digest {found.digest} here and"
+                        f" {known.digest} in another log: these are not logs of one run"
+                    )
+    if not runs:
+        raise LogDamaged(f"no run is in {', '.join(map(str, paths)) or 'no log'}")
+    if different := [run for run in runs if run != runs[0]]:
+        raise LogDamaged(f"the logs are of two runs: {runs[0]} and {different[0]}")
+    return History(runs[0], commits)
+
+
+def _commit(told: Mapping[str, Any]) -> LoggedCommit:
+    added = tuple((name, tuple(lanes)) for name, lanes in told["added"])
+    return LoggedCommit(told["commit"], added, told["digest"])
+
+
+def _whole_lines(path: Path) -> Iterable[str]:
+    """A kill may have left half a line at the end."""
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()
