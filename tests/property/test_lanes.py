@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,7 @@ def served_alone(options: dict[str, Any], steps: int) -> Batches:
     return served
 
 
-def dealt(draw: st.DrawFn, lanes: int, peers: int) -> list[list[int]]:
+def dealt(draw: Callable[[Any], Any], lanes: int, peers: int) -> list[list[int]]:
     owners = draw(st.lists(st.integers(0, peers - 1), min_size=lanes, max_size=lanes))
     order = draw(st.permutations(range(lanes)))
     return [[lane for lane in order if owners[lane] == peer] for peer in range(peers)]
