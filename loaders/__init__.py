@@ -7,11 +7,12 @@ processes that read), `identity` (what a data set is made of), `cache` (the deco
 (`ReuseLoader`), `arguments`, `options` and `adopted` (what it may be asked for, or a DataLoader
 says), `opened_dataset` (what is read, or lies in memory already), `read_check` and `joint_parts`
 (what is refused), `rank_order`, `pass_position`, `pipeline`, `passes`, `batches`, `summary`.
-`sharing` has one such loader for several consumers.
+`sharing` has one such loader for several consumers, `lanes` deals one out to virtual ranks.
 """
 
 from loaders.errors import LoaderError
+from loaders.lanes.lane_loader import LaneLoader
 from loaders.loader import ReuseLoader
 from loaders.sharing.shared_stream import SharedStream
 
-__all__ = ["LoaderError", "ReuseLoader", "SharedStream"]
+__all__ = ["LaneLoader", "LoaderError", "ReuseLoader", "SharedStream"]

@@ -5,9 +5,10 @@
                                                    ...
     this peer holds lanes 0 and 5 --> their samples are decoded ahead, by one crew of threads
 
-`lane_order` says what a lane serves at a step; it is pure. `held_lanes` keeps what is decoded of
-each lane that is held here, `lane_jobs` says what a thread does next, and `lane_crew` has the
-threads. `lane_loader` is what a training loop uses; `laneable` says which loaders it takes.
+`lane_order` says what a lane serves at a step; it is pure. `held_lanes` has what is decoded of a
+lane, `lane_table` which lanes come, go and stay, `lane_jobs` what a thread does next. `lane_crew`
+has the threads, `lane_reading` reads for them. `lane_loader` is what a training loop uses;
+`lane_counts` counts for it, and `laneable` says which loaders it takes.
 
-May import: arguments, batches, errors, loader, order, pipeline, rank_order, slots, stats, workers.
+May import: arguments, batches, errors, loader, order, pipeline, slots, stats, workers.
 """

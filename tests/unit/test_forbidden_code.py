@@ -17,6 +17,7 @@ from source_text import OURS, PACKAGES, ROOT, dotted, heads, imports, name, of, 
 read_once = source_text.read_once
 
 PURE_FILES = (
+    "loaders/lanes/lane_order.py",
     "offload/errors.py",
     "offload/sizes.py",
     "offload/lowering/micro_batches.py",
@@ -115,6 +116,7 @@ def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> 
         if module != "threading" or not only_locks(path)
     }
     assert users <= {
+        "loaders/lanes/lane_crew.py",
         "loaders/sharing/view_link.py",
         "loaders/sharing/view_server.py",
         "loaders/workers/prefetcher.py",

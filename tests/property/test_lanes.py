@@ -1,0 +1,278 @@
+"""Laws of lanes: whoever serves them, in whatever deal, the bits are those of one peer."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from numbered_samples import Served, loader, settings_of_a_loader, take
+from products import examples
+
+from loaders.lanes.lane_loader import LaneLoader
+from loaders.lanes.lane_order import LanePass, LaneWalk
+from loaders.order.reuse import MODES
+
+Batches = dict[tuple[int, int, int], Served]
+"""What was served, by (pass, step, lane)."""
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> LanePass:
+    batch, lanes = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    return LanePass(
+        pass_index=draw(st.integers(0, 3)),
+        samples=draw(st.integers(batch * lanes, batch * lanes + 60)),
+        lanes=lanes,
+        batch_size=batch,
+        reuse=draw(st.integers(1, 4)),
+        reaugment=True,
+        steps_limit=draw(st.none() | st.integers(0, 20)),
+        buffer_batches=draw(st.integers(1, 4)),
+        mode=draw(st.sampled_from(MODES)),
+        shuffle=draw(st.booleans()),
+        drop_last=draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+# ---- the order, which is pure -------------------------------------------------------------------
+
+
+@given(passes())
+@settings(max_examples=examples(200))
+def test_all_lanes_together_serve_every_sample_as_often_as_asked_and_nothing_twice(
+    of: LanePass,
+) -> None:
+    order = np.random.default_rng(of.seed).permutation(of.samples)
+    walks = [LaneWalk(of.plan(lane)) for lane in range(of.lanes)]
+    served: Counter[tuple[int, int]] = Counter()
+    for step in range(len(of)):
+        for lane, walk in enumerate(walks):
+            serve = walk.serve(step)
+            assert len(serve.positions) == of.sizes(step)[lane]
+            ids = order[lane :: of.lanes][serve.positions]
+            served.update(zip(ids.tolist(), serve.serves.tolist(), strict=True))
+    assert set(served.values()) <= {1}
+    if of.steps_limit is None and not of.drop_last:
+        assert len(served) == of.samples * of.reuse
+        assert all(not len(walk.serve(len(of)).positions) for walk in walks)
+    if of.steps_limit is None and of.drop_last:
+        assert all(size == of.batch_size for step in range(len(of)) for size in of.sizes(step))
+    assert sum(of.share(lane) for lane in range(of.lanes)) == of.samples
+
+
+@given(passes(), st.data())
+@settings(max_examples=examples(200))
+def test_a_walk_tells_of_the_step_before_as_one_that_goes_there_straight(
+    of: LanePass, data: st.DataObject
+) -> None:
+    lane = data.draw(st.integers(0, of.lanes - 1))
+    walk, at = LaneWalk(of.plan(lane)), 0
+    for _ in range(4):
+        at += data.draw(st.integers(0, 2))
+        walk.serve(at + 1)
+        straight = LaneWalk(of.plan(lane))
+        assert walk.reaches(at)
+        np.testing.assert_array_equal(walk.served_before(at), straight.served_before(at))
+        assert walk.serve(at).positions.tolist() == straight.serve(at).positions.tolist()
+
+
+# ---- peers --------------------------------------------------------------------------------------
+
+
+@st.composite
+def lane_settings(draw: st.DrawFn) -> dict[str, Any]:
+    options = draw(settings_of_a_loader())
+    lanes = draw(st.integers(1, 4))
+    least = options["batch_size"] * lanes
+    return {**options, "size": draw(st.integers(least, least + 15)), "lanes": lanes}
+
+
+@dataclass
+class Peers:
+    """So many peers of one run."""
+
+    options: dict[str, Any]
+    stack: ExitStack
+
+    def join(self) -> LaneLoader:
+        made = {**self.options}
+        lanes = made.pop("lanes")
+        return self.stack.enter_context(LaneLoader(loader(**made), lanes))
+
+
+@contextmanager
+def peers_of(options: dict[str, Any]) -> Iterator[Peers]:
+    with ExitStack() as stack:
+        yield Peers(options, stack)
+
+
+def taken(peer: LaneLoader, lane: int) -> Served:
+    found = peer.take(lane)
+    pixels, ids = found.batch
+    told = peer.ids(lane)
+    assert found.info.ids.tolist() == told.ids.tolist() == ids.tolist()
+    assert found.info.serves.tolist() == told.serves.tolist()
+    serves = tuple(found.info.serves.tolist())
+    return Served(tuple(ids.tolist()), serves, pixels.numpy().tobytes())
+
+
+def served_alone(options: dict[str, Any], steps: int) -> Batches:
+    """What one peer serves that holds all lanes."""
+    served: Batches = {}
+    with peers_of(options) as peers:
+        peer = peers.join()
+        for _ in range(steps):
+            peer.hold(range(peer.lanes))
+            for lane, size in enumerate(peer.sizes(peer.position[1])):
+                if size:
+                    served[(*peer.position, lane)] = taken(peer, lane)
+            peer.advance()
+    return served
+
+
+def dealt(draw: Callable[[Any], Any], lanes: int, peers: int) -> list[list[int]]:
+    owners = draw(st.lists(st.integers(0, peers - 1), min_size=lanes, max_size=lanes))
+    order = draw(st.permutations(range(lanes)))
+    return [[lane for lane in order if owners[lane] == peer] for peer in range(peers)]
+
+
+@given(lane_settings(), st.data())
+@settings(max_examples=examples(60))
+def test_any_deal_with_moves_redos_and_joins_serves_what_one_peer_serves(
+    options: dict[str, Any], data: st.DataObject
+) -> None:
+    steps = data.draw(st.integers(1, 14))
+    alone = served_alone(options, steps)
+    with peers_of(options) as run:
+        peers = [run.join() for _ in range(data.draw(st.integers(1, 3)))]
+        for _ in range(steps):
+            if data.draw(st.integers(0, 4)) == 0:
+                joiner = run.join()
+                if data.draw(st.booleans()):
+                    joiner.load_state_dict(peers[0].state_dict())
+                else:
+                    joiner.go_to(*peers[0].position)
+                peers[data.draw(st.integers(0, len(peers) - 1))] = joiner
+            deal = dealt(data.draw, options["lanes"], len(peers))
+            place = peers[0].position
+            sizes = peers[0].sizes(place[1])
+            for peer, lanes in zip(peers, deal, strict=True):
+                assert peer.position == place and peer.sizes(place[1]) == sizes
+                if data.draw(st.booleans()):
+                    peer.hold(lanes)
+                for lane in lanes:
+                    for _ in range(data.draw(st.integers(1, 2)) if sizes[lane] else 0):
+                        assert taken(peer, lane) == alone[(*place, lane)]
+            redone = data.draw(st.integers(0, options["lanes"] - 1))
+            if sizes[redone]:
+                survivor = peers[data.draw(st.integers(0, len(peers) - 1))]
+                assert taken(survivor, redone) == alone[(*place, redone)]
+            for peer in peers:
+                peer.advance()
+
+
+@given(settings_of_a_loader())
+@settings(max_examples=examples(60))
+def test_one_lane_is_the_loader_itself(options: dict[str, Any]) -> None:
+    with loader(**options) as plain:
+        wanted = take(plain, 2 * len(plain))
+        stats = plain.stats
+    served = served_alone({**options, "lanes": 1}, len(wanted))
+    assert [*served.values()] == wanted
+    assert stats.decoded > 0
+
+
+@given(lane_settings(), st.data())
+@settings(max_examples=examples(40))
+def test_a_run_resumes_at_every_step_on_another_number_of_peers(
+    options: dict[str, Any], data: st.DataObject
+) -> None:
+    with peers_of(options) as run:
+        first = run.join()
+        steps = len(first) + data.draw(st.integers(1, 3))
+        alone = served_alone(options, steps + 3)
+        states = []
+        for _ in range(steps):
+            states.append(first.state_dict())
+            first.advance()
+        at = data.draw(st.integers(0, steps - 1))
+        peers = [run.join() for _ in range(data.draw(st.integers(1, 3)))]
+        for peer in peers:
+            peer.load_state_dict(states[at])
+            assert peer.state_dict() == states[at]
+        for _ in range(3):
+            place = peers[0].position
+            for lane, size in enumerate(peers[0].sizes(place[1])):
+                peer = peers[data.draw(st.integers(0, len(peers) - 1))]
+                if size:
+                    assert taken(peer, lane) == alone[(*place, lane)]
+            for peer in peers:
+                peer.advance()
+
+
+@given(lane_settings(), st.lists(st.integers(1, 4), min_size=3, max_size=3))
+@settings(max_examples=examples(40))
+def test_reuse_changes_between_passes_on_all_peers_alike(
+    options: dict[str, Any], reuses: list[int]
+) -> None:
+    options["drop_last"] = False
+    with peers_of(options) as run:
+        peers = [run.join(), run.join()]
+        for pass_index, reuse in enumerate(reuses):
+            served: Counter[tuple[int, int]] = Counter()
+            for peer in peers:
+                peer.hold(range(pass_index % 2, peer.lanes))  # a hold does not begin the pass ...
+                peer.loader.set_reuse(reuse)
+            if pass_index == 0:
+                reuse = options["reuse"]  # ... but for the very first one
+            for step in range(len(peers[0])):
+                assert [peer.position for peer in peers] == [(pass_index, step)] * 2
+                for lane, size in enumerate(peers[0].sizes(step)):
+                    if size:
+                        found = taken(peers[(lane + step) % 2], lane)
+                        served.update(zip(found.ids, found.serves, strict=True))
+                for peer in peers:
+                    peer.advance()
+            assert len(served) == options["size"] * reuse and set(served.values()) == {1}
+
+
+@given(lane_settings(), st.data())
+@settings(max_examples=examples(40))
+def test_lanes_that_stay_are_decoded_once_a_pass_and_a_moved_one_what_was_alive(
+    options: dict[str, Any], data: st.DataObject
+) -> None:
+    options["drop_last"] = False
+    with peers_of(options) as run:
+        stays, comes = run.join(), run.join()
+        lanes = range(options["lanes"])
+        moved, at = data.draw(st.sampled_from(lanes)), data.draw(st.integers(0, len(stays) - 1))
+        for peer in (stays, comes):
+            peer.loader.limit_pass(len(peer))  # so that nothing of the next pass is decoded ahead
+        alive = 0
+        for step in range(len(stays)):
+            mine = [lane for lane in lanes if lane != moved or step < at]
+            stays.hold(mine)
+            comes.hold([lane for lane in lanes if lane not in mine])
+            if step == at:
+                of = stays._pass  # pyright: ignore[reportPrivateUsage]
+                alive = int((LaneWalk(of.plan(moved)).served_before(at) < of.reuse).sum())
+            for lane, size in enumerate(stays.sizes(step)):
+                if size:
+                    taken(stays if lane in mine else comes, lane)
+            for peer in (stays, comes):
+                peer.advance()
+        for peer in (stays, comes):
+            peer.close()
+        fresh = stays.stats.decoded + comes.stats.decoded
+        assert fresh == options["size"]
+        assert comes.stats.decoded + comes.stats.extra_decodes == alive
