@@ -176,7 +176,7 @@ def test_ctrl_c_checkpoints_every_job_and_the_same_program_goes_on(
     lone: Mapping[str, Outcome], tmp_path: Path
 ) -> None:
     def interrupt(state: FleetState, event: Event) -> None:
-        if min(job.step for job in state.jobs.values()) >= 1 and not state.interrupted:
+        if isinstance(event, TurnEnded) and event.step == 3 and not state.interrupted:
             signal.raise_signal(signal.SIGINT)
 
     names = ("adam", "sgd", "plain")
@@ -186,7 +186,9 @@ def test_ctrl_c_checkpoints_every_job_and_the_same_program_goes_on(
     with pytest.raises(KeyboardInterrupt, match="the same program goes on") as said:
         fleet.fit()
     begun = [name for name in names if (tmp_path / "jobs" / name / LAST).exists()]
-    assert len(begun) == 3 and f"3 jobs are checkpointed in {tmp_path}:" in str(said.value)
+    assert begun and str(said.value).startswith(f"{len(begun)} job")
+    if fresh := len(names) - len(begun):
+        assert f", {fresh} begin" in str(said.value)
     again = make(tmp_path)
     modules = {name: add(again, name, KINDS[name]) for name in names}
     assert {job.state for job in again.fit().jobs.values()} == {"finished"}

@@ -144,7 +144,8 @@ def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) ->
 
 def test_a_long_name_is_broken_between_two_settings_and_nowhere_else(tmp_path: Path) -> None:
     name = "lr=1e-3,batch_size=16"
-    page = write_fleet_page(make(tmp_path, [job(name)], [at(0, name, "running")])).read_text()
+    lines = [{"at": 1000.0, **BEGINS}, at(0, name, "running"), {"at": 1010.0, **ENDS}]
+    page = write_fleet_page(make(tmp_path, [job(name)], lines)).read_text()
     assert page.count("lr=1e-3,<wbr>batch_size=16") == 2
     assert re.search(r"\.job \{[^}]*nowrap.*\.job wbr \{[^}]*normal", page)
 
