@@ -17,7 +17,11 @@ from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.words import DASH, count, duration, percent
 
-CSS = "td .line { vertical-align: middle }"
+CSS = """
+td .line { vertical-align: middle } th.n { white-space: normal }
+.job { white-space: nowrap } .job wbr { white-space: normal }
+"""
+"""A job's name is broken after a comma, and not at the hyphen of 1e-3."""
 
 
 def write_fleet_page(folder: Path) -> Path:
@@ -129,11 +133,14 @@ def _jobs(fleet: FleetRecord) -> str:
 
 
 def _name(number: int, job: JobRecord) -> Html:
-    key = line_key(number, job.name) if number < TOLD_APART else Html(escape(job.name))
-    if job.run is None:
-        return key
-    line, name = key[: key.rindex(">") + 1] if "<svg" in key else "", escape(job.name)
-    return Html(f"{line}<a href='{quote(job.folder)}/report.html'>{name}</a>")
+    line, name = line_key(number, "") if number < TOLD_APART else "", _breakable(job.name)
+    if job.run is not None:
+        name = f"<a href='{quote(job.folder)}/report.html'>{name}</a>"
+    return Html(f"<span class=job>{line}{name}</span>")
+
+
+def _breakable(name: str) -> str:
+    return escape(name).replace(",", ",<wbr>")
 
 
 def _value(value: object) -> str:
@@ -155,7 +162,7 @@ def _waits(fleet: FleetRecord) -> str | None:
     if not jobs:
         return None
 
-    def line(name: str, of: Sequence[JobRecord]) -> list[str]:
+    def line(name: object, of: Sequence[JobRecord]) -> list[object]:
         spent = [
             sum(s.end - s.begin for job in of for s in job.spells if s.phase == phase)
             for phase in phases
@@ -167,7 +174,10 @@ def _waits(fleet: FleetRecord) -> str | None:
     busy = percent(works / whole) if whole else DASH
     return table(
         ("", *(DOES[phase][0].capitalize() for phase in phases)),
-        [*(line(job.name, [job]) for job in jobs), line("All jobs", jobs)],
+        [
+            *(line(Html(f"<span class=job>{_breakable(job.name)}</span>"), [job]) for job in jobs),
+            line("All jobs", jobs),
+        ],
     ) + note(f"Jobs had the devices for {busy} of the time.")
 
 

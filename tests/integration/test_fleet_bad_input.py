@@ -1,5 +1,6 @@
 """What is wrong with a fleet or a job of it is said, by name; the other jobs finish."""
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -334,5 +335,34 @@ def test_what_cannot_go_to_a_process_is_named_when_it_is_added(tmp_path: Path) -
     for module, why in ((lambda: Net(), "lambda"), (Unpicklable(), "a lock stays where it is")):
         with pytest.raises(FleetError, match=f"job a cannot be sent to the process.*{why}"):
             add(fleet, "a", PLAIN, module)
-    add(fleet, "a", PLAIN)  # the name is still free
     fleet.close()
+
+
+def test_a_job_that_was_refused_has_taken_neither_its_name_nor_its_loader(tmp_path: Path) -> None:
+    fleet = make(tmp_path, isolation="process")
+    train = DataLoader(samples(), BATCH, shuffle=True, generator=torch.Generator())
+    for name in "ab":
+        with pytest.raises(FleetError, match=f"job {name} cannot be sent"):
+            add(fleet, name, PLAIN, lambda: Net(), train=train)
+    add(fleet, "a", PLAIN, Net, train=train)
+    assert states(fleet.fit()) == {"a": "finished"}
+
+
+def test_a_job_that_comes_after_the_last_one_has_ended_is_refused_and_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, refused, put = make(tmp_path), list[str](), signal.signal
+
+    def late(number: int, handler: Any) -> Any:
+        """The fleet puts the old handler back when its last job has ended."""
+        jobs = fleet.result().jobs.values()
+        if jobs and all(job.state == "finished" for job in jobs):
+            with pytest.raises(FleetError, match=r"after fit\(\) had ended") as error:
+                add(fleet, "late", PLAIN, Net)
+            refused.append(str(error.value))
+        return put(number, handler)
+
+    add(fleet, "a", PLAIN)
+    monkeypatch.setattr("trainers.fleet.fleet.signal.signal", late)
+    result = fleet.fit()
+    assert len(refused) == 1 and states(result) == {"a": "finished"}

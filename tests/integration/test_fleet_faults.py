@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
+from trainers.fleet.jobs.turns import STOPPED
 from trainers.fleet.keeping.journal import NAME
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
@@ -194,6 +196,49 @@ def test_final_weights_that_cannot_be_written_are_no_end(
     result = fleet.fit()
     assert states(result) == {"full": "failed", "good": "finished"}
     assert FINAL in result.jobs["full"].why and "could not be written" in result.jobs["full"].why
+
+
+def test_a_stopped_job_whose_weights_cannot_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(state: FleetState, event: Event) -> None:
+        if state.jobs["full"].step == 3:
+            fleet.stop("full")
+
+    fleet = make(tmp_path, quantum=1, watch=stop)
+    for name in ("full", "good"):
+        add(fleet, name, PLAIN)
+    full_for(tmp_path / "jobs" / "full", monkeypatch)
+    result = fleet.fit()
+    assert states(result) == {"full": "failed", "good": "finished"}
+    assert "was stopped at step 4" in result.jobs["full"].why
+    assert f"{STOPPED} could not be written" in result.jobs["full"].why
+
+
+@pytest.mark.parametrize(("spared", "kept"), [(0, 0), (1, 1)])
+def test_ctrl_c_on_a_full_disk_claims_no_checkpoint_that_is_not_there(
+    spared: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(state: FleetState, event: Event) -> None:
+        if min(job.step for job in state.jobs.values()) == 3 and not state.interrupted:
+            signal.raise_signal(signal.SIGINT)
+
+    kind = replace(PLAIN, epochs=3)
+    fleet = make(tmp_path, quantum=1, checkpoint_minutes=1e-9, watch=interrupt)
+    for name in ("full", "good"):
+        add(fleet, name, kind)
+    with monkeypatch.context() as patch:
+        full_for(tmp_path / "jobs" / "full", patch, spared)
+        with pytest.raises(KeyboardInterrupt) as said:
+            fleet.fit()
+    assert fleet.result().jobs["full"].step == kept
+    count = "2 jobs are checkpointed" if kept else "1 job is checkpointed, 1 begins anew,"
+    assert f"{count} in {tmp_path}: the same program goes on" in str(said.value)
+    again = make(tmp_path)
+    modules = {name: add(again, name, kind) for name in ("full", "good")}
+    assert states(again.fit()) == {"full": "finished", "good": "finished"}
+    lone = alone(kind)
+    assert not any(lone.differences(Outcome.of(module)) for module in modules.values())
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes_on(

@@ -129,7 +129,9 @@ def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) ->
     head = re.findall(r"<th[^>]*>(.*?)</th>", waits)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", waits)]
     told = {
-        row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows if len(row) == len(head)
+        re.sub("<.*?>", "", row[0]): dict(zip(head[1:], row[1:], strict=True))
+        for row in rows
+        if len(row) == len(head)
     }
     dash = "\N{EN DASH}"
     assert told["a"] == {
@@ -138,6 +140,14 @@ def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) ->
     }  # fmt: skip
     assert told["All jobs"]["Trains"] == "7 s"
     assert "Jobs had the devices for 100.0 % of the time." in text
+
+
+def test_a_long_name_is_broken_between_two_settings_and_nowhere_else(tmp_path: Path) -> None:
+    name = "lr=1e-3,batch_size=16"
+    lines = [{"at": 1000.0, **BEGINS}, at(0, name, "running"), {"at": 1010.0, **ENDS}]
+    page = write_fleet_page(make(tmp_path, [job(name)], lines)).read_text()
+    assert page.count("lr=1e-3,<wbr>batch_size=16") == 2
+    assert re.search(r"\.job \{[^}]*nowrap.*\.job wbr \{[^}]*normal", page)
 
 
 def test_the_page_needs_no_script_and_no_other_file(tmp_path: Path) -> None:

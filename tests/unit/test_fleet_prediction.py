@@ -53,6 +53,8 @@ def test_memory_that_makes_jobs_wait_is_named() -> None:
     assert told.fleet >= 200
     assert "memory: j2, j3 would wait" in told.said()
     assert "do not fit even alone: big" in told.said()
+    assert "host memory, all jobs at once" in told.said()
+    assert "240 B  of 130 B" in told.said(), "four jobs of 60; the one that never fits is none"
 
 
 def test_what_nobody_knows_is_said() -> None:

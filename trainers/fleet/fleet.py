@@ -9,7 +9,7 @@ process if there is one device, and in a spawned process for each of several.
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +109,8 @@ class Fleet:
         self._base: Dice | None = None
         """The dice of this process when the fleet began."""
         self._resources = ExitStack()
+        self._adding = threading.Lock()
+        """Held while a job is added, and where the fleet begins and ends. So no job is lost."""
         self._ended = False
         self._told_end: list[OnEnd] = []
         """Who is told of jobs that have ended."""
@@ -150,21 +152,23 @@ class Fleet:
 
     def add_program(self, name: str, program: JobProgram, priority: int = 0) -> None:
         """Add a job that makes its Trainer itself. It may be called from any thread."""
-        self._check_open(name)
         if wrong := wrong_name(name):
             raise FleetError(f"{name!r} cannot be the name of a job: {wrong}")
-        if name in self._jobs:
-            raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
-        check_apart(name, program, self._programs)
-        dice = self._base or self._options.dice()
-        job = HostedJob(program, self.folder / "jobs" / name, dice, priority)
-        self._programs[name] = program
-        self._priorities[name] = priority
-        self._jobs[name] = pickled(name, job) if self._in_processes else job
-        if self._state is None:
-            self._waiting.append(name)
-        else:
-            self._events.put(Added(name, priority))
+        with self._adding:
+            self._check_open(name)
+            if name in self._jobs:
+                raise FleetError(f"there are two jobs of the name {name!r}: give each its own")
+            check_apart(name, program, self._programs)
+            dice = self._base or self._options.dice()
+            job = HostedJob(program, self.folder / "jobs" / name, dice, priority)
+            hosted = pickled(name, job) if self._in_processes else job
+            self._programs[name] = program
+            self._priorities[name] = priority
+            self._jobs[name] = hosted
+            if self._state is None:
+                self._waiting.append(name)
+            else:
+                self._events.put(Added(name, priority))
 
     def _check_open(self, name: str) -> None:
         if self._ended:
@@ -202,7 +206,7 @@ class Fleet:
             for turn in held:
                 self._do(turn)
             assert self._state is not None
-            self._run(lambda: self._over)
+            self._run(self._all_is_done)
         self.close()
         for name, program in self._programs.items():
             if self._state.jobs[name].phase == "finished":
@@ -281,11 +285,12 @@ class Fleet:
                 f"{self._journal.path} has jobs that were not added: {', '.join(sorted(unknown))}."
                 " Add them, or give another folder"
             )
-        self._state = _with_settings(state, settings)
+        with self._adding:  # later ones come as events
+            self._state, waiting = _with_settings(state, settings), tuple(self._waiting)
         self._journal.begin(settings)
         if past:
             self._take(Restarted(), hold_turns=True)
-        for name in self._waiting:
+        for name in waiting:
             if name not in self._state.jobs:
                 self._take(Added(name, self._priorities[name]), hold_turns=True)
 
@@ -332,10 +337,12 @@ class Fleet:
                 for call in self._told_end:
                     call(self._job_result(job), job.values)
 
-    @property
-    def _over(self) -> bool:
+    def _all_is_done(self) -> bool:
+        """Whether nothing is left to do. From then on no job can be added."""
         assert self._state is not None
-        return self._state.over and self._events.empty()
+        with self._adding:
+            self._ended = self._state.over and self._events.empty()
+        return self._ended
 
     def _only_turns_left(self) -> bool:
         """Whether every device that has something to do has been told to run a turn."""
@@ -365,14 +372,23 @@ class Fleet:
             if is_main:
                 signal.signal(signal.SIGINT, before)
         assert self._state is not None
-        jobs = [job for job in self._state.jobs.values() if not job.ended]
-        if asked and jobs:
+        steps = [job.step for job in self._state.jobs.values() if not job.ended]
+        if asked and steps:
             raise KeyboardInterrupt(
-                f"{len(jobs)} jobs are checkpointed in {self.folder}: the same program resumes them"
+                f"{_checkpointed(steps)} in {self.folder}: the same program goes on"
             )
 
 
 Host = DeviceHost | DeviceProcess
+
+
+def _checkpointed(steps: Sequence[int]) -> str:
+    """Say how many jobs have a checkpoint. `steps`: the one from which each would go on."""
+    kept = sum(step > 0 for step in steps)
+    said = f"{kept} {'job is' if kept == 1 else 'jobs are'} checkpointed"
+    if fresh := len(steps) - kept:
+        said += f", {fresh} {'begins' if fresh == 1 else 'begin'} anew,"
+    return said
 
 
 def _with_settings(state: FleetState, settings: FleetSettings) -> FleetState:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 
-from trainers.fleet.deciding.admission import never_fits
+from offload.sizes import say_size
+from trainers.fleet.deciding.admission import HeldMemory, host_bytes, never_fits
 from trainers.fleet.deciding.decide import decide
 from trainers.fleet.deciding.events import (
     Added,
@@ -55,6 +56,10 @@ class Prediction:
     """Seconds by which host tails under other jobs' steps make the fleet shorter."""
     unknown: tuple[str, ...]
     """Jobs of which nobody knows yet what a step takes. They count as nothing."""
+    host: int
+    """What all jobs together take of the host's memory, if nobody waits for it."""
+    host_room: int
+    """What they may take of it. 0: no limit is known."""
     never: tuple[str, ...]
     """Jobs that will never fit. They count as nothing."""
 
@@ -76,7 +81,11 @@ class Prediction:
         ]
         lines = [f"{_count(self.jobs, 'job')} on {_count(self.devices, 'device')}"]
         lines += [f"  {what:<34}{_duration(s):>9}  {more}".rstrip() for what, s, more in rows]
-        return "\n".join((*lines, *self._remarks()))
+        return "\n".join((*lines, self._memory(), *self._remarks()))
+
+    def _memory(self) -> str:
+        room = f"of {say_size(self.host_room)}" if self.host_room else ""
+        return f"  {'host memory, all jobs at once':<34}{say_size(self.host):>9}  {room}".rstrip()
 
     def _cost(self) -> str:
         costs = [_count(self.moves, "move")] if self.devices > 1 else []
@@ -122,6 +131,7 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
     longest = max(seconds, default=0.0)
     bound = max(longest, sum(seconds) / devices)
     paper = _on_paper(known, settings)
+    held = [HeldMemory(p.job, p.device, p.memory) for p in plans if p.job not in never]
     hidden = paper.seconds * (1 - _with_tails(known, devices))
     return Prediction(
         jobs=len(plans),
@@ -136,6 +146,8 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
         swaps=paper.swaps,
         hidden=hidden,
         unknown=unknown,
+        host=host_bytes(held, devices),
+        host_room=settings.host_bytes,
         never=never,
     )
 

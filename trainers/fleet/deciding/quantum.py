@@ -22,8 +22,6 @@ HAND_OVER = 1e-3
 LONE = 20
 """The turn of the last job is so many times longer. It is no more, because whoever is added or
 stopped, and Ctrl-C, wait for its end."""
-
-
 COPY_RATE = 4e9
 """Bytes a second that what waits is copied with, on a slow day: out, and back."""
 SHORT_STEP = 0.05

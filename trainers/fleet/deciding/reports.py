@@ -75,7 +75,7 @@ def heard(state: FleetState, event: Event) -> FleetState:
         case Left():
             state = replace(state, leave_seconds=max(state.leave_seconds, event.seconds))
             if not _rungs(state, job, event.step):  # else it reports the rung when it is planned
-                job = replace(job, step=event.step)
+                job = replace(job, step=event.step, left=job.left + job.step - event.step)
             return _freed(state, job).put(_left(state, job))
         case StopAsked():
             return _stop_asked(state, job, event.why)

@@ -8,6 +8,7 @@ the dice are where the next batch finds them.
 """
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
 LAST, FINAL = "last.ckpt", "final.ckpt"
 
 
+def written(trainer: L.Trainer, path: Path, weights_only: bool = False) -> bool:
+    """Write a checkpoint, and return whether it is there now. On a full disk it is not: that is
+    logged with its reason, and the file that was there before stays."""
+    before = _file_number(path)
+    trainer.save_checkpoint(path, weights_only=weights_only)
+    return _file_number(path) != before
+
+
+def _file_number(path: Path) -> int | None:
+    """A new file takes the old one's place, so it has another number."""
+    return path.stat().st_ino if path.exists() else None
+
+
 class JobCheckpoint(L.Callback):
     """It is the last of the Trainer's callbacks, so the checkpoint has the others' states."""
 
@@ -32,6 +46,8 @@ class JobCheckpoint(L.Callback):
         self._seat = seat
         self._trainer: L.Trainer | None = None
         self._saved = 0.0
+        self._saved_step = 0
+        """The step from which the job would go on."""
         self._safe = False
         self._passes_waited = 0
         self._logs = PassLogs()
@@ -47,7 +63,7 @@ class JobCheckpoint(L.Callback):
         self._trainer = trainer
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._saved = time.monotonic()
+        self._saved, self._saved_step = time.monotonic(), trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -69,14 +85,15 @@ class JobCheckpoint(L.Callback):
         due = time.monotonic() - self._saved >= seat.settings.checkpoint_seconds
         if not (due or seat.leave_asked) or not self._safe or taken != done:
             return
-        trainer.save_checkpoint(seat.folder / LAST)
+        if written(trainer, seat.folder / LAST):
+            self._saved_step = trainer.global_step
         self._saved = time.monotonic()
         if seat.leave_asked:
-            raise JobLeft(trainer.global_step)
+            raise JobLeft(self._saved_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._logs.forget()
         if self._seat.leave_asked:
             self._passes_waited += 1
             if self._passes_waited > 1:  # a whole pass had no safe batch, so there will be none
-                raise JobLeft(trainer.global_step)
+                raise JobLeft(self._saved_step)

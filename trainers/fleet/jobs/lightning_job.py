@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from offload.sizes import parse_size
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.fleet.deciding.fleet_error import FleetError
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint
+from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint, written
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat
@@ -105,8 +105,7 @@ class LightningJob:
             weights_only=False,  # the job wrote it itself
         )
         final = seat.folder / FINAL
-        trainer.save_checkpoint(final, weights_only=True)
-        if not final.exists():
+        if not written(trainer, final, weights_only=True):
             raise FleetError(
                 f"job {seat.name} has trained to its end, and {final} could not be written: see the"
                 " error above, free some space, and begin it again in another folder"

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import lightning as L
 
 from trainers.fleet.deciding.events import JobMemory
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.jobs.job_checkpoint import written
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.seat import Seat
@@ -22,7 +24,11 @@ STOPPED = "stopped.ckpt"
 
 def leave_for_good(seat: Seat, trainer: L.Trainer) -> NoReturn:
     """Keep the weights of a job that was stopped early, and leave."""
-    trainer.save_checkpoint(seat.folder / STOPPED, weights_only=True)
+    if not written(trainer, kept := seat.folder / STOPPED, weights_only=True):
+        raise FleetError(
+            f"job {seat.name} was stopped at step {trainer.global_step}, and {kept} could not be"
+            " written: see the error above, and free some space"
+        )
     raise JobLeft(trainer.global_step)
 
 
