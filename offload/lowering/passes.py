@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from offload.errors import GraphError
 from offload.graph.taskgraph import TaskGraph
+from offload.lowering.beside import beside
 from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
@@ -26,6 +27,7 @@ from offload.lowering.vocabulary_loss import chunked_loss
 
 __all__ = [
     "add_in_place",
+    "beside",
     "bucketed_updates",
     "chunked_loss",
     "early_updates",
