@@ -139,6 +139,9 @@ class TaskGraph:
     kept: tuple[int, ...] = ()
     """Persistent buffers that no task touches and that have a place all the same, because other
     steps of the same runner use them (lowering/beside.py)."""
+    left: int = 0
+    """Bytes of each device that residents leave free, because another step of the same runner needs
+    so many for its largest task."""
 
     @property
     def devices(self) -> list[int]:

@@ -6,13 +6,15 @@
 The first plan of a runner places all tensors that it knows, and later plans leave them there. A
 tensor that only a later plan knows would move out of the arenas, and back, whenever the steps
 alternate. So the graph that is planned first is given the tensors of the others. No task of it
-touches them: they lie on the host, unless everything fits on the device.
+touches them: they lie on the host, unless everything fits on the device. And what stays on the
+device leaves enough of it for the largest task of each.
 """
 
 from dataclasses import replace
 
 from offload.errors import GraphError
 from offload.graph.taskgraph import Role, TaskGraph
+from offload.planning.refusal import smallest_budget
 from offload.program.renaming import renamed_as
 from offload.sizes import say_size
 
@@ -21,13 +23,15 @@ def beside(graph: TaskGraph, *others: TaskGraph) -> TaskGraph:
     """The graph, whose plan also places the tensors that only the other graphs use.
 
     Plan it first, and add the others to the runner of that plan."""
-    begin = len(graph.buffers)
+    begin, left = len(graph.buffers), graph.left
     for other in others:
         if graph.program is None or other.program is None:
             raise GraphError("a graph made by hand has no tensors that other steps could use")
         other = renamed_as(other, graph.program.tensors)
         used = {b for task in other.tasks for b in task.touches}.union(other.kept)
         graph = with_idle(graph, other, used)
+        left = max((left, *(smallest_budget(other, device)[0] for device in other.devices)))
+    graph = replace(graph, left=left)
     kept = range(begin, len(graph.buffers))
     if not kept:
         return graph

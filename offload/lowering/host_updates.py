@@ -182,8 +182,9 @@ def _divisions(graph: TaskGraph, going: Collection[int]) -> set[int]:
 def _divides(task: Task) -> bool:
     """Whether it divides totals, and would do so with the same bits on the host."""
     calls = _calls(task)
-    exact = all(value.dtype in EXACT for call in calls for value in call.args[:2])
-    return bool(calls) and exact and all(call.op is divide for call in calls)
+    if not calls or any(call.op is not divide for call in calls):
+        return False
+    return all(value.dtype in EXACT for call in calls for value in call.args[:2])
 
 
 def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
