@@ -3,15 +3,10 @@
     one by one       F1 F2 B2 B1 | f1 f2 b2 b1 U       every weight twice a micro-batch
     layer by layer   F1 f1 F2 B2 f2 b2 B1 b1 U         twice a step: w1 serves F1 and f1, ...
 
-`in_turn` puts the graphs of the micro-batches one after the other, over the same persistent
-tensors. If one of them updates, the sums of gradients are no longer persistent: the first
-micro-batch makes them, and they die with the update. If none of them updates, the sums stay: they
-are the user's tensors, and live on the host where the budget says so.
-
-    no update        F1 f1 F2 B2 s2 b2 s2 B1 s1 b1 s1   every sum comes in, and goes out, once
-
-Micro-batches that draw random numbers wait for each other, because they share one generator. With
-`draws` each has a generator of its own, and the pieces of all of them take turns.
+`joined` puts the graphs of the micro-batches one after the other, over the same persistent tensors.
+If one of them updates, the sums of gradients are no longer persistent: the first micro-batch makes
+them, and they die with the update. If none of them updates, the sums stay, and each comes in and
+goes out once for all of them. (`turns.py` finds out which it is.)
 
 `layer_by_layer` only reorders. A piece is a run of tasks that begins where other weights are
 needed. The pieces of several micro-batches take turns, and what a task depends on always goes
@@ -26,60 +21,30 @@ from typing import Any
 
 from offload.errors import GraphError
 from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
-from offload.lowering.host_updates import is_update
 from offload.planning.cuts import begun_at
 from offload.planning.residency import SMALL
-from offload.program.own_draws import DrawState
 
 ONCE = "a weight moves once for"
 """How the note of a graph begins in which weights move once for several micro-batches."""
 
 
-def in_turn(graphs: Sequence[TaskGraph], draws: Sequence[Any] = ()) -> TaskGraph:
+def joined(
+    graphs: Sequence[TaskGraph], *, sums_stay: bool = False, draws_apart: bool = False
+) -> TaskGraph:
     """One graph for all of them, with the inputs, outputs and calls after the step in their
-    order.
-
-    `draws`: a `torch.Generator` for each micro-batch, which it draws from in place of the default
-    one. Whoever runs the graph seeds them before."""
-    if draws and len(draws) != len(graphs):
-        raise GraphError(
-            f"there are {len(draws)} generators for {len(graphs)} micro-batches. Give one to each"
-        )
-    joined = _Joined(any(map(updates, graphs)))
+    order. `sums_stay`: sums of gradients outlive the graph. `draws_apart`: no two of them draw from
+    the same generator, so no draw waits for one of another micro-batch."""
+    whole = _Joined(sums_stay, draws_apart)
     for turn, graph in enumerate(graphs):
-        graph = _drawing_from(graph, draws[turn]) if draws else graph
-        joined.add(graph, turn, apart=bool(draws))
-    return joined.finish(graphs)
-
-
-def updates(graph: TaskGraph) -> bool:
-    """Whether the optimizer steps in this graph."""
-    return any(
-        task.phase == "update"
-        and is_update(task)
-        and any(graph.buffers[b].role is Role.PARAMETER for b in task.writes)
-        for task in graph.tasks
-    )
-
-
-def _drawing_from(graph: TaskGraph, generator: Any) -> TaskGraph:
-    """The graph, whose random tasks draw from this generator in place of the default one."""
-    if graph.program is None:
-        raise GraphError("a graph made by hand cannot be given a generator: it draws as it likes")
-    state = DrawState(generator, graph.program.device)
-    tasks = [
-        replace(task, kernel=state.around(task.kernel.calls)) if task.random else task
-        for task in graph.tasks
-    ]
-    return graph.with_tasks(tasks)
+        whole.add(graph, turn)
+    return whole.finish(graphs)
 
 
 class _Joined:
     """The joint graph, which grows by one graph at a time."""
 
-    def __init__(self, sums_end: bool) -> None:
-        """`sums_end`: nobody needs the sums of gradients after these micro-batches."""
-        self._sums_end = sums_end
+    def __init__(self, sums_stay: bool, draws_apart: bool) -> None:
+        self._sums_stay, self._draws_apart = sums_stay, draws_apart
         self._sums: set[str] = set()
         """Tensors that only these micro-batches need."""
         self._buffers: list[Buffer] = []
@@ -95,14 +60,13 @@ class _Joined:
         self._drawn: list[int] = []
         """Tasks that the next random draws must wait for."""
 
-    def add(self, graph: TaskGraph, turn: int, apart: bool = False) -> None:
-        """`apart`: its random draws wait for those of no other micro-batch."""
+    def add(self, graph: TaskGraph, turn: int) -> None:
         names = {b: self._buffer(graph, buffer, turn) for b, buffer in enumerate(graph.buffers)}
         base = len(self._tasks)
         held = _held(graph)
         for number, task in enumerate(graph.tasks):
             before = tuple(base + a for a in task.after)
-            if number in held and not before and not apart:
+            if number in held and not before and not self._draws_apart:
                 before = tuple(self._drawn)
             self._tasks.append(
                 replace(task.renamed(names), name=f"{task.name} [{turn}]", after=before, turn=turn)
@@ -119,7 +83,7 @@ class _Joined:
         name = self._tensor(graph.program, buffer.tensor, turn)
         piece = name, buffer.start, buffer.nbytes
         if piece not in self._known:
-            if buffer.role is Role.SUM and self._sums_end:
+            if buffer.role is Role.SUM and not self._sums_stay:
                 self._sums.add(name)
                 buffer = replace(buffer, role=Role.GRADIENT)
             self._known[piece] = self._new(replace(buffer, tensor=name))

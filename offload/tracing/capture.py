@@ -130,10 +130,11 @@ def capture_update_step(
 ) -> TaskGraph:
     """The graph of `p.grad = totals[p].div(count)`, clipping, and the optimizer's update.
 
-    Its input is the count, a single number: `runner.run(key, torch.tensor(64))`. The totals are
-    only read; a parameter without one is not updated. `module` names the parameters."""
+    Its input is the count, a single number in float64: `torch.tensor(64.0, dtype=torch.float64)`.
+    The totals are only read; a parameter without one is not updated. `module` names the
+    parameters."""
     step = UpdateStep(module, optimizer, dict(totals), clip)
-    count = torch.ones((), dtype=torch.int64)
+    count = torch.ones((), dtype=torch.float64)
     return _ready(lambda _: traced_update(step, count, device), ())
 
 

@@ -79,7 +79,7 @@ def _check_totals(
     if count.dim() != 0 or count.is_complex():
         raise CaptureError(
             f"the count is {count.dtype} of size {tuple(count.size())}: give a single number, such"
-            " as torch.tensor(64)"
+            " as torch.tensor(64.0, dtype=torch.float64)"
         )
     if not changing:
         raise CaptureError("no parameter of the optimizer has a total: there is nothing to update")

@@ -1,5 +1,5 @@
-"""A peer that fills sums by groups of micro-batches and single ones, and updates by a step of its own;
-and what plain torch makes of the same batches."""
+"""A peer that fills sums by groups of micro-batches and single ones, and updates by a step of its
+own; and what plain torch makes of the same batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -153,7 +153,7 @@ class Peer(Trained):
         for p, total in self.totals.items():
             total.copy_(self.sums[p])
         before = [total.clone() for total in self.totals.values()]
-        assert runner.run("update", torch.tensor(COUNT + step)) == ()
+        assert runner.run("update", torch.tensor(COUNT + step, dtype=torch.float64)) == ()
         after = self.totals.values()
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         return [*found, self.state()]

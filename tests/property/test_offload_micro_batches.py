@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import offload
 from offload import Costs, GraphBuilder, GraphError, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD
-from offload.lowering.micro_batches import in_turn, layer_by_layer, orders
-from offload.lowering.passes import early_updates, grouped
+from offload.lowering.micro_batches import layer_by_layer, orders
+from offload.lowering.passes import early_updates, grouped, in_turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_offload_lowering import Dice, graphs, run
