@@ -136,6 +136,12 @@ class TaskGraph:
     """How it is bound to the user's program (`kernels.Program`); None for a handmade graph."""
     notes: tuple[str, ...] = ()
     """What passes did that a person should know. `explain()` shows it."""
+    kept: tuple[int, ...] = ()
+    """Persistent buffers that no task touches and that have a place all the same, because other
+    steps of the same runner use them (lowering/beside.py)."""
+    left: int = 0
+    """Bytes of each device that residents leave free, because another step of the same runner needs
+    so many for its largest task."""
 
     @property
     def devices(self) -> list[int]:
@@ -232,6 +238,9 @@ class TaskGraph:
         for b in self.outputs:
             if not (0 <= b < known and b in written):
                 raise GraphError(f"no task writes output {b}")
+        for b in self.kept:
+            if not (0 <= b < known and self.buffers[b].persistent):
+                raise GraphError(f"buffer {b} is kept for other steps, but it is not persistent")
 
     def live_bytes(self) -> list[int]:
         """For every task, the bytes on the devices while it runs if nothing is ever offloaded.
@@ -257,6 +266,8 @@ class TaskGraph:
             for b in task.touches:
                 first.setdefault(b, number)
                 last[b] = number
+        for b in self.kept:
+            first[b] = 0
         for b, buffer in enumerate(self.buffers):
             if b in first and (buffer.persistent or buffer.role is Role.INPUT):
                 first[b] = 0

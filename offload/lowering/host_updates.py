@@ -10,7 +10,8 @@ takes an element, and the loops round differently there.
 
 A gradient that was cast to the parameter's type leaves the device before the cast if it is smaller
 then, and the cast becomes a host task (bfloat16 to float32 is exact anywhere). The same holds for
-clipping a gradient that only host updates read: it leaves once, right after its norm.
+clipping a gradient that only host updates read: it leaves once, right after its norm. And for a
+gradient that is a quotient of a total on the host (tracing/update_step.py): nothing of it moves.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import torch
 from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Task, TaskGraph
-from offload.optimizer.gradients import clamp, scale
+from offload.optimizer.gradients import clamp, divide, scale
 from offload.optimizer.updates import EXACT, Update
 from offload.torch_seams import to_copy
 
@@ -80,6 +81,7 @@ def host_updates(
         return graph
     foreign = any(_foreign(graph.tasks[number]) for number in found)
     going = {*found, *_casts(graph, found), *_clips(graph, found)}
+    going |= _divisions(graph, going)
     tasks = [
         _at_home(task, foreign) if number in going else task
         for number, task in enumerate(graph.tasks)
@@ -167,6 +169,24 @@ def _casts(graph: TaskGraph, found: Mapping[int, Move]) -> set[int]:
     return {cast for b, cast in made.items() if b not in others}
 
 
+def _divisions(graph: TaskGraph, going: Collection[int]) -> set[int]:
+    """Tasks that divide totals, whose quotients only these tasks read."""
+    others = {b for n, task in enumerate(graph.tasks) if n not in going for b in task.reads}
+    return {
+        number
+        for number, task in enumerate(graph.tasks)
+        if task.lane == "compute" and _divides(task) and others.isdisjoint(task.writes)
+    }
+
+
+def _divides(task: Task) -> bool:
+    """Whether it divides totals, and would do so with the same bits on the host."""
+    calls = _calls(task)
+    if not calls or any(call.op is not divide for call in calls):
+        return False
+    return all(value.dtype in EXACT for call in calls for value in call.args[:2])
+
+
 def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _Users) -> Move:
     """Pieces of one update share the cost of what they have in common."""
     task, buffers = graph.tasks[number], graph.buffers
@@ -181,6 +201,11 @@ def _move(graph: TaskGraph, costs: Costs, number: int, able: set[int], users: _U
             # The parameter is on the device anyway; the state is copied for the update alone.
             into += nbytes if able.issuperset(readers) else 0
             out += nbytes / pieces if b in task.writes else 0
+            continue
+        writers = users.writers.get(b, ())
+        if writers and _divides(graph.tasks[writers[0]]):
+            into += nbytes / pieces  # the total stays on the host, and the quotient is made there
+            seconds += costs.of_task(_at_home(graph.tasks[writers[0]], foreign)) / pieces
             continue
         cast = _cast(graph, b, able, users)
         if cast is not None:

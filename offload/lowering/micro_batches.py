@@ -3,9 +3,10 @@
     one by one       F1 F2 B2 B1 | f1 f2 b2 b1 U       every weight twice a micro-batch
     layer by layer   F1 f1 F2 B2 f2 b2 B1 b1 U         twice a step: w1 serves F1 and f1, ...
 
-`in_turn` puts the graphs of the micro-batches one after the other, over the same persistent
-tensors. The sums of gradients are no longer persistent: the first micro-batch makes them, and they
-die with the update.
+`joined` puts the graphs of the micro-batches one after the other, over the same persistent tensors.
+If one of them updates, the sums of gradients are no longer persistent: the first micro-batch makes
+them, and they die with the update. If none of them updates, the sums stay, and each comes in and
+goes out once for all of them. (`turns.py` finds out which it is.)
 
 `layer_by_layer` only reorders. A piece is a run of tasks that begins where other weights are
 needed. The pieces of several micro-batches take turns, and what a task depends on always goes
@@ -27,19 +28,23 @@ ONCE = "a weight moves once for"
 """How the note of a graph begins in which weights move once for several micro-batches."""
 
 
-def in_turn(graphs: Sequence[TaskGraph]) -> TaskGraph:
+def joined(
+    graphs: Sequence[TaskGraph], *, sums_stay: bool = False, draws_apart: bool = False
+) -> TaskGraph:
     """One graph for all of them, with the inputs, outputs and calls after the step in their
-    order."""
-    joined = _Joined()
+    order. `sums_stay`: sums of gradients outlive the graph. `draws_apart`: no two of them draw from
+    the same generator, so no draw waits for one of another micro-batch."""
+    whole = _Joined(sums_stay, draws_apart)
     for turn, graph in enumerate(graphs):
-        joined.add(graph, turn)
-    return joined.finish(graphs)
+        whole.add(graph, turn)
+    return whole.finish(graphs)
 
 
 class _Joined:
     """The joint graph, which grows by one graph at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, sums_stay: bool, draws_apart: bool) -> None:
+        self._sums_stay, self._draws_apart = sums_stay, draws_apart
         self._sums: set[str] = set()
         """Tensors that only these micro-batches need."""
         self._buffers: list[Buffer] = []
@@ -61,7 +66,7 @@ class _Joined:
         held = _held(graph)
         for number, task in enumerate(graph.tasks):
             before = tuple(base + a for a in task.after)
-            if number in held and not before:
+            if number in held and not before and not self._draws_apart:
                 before = tuple(self._drawn)
             self._tasks.append(
                 replace(task.renamed(names), name=f"{task.name} [{turn}]", after=before, turn=turn)
@@ -78,7 +83,7 @@ class _Joined:
         name = self._tensor(graph.program, buffer.tensor, turn)
         piece = name, buffer.start, buffer.nbytes
         if piece not in self._known:
-            if buffer.role is Role.SUM:
+            if buffer.role is Role.SUM and not self._sums_stay:
                 self._sums.add(name)
                 buffer = replace(buffer, role=Role.GRADIENT)
             self._known[piece] = self._new(replace(buffer, tensor=name))
@@ -110,6 +115,8 @@ class _Joined:
     def finish(self, graphs: Sequence[TaskGraph]) -> TaskGraph:
         self._check_outputs()
         self._check_pieces()
+        if any(graph.kept for graph in graphs):
+            raise GraphError("join the micro-batches first, and then put other tensors beside them")
         notes = dict.fromkeys(chain.from_iterable(graph.notes for graph in graphs))
         graph = TaskGraph(
             tuple(self._buffers),

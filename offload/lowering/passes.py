@@ -12,20 +12,23 @@ from collections.abc import Iterable
 
 from offload.errors import GraphError
 from offload.graph.taskgraph import TaskGraph
+from offload.lowering.beside import beside
 from offload.lowering.buckets import bucketed_updates
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
 from offload.lowering.early_updates import early_updates
 from offload.lowering.fusion import fused
 from offload.lowering.host_updates import host_updates
-from offload.lowering.micro_batches import in_turn, layer_by_layer
+from offload.lowering.micro_batches import layer_by_layer
 from offload.lowering.pointwise_groups import grouped
 from offload.lowering.sums import add_in_place
+from offload.lowering.turns import in_turn
 from offload.lowering.update_splits import split_updates
 from offload.lowering.vocabulary_loss import chunked_loss
 
 __all__ = [
     "add_in_place",
+    "beside",
     "bucketed_updates",
     "chunked_loss",
     "early_updates",

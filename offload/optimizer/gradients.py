@@ -31,3 +31,9 @@ def scale(g: torch.Tensor, factor: torch.Tensor) -> None:
 def clamp(g: torch.Tensor, limit: float) -> None:
     foreach_clamp_min_([g], -float(limit))
     foreach_clamp_max_([g], float(limit))
+
+
+def divide(g: torch.Tensor, total: torch.Tensor, count: torch.Tensor) -> None:
+    """g = total / count. On a CPU these are the bits of `total.div(n)` for the number n. A GPU
+    divides here, where `total.div(n)` multiplies by 1 / n there; so all devices have equal bits."""
+    torch.div(total, count, out=g)

@@ -108,11 +108,12 @@ class _Walk:
     def _lay_out_the_start(self) -> None:
         for device in self.graph.devices:
             self.victims[device] = Victims(self.spaces[device], self._stake)
+        there = {*self.outputs, *self.graph.kept, *self.homes}
         begin = [
             number
             for number, buffer in enumerate(self.buffers)
             if (buffer.persistent or buffer.role is Role.INPUT)
-            and (self.uses.any(number) or number in self.outputs or number in self.homes)
+            and (self.uses.any(number) or number in there)
         ]
         # The pieces of a tensor lie side by side. Inputs come last, as they leave a free rest.
         begin.sort(

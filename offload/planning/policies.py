@@ -92,7 +92,7 @@ class Policies:
 
     def _most_room(self, graph: TaskGraph) -> dict[int, int]:
         """The most resident bytes that leave enough for each task, whose operands may be
-        resident."""
+        resident, and for the tasks of other steps of the same runner."""
         if self._room is not None and self._room[0] is graph:
             return self._room[1]
         capacities = self._capacities
@@ -110,8 +110,7 @@ class Policies:
         return room
 
     def _leaves_enough(self, graph: TaskGraph, device: int, resident: frozenset[int]) -> bool:
-        largest = max(
-            (working_set(graph, task, device, resident) for task in graph.tasks), default=0
-        )
+        sets = [working_set(graph, task, device, resident) for task in graph.tasks]
+        largest = max((graph.left, *sets))
         taken = resident_bytes(graph, device, resident, {})
         return taken + largest <= self._capacities[device]

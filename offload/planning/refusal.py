@@ -42,7 +42,8 @@ def resident_bytes(
 ) -> int:
     """Bytes of a device below everything that comes and goes: the given homes, then the other
     residents after them or in holes between them."""
-    used = {b for task in graph.tasks for b in task.touches} | {*graph.outputs, *homes}
+    used = {b for task in graph.tasks for b in task.touches}
+    used |= {*graph.outputs, *graph.kept, *homes}
     homeless = sum(
         graph.aligned(graph.buffers[b].nbytes)
         for b in used

@@ -14,7 +14,8 @@ from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place
 from offload.graph.remarks import Remarks
-from offload.graph.taskgraph import HOST, Role, Task, TaskGraph
+from offload.graph.taskgraph import HOST, Task, TaskGraph
+from offload.lowering.beside import with_idle
 from offload.lowering.host_updates import CHOICES
 from offload.lowering.host_updates import variants as host_variants
 from offload.lowering.micro_batches import orders
@@ -209,7 +210,7 @@ class Plan:
         they move whenever the two steps alternate."""
         if self.graph.program is not None:
             graph = renamed_as(graph, self.graph.program.tensors)
-        graph = _with_idle(graph, self.graph)
+        graph = with_idle(graph, self.graph)
         places = {
             (buffer.tensor, buffer.start, buffer.nbytes): self.memgraph.starts[b]
             for b, buffer in enumerate(self.graph.buffers)
@@ -334,25 +335,6 @@ def _planned(
         verify(found.memgraph)  # our mistakes must not become wrong bits of the user's
     same = {option.name: getattr(options, option.name) for option in fields(options)}
     return Plan(source=graph, found=found, rotation=rotation, **same)
-
-
-def _with_idle(graph: TaskGraph, other: TaskGraph) -> TaskGraph:
-    """The graph with the persistent buffers of another step over the same tensors added, so that
-    nothing else is put where they lie. Constants are left out: they belong to one step."""
-    if graph.program is None or other.program is None:
-        return graph
-    known = {buffer.tensor for buffer in graph.buffers if buffer.persistent}
-    idle = [
-        buffer
-        for buffer in other.buffers
-        if buffer.persistent
-        and buffer.role is not Role.CONSTANT
-        and buffer.tensor not in known
-        and buffer.tensor in other.program.tensors
-    ]
-    tensors = {buffer.tensor: other.program.tensors[buffer.tensor] for buffer in idle}
-    program = replace(graph.program, tensors={**graph.program.tensors, **tensors})
-    return replace(graph, buffers=(*graph.buffers, *idle), program=program)
 
 
 def _budgets(budget: Budget, devices: list[int]) -> dict[int, int | None]:

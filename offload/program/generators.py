@@ -1,4 +1,4 @@
-"""The generators that a graph's tasks draw from besides the default one.
+"""The generators that a graph's tasks draw from: the default one, and those that they are given.
 
 torch.randn(4, generator=mine)    an argument of the call: each run draws from `mine` itself
 """
@@ -9,6 +9,14 @@ import torch
 
 from offload.program.kernels import Call, Calls
 from offload.torch_seams import generator_key
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that an op on this device draws from by default."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return torch.default_generator
+    torch.cuda.init()  # this makes the generators
+    return torch.cuda.default_generators[device.index or 0]
 
 
 def generators_in(call: Call) -> list[torch.Generator]:

@@ -7,7 +7,7 @@ exactly. The graph holds the step's own kernels in the order in which eager call
 that keeps their dependencies gives eager's bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,8 @@ from offload.tracing.sketch import TraceSketch
 from offload.tracing.stand_ins import device_of
 from offload.tracing.surroundings import Surroundings, surroundings
 from offload.tracing.training import Gradients, TrainingStep, parameters_of
+from offload.tracing.update_step import Totals, UpdateStep, traced_update
+from offload.tracing.updating import Clip
 from offload.watching.state_reads import StateReads
 
 Device = torch.device | str | None
@@ -79,6 +81,28 @@ def capture_training_step(
     return capture_step(step, *batch, also=also, device=device)
 
 
+def capture_micro_batch(
+    module: torch.nn.Module,
+    loss_fn: Callable[[Any, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    sums: MutableMapping[torch.nn.Parameter, torch.Tensor],
+    *batch: torch.Tensor,
+    first: bool = False,
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of a micro-batch that updates nothing: it adds its gradients to `sums`.
+
+    `first`: the sums begin with it, whatever they hold; those that are missing are made. Several
+    such graphs make one in which a weight comes in once (`in_turn`)."""
+    step = replace(
+        training_step_of(module, loss_fn, optimizer),
+        update=False,
+        sums=sums,
+        held=frozenset() if first else frozenset(sums),
+    )
+    return capture_step(step, *batch, device=device)
+
+
 def capture_step(
     step: TrainingStep,
     *batch: torch.Tensor,
@@ -94,6 +118,24 @@ def capture_step(
         return traced_step(step, *batch, device=device, reads=reads, learned=known)
 
     return _ready(trace, also, learned)
+
+
+def capture_update_step(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    totals: Totals,
+    clip: Clip | None = None,
+    *,
+    device: Device = None,
+) -> TaskGraph:
+    """The graph of `p.grad = totals[p].div(count)`, clipping, and the optimizer's update.
+
+    Its input is the count, a single number in float64: `torch.tensor(64.0, dtype=torch.float64)`.
+    The totals are only read; a parameter without one is not updated. `module` names the
+    parameters."""
+    step = UpdateStep(module, optimizer, dict(totals), clip)
+    count = torch.ones((), dtype=torch.float64)
+    return _ready(lambda _: traced_update(step, count, device), ())
 
 
 def _ready(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
+from offload.program.generators import default_generator
 from offload.program.kernels import CPU
 from offload.torch_seams import disable_current_modes, generator_key, schema_of
 
@@ -86,14 +87,6 @@ class Clock:
         with disable_current_modes():
             for generator, start, _ in self._known.values():
                 generator.set_state(start)
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that an op on this device draws from by default."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return torch.default_generator
-    torch.cuda.init()  # this makes the generators
-    return torch.cuda.default_generators[device.index or 0]
 
 
 def given_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator | None:

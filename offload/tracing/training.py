@@ -13,34 +13,19 @@ agree.
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from offload.errors import CaptureError
 from offload.graph.taskgraph import Role
-from offload.optimizer.gradients import clamp, factor_of, norm_of, scale
-from offload.optimizer.updates import advance, begin, update_of
 from offload.program.kernels import Call, Value
-from offload.torch_seams import group_by_device_and_dtype
 from offload.tracing.building import Build, PersistentBuffer, copy_of
 from offload.tracing.ranks import Ranks, averaged
-from offload.tracing.stand_ins import claim
 from offload.tracing.tape import UPDATE
+from offload.tracing.updating import Clip, Gradient, Parameter, UpdateTasks
 
-Parameter = torch.nn.Parameter
 Add = torch.ops.aten.add_.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """How gradients are clipped before the update."""
-
-    limit: float
-    by: str = "norm"
-    """`norm`: the norm of all gradients together is limited; `value`: every number is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,15 +62,6 @@ def parameters_of(optimizer: Optimizer) -> list[tuple[int, Parameter]]:
     return list(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradient:
-    group: int
-    parameter: Parameter
-    own: Value
-    """Where the parameter lies; `value` says where its gradient lies."""
-    value: Value
-
-
 class Gradients:
     """Adds to a graph what follows the backward pass."""
 
@@ -99,6 +75,7 @@ class Gradients:
         self._build = build
         self._builder = build.builder
         self._step = step
+        self._tasks = UpdateTasks(build, step.optimizer, step.clip)
         self._found = [
             (group, p, build.recorder.value(p), None if g is None else build.recorder.value(g))
             for (group, p), g in zip(parameters, gradients, strict=True)
@@ -110,36 +87,27 @@ class Gradients:
         )
         # Make all gradients before the first parameter changes: a gradient may lie in a parameter.
         if step.update:
-            self._update(self._averaged([self._whole(*found) for found in self._found]))
+            self._tasks.update(self._averaged([self._whole(*found) for found in self._found]))
         else:
             for found in self._found:
                 self._add_up(*found)
 
-    def _name(self, own: Value) -> str:
-        return self._builder.buffers[own.buffer].name
-
-    def _update(self, ready: Sequence[_Gradient]) -> None:
-        if self._step.clip is not None and ready:
-            self._clip(self._step.clip, ready)
-        for gradient in ready:
-            self._update_one(gradient)
-        parameters = [gradient.parameter for gradient in ready]
-        self._build.after_step.append(advance(self._step.optimizer, parameters))
-
-    def _whole(self, group: int, p: Parameter, own: Value, g: Value | None) -> _Gradient:
+    def _whole(self, group: int, p: Parameter, own: Value, g: Value | None) -> Gradient:
         """The gradient summed over all micro-batches."""
         if p not in self._step.held:
             assert g is not None
             changes = self._step.clip is not None and self._step.ranks is None
-            return _Gradient(group, p, own, self._laid_out(own, g, changes))
+            return Gradient(group, p, own, self._laid_out(own, g, changes))
         total = self._sum(p, own)
         if g is None:
-            return _Gradient(group, p, own, total)
+            return Gradient(group, p, own, total)
         g = self._laid_out(own, g, changes=True)
-        self._task(f"{self._name(own)}.gradient.sum", Call(Add, (g, total)), (g,), (total,))
-        return _Gradient(group, p, own, g)
+        self._tasks.task(
+            f"{self._tasks.name(own)}.gradient.sum", Call(Add, (g, total)), (g,), (total,)
+        )
+        return Gradient(group, p, own, g)
 
-    def _averaged(self, ready: Sequence[_Gradient]) -> Sequence[_Gradient]:
+    def _averaged(self, ready: Sequence[Gradient]) -> Sequence[Gradient]:
         """The gradients averaged over all ranks."""
         if self._step.ranks is None or not ready:
             return ready
@@ -150,9 +118,9 @@ class Gradients:
     def _add_up(self, group: int, p: Parameter, own: Value, g: Value | None) -> None:
         if g is None:
             return
-        total, name = self._sum(p, own), f"{self._name(own)}.gradient.sum"
+        total, name = self._sum(p, own), f"{self._tasks.name(own)}.gradient.sum"
         if p in self._step.held:
-            self._task(name, Call(Add, (total, g)), (total,), (g,))
+            self._tasks.task(name, Call(Add, (total, g)), (total,), (g,))
         else:
             self._build.task(
                 name, (g.buffer,), (total.buffer,), copy_of(total, g), phase=UPDATE,
@@ -165,19 +133,10 @@ class Gradients:
             self._step.sums[p] = torch.zeros_like(p, memory_format=torch.preserve_format).detach()
         total = self._step.sums[p]
         buffer = PersistentBuffer(
-            f"gradient.{self._name(own)}", Role.SUM, total.untyped_storage().nbytes(), total
+            f"gradient.{self._tasks.name(own)}", Role.SUM, total.untyped_storage().nbytes(), total
         )
         number = self._build.add_persistent(buffer)
         return replace(own, buffer=number, stride=total.stride(), offset=0)
-
-    def _task(
-        self, name: str, call: Call, changes: Sequence[Value], reads: Sequence[Value] = ()
-    ) -> None:
-        """Add a task that works in place."""
-        changed = [value.buffer for value in changes]
-        touched = dict.fromkeys((*changed, *(value.buffer for value in reads)))
-        traffic = sum(self._builder.buffers[b].nbytes for b in (*touched, *changed))
-        self._build.task(name, touched, changed, call, phase=UPDATE, traffic=traffic)
 
     def _laid_out(self, own: Value, g: Value, changes: bool) -> Value:
         """The gradient with the layout of its parameter, as eager's `.grad` has it.
@@ -194,88 +153,9 @@ class Gradients:
             if buffer.role is Role.TEMPORARY:
                 self._builder.buffers[g.buffer] = replace(buffer, role=Role.GRADIENT)
             return replace(g, stride=own.stride)
-        name = f"{self._name(own)}.gradient"
+        name = f"{self._tasks.name(own)}.gradient"
         nbytes = self._builder.buffers[own.buffer].nbytes
         number = self._builder.buffer(name, nbytes, Role.GRADIENT)
         copy = replace(own, buffer=number)
         self._build.task(name, (g.buffer,), (number,), copy_of(copy, g), phase="backward")
         return copy
-
-    # ---- clipping -------------------------------------------------------------------------------
-
-    def _clip(self, clip: Clip, ready: Sequence[_Gradient]) -> None:
-        if clip.by == "value":
-            for gradient in ready:
-                call = Call(partial(clamp, limit=clip.limit), (gradient.value,))
-                self._task(f"{self._name(gradient.own)}.clip", call, (gradient.value,))
-            return
-        norms = [self._norm(gradient) for gradient in ready]
-        # Torch combines the norms in groups of one device and dtype; all are on the step's device
-        # here.
-        place = self._build.recorder.device
-        groups = group_by_device_and_dtype(
-            [[claim(place, g.parameter.dtype) for g in ready]], with_indices=True
-        )
-        order = [n for _, numbers in groups.values() for n in numbers]
-        dtype = reduce(torch.promote_types, [norm.dtype for norm in norms])
-        factor = Value(self._builder.buffer("clip", dtype.itemsize), dtype, (), ())
-        call = Call(
-            partial(factor_of, limit=clip.limit), ([norms[n] for n in order],), outputs=(factor,)
-        )
-        read = [norm.buffer for norm in norms]
-        self._build.task("clip", read, (factor.buffer,), call, phase=UPDATE)
-        for gradient in ready:
-            call = Call(scale, (gradient.value, factor))
-            self._task(f"{self._name(gradient.own)}.clip", call, (gradient.value,), (factor,))
-
-    def _norm(self, gradient: _Gradient) -> Value:
-        name, g = f"{self._name(gradient.own)}.norm", gradient.value
-        norm = Value(self._builder.buffer(name, g.dtype.itemsize), g.dtype, (), ())
-        self._build.task(
-            name, (g.buffer,), (norm.buffer,), Call(norm_of, (g,), outputs=(norm,)), phase=UPDATE,
-            traffic=gradient.parameter.numel() * g.dtype.itemsize,
-        )  # fmt: skip
-        return norm
-
-    # ---- the update -----------------------------------------------------------------------------
-
-    def _update_one(self, gradient: _Gradient) -> None:
-        p, own, g = gradient.parameter, gradient.own, gradient.value
-        optimizer, name = self._step.optimizer, self._name(gradient.own)
-        if not _is_whole(p):
-            raise CaptureError(
-                f"{name} shares its storage with other tensors, and offload updates whole storages."
-                " Give it memory of its own: nn.Parameter(p.detach().clone())"
-            )
-        update = update_of(optimizer, gradient.group, p, self._build.recorder.device)
-        states = []
-        for key in update.states:
-            tensor = optimizer.state[p][key]
-            # `load_state_dict` replaces the tensor, so look it up anew.
-            live = partial(_state, optimizer, gradient.group, p, key)
-            nbytes = tensor.untyped_storage().nbytes()
-            buffer = self._build.add_persistent(
-                PersistentBuffer(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
-            )
-            states.append(Value(buffer, tensor.dtype, tuple(tensor.size()), tensor.stride()))
-        buffers = [v.buffer for v in states]
-        self._build.task(
-            f"{name}.update",
-            (own.buffer, g.buffer, *buffers),
-            (own.buffer, *buffers),
-            Call(update, (own, g, *states)),
-            phase=UPDATE,
-            traffic=p.numel() * p.element_size() * (3 + 2 * len(states)),
-        )
-
-
-def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
-    if optimizer.state[p].get(key) is None:  # somebody cleared the state, so it starts again
-        begin(optimizer, optimizer.param_groups[group], p)
-    return optimizer.state[p][key]
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether the tensor covers its whole storage."""
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
-    return span * tensor.element_size() == tensor.untyped_storage().nbytes()

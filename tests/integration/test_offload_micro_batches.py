@@ -12,7 +12,8 @@ from torch import nn
 import offload
 from offload import BudgetTooSmall, Plan, Runner, TaskGraph
 from offload.graph.memgraph import RELOAD
-from offload.lowering.micro_batches import in_turn, orders
+from offload.lowering.micro_batches import orders
+from offload.lowering.passes import in_turn
 from offload.tracing.capture import capture_step
 from offload.tracing.training import Clip, TrainingStep
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import offload
 from offload import Costs, GraphBuilder, GraphError, TaskGraph
-from offload.graph.memgraph import RELOAD
-from offload.lowering.micro_batches import in_turn, layer_by_layer, orders
-from offload.lowering.passes import early_updates, grouped
+from offload.graph.memgraph import OFFLOAD, RELOAD
+from offload.lowering.micro_batches import layer_by_layer, orders
+from offload.lowering.passes import early_updates, grouped, in_turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_offload_lowering import Dice, graphs, run
@@ -200,3 +200,51 @@ def test_tasks_that_were_put_together_take_turns_too() -> None:
     graph = layer_by_layer(in_turn(parts), 3)
     places = [task.turn for task in graph.tasks]
     assert len([*itertools.groupby(places)]) > 6
+
+
+# ---- groups that update nothing -----------------------------------------------------------------
+
+
+def gradients(layers: int, first: bool) -> TaskGraph:
+    """A micro-batch that adds its gradients to the sums."""
+    return micro_batch(layers, first, last=False)
+
+
+@given(st.integers(1, 5), st.booleans(), st.integers(1, 5))
+def test_sums_of_a_group_without_update_stay_and_are_added_to_in_its_order(
+    count: int, first: bool, together: int
+) -> None:
+    parts = [gradients(3, first and n == 0) for n in range(count)]
+    joined = in_turn(parts)
+    for graph in (joined, layer_by_layer(joined, together, nbytes=1)):
+        sums = [b for b, buffer in enumerate(graph.buffers) if buffer.role == "sum"]
+        assert [graph.buffers[b].name for b in sums] == ["s0", "s1", "s2"]
+        for b in sums:
+            adding = [task for task in graph.tasks if b in task.writes]
+            assert [task.turn for task in adding] == [*range(count)]
+            assert [b in task.reads for task in adding] == [not first, *[True] * (count - 1)]
+
+
+@given(st.integers(1, 4), st.data())
+def test_sums_die_where_one_of_the_micro_batches_updates(count: int, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, count - 1))
+    graph = in_turn([micro_batch(2, n == 0, n == at) for n in range(count)])
+    assert not [buffer for buffer in graph.buffers if buffer.role == "sum"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sum_comes_in_and_goes_out_once_a_group(first: bool) -> None:
+    count = 4
+    graph = in_turn([gradients(8, first and n == 0) for n in range(count)])
+    plan = offload.plan(graph, 5 * BIG, COSTS)
+    moved = {
+        kind: sum(
+            node.nbytes
+            for node in plan.memgraph.nodes
+            if node.kind == kind and plan.graph.buffers[node.buffer].role == "sum"
+        )
+        for kind in (RELOAD, OFFLOAD)
+    }
+    assert moved[OFFLOAD] <= 8 * BIG
+    assert moved[RELOAD] <= (0 if first else 8 * BIG)
+    assert "gradient sums" in plan.explain()

@@ -1,0 +1,174 @@
+"""Adds the end of an optimizer step to a graph: gradients are clipped, and every parameter updated.
+
+    |g| -> norm -> factor   g *= factor   update(p, g)
+
+Only the norm waits for all gradients, and it reads a few bytes of each: no task holds all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import torch
+from torch.optim import Optimizer
+
+from offload.errors import CaptureError
+from offload.graph.taskgraph import Role
+from offload.optimizer.gradients import clamp, factor_of, norm_of, scale
+from offload.optimizer.updates import advance, begin, update_of
+from offload.program.kernels import Call, Value
+from offload.torch_seams import group_by_device_and_dtype
+from offload.tracing.building import Build, PersistentBuffer
+from offload.tracing.stand_ins import claim
+from offload.tracing.tape import UPDATE
+
+Parameter = torch.nn.Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How gradients are clipped before the update."""
+
+    limit: float
+    by: str = "norm"
+    """`norm`: the norm of all gradients together is limited; `value`: every number is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Where a parameter and its gradient lie."""
+
+    group: int
+    """Number of the optimizer's parameter group."""
+    parameter: Parameter
+    own: Value
+    """Where the parameter lies; `value` says where its gradient lies."""
+    value: Value
+
+
+class UpdateTasks:
+    """Adds to a graph what follows once the gradients are there."""
+
+    def __init__(self, build: Build, optimizer: Optimizer, clip: Clip | None) -> None:
+        self.build = build
+        self.builder = build.builder
+        self._optimizer = optimizer
+        self._clip = clip
+
+    def name(self, own: Value) -> str:
+        return self.builder.buffers[own.buffer].name
+
+    def task(
+        self, name: str, call: Call, changes: Sequence[Value], reads: Sequence[Value] = ()
+    ) -> None:
+        """Add a task that works in place."""
+        changed = [value.buffer for value in changes]
+        touched = dict.fromkeys((*changed, *(value.buffer for value in reads)))
+        traffic = sum(self.builder.buffers[b].nbytes for b in (*touched, *changed))
+        self.build.task(name, touched, changed, call, phase=UPDATE, traffic=traffic)
+
+    def update(self, ready: Sequence[Gradient]) -> None:
+        """Clip these gradients, and update their parameters."""
+        factor = self.factor([self.norm(one) for one in ready], ready) if self.by_norm else None
+        for gradient in ready:
+            self.clip(gradient, factor)
+        for gradient in ready:
+            self.update_one(gradient)
+        self.advance(ready)
+
+    def advance(self, ready: Sequence[Gradient]) -> None:
+        """Have the optimizer's counters advance after every step."""
+        parameters = [gradient.parameter for gradient in ready]
+        self.build.after_step.append(advance(self._optimizer, parameters))
+
+    # ---- clipping -------------------------------------------------------------------------------
+
+    @property
+    def by_norm(self) -> bool:
+        """Whether the norm of all gradients together is limited."""
+        return self._clip is not None and self._clip.by != "value"
+
+    def norm(self, gradient: Gradient) -> Value:
+        """Where the norm of a gradient lies."""
+        name, g = f"{self.name(gradient.own)}.norm", gradient.value
+        norm = Value(self.builder.buffer(name, g.dtype.itemsize), g.dtype, (), ())
+        self.build.task(
+            name, (g.buffer,), (norm.buffer,), Call(norm_of, (g,), outputs=(norm,)), phase=UPDATE,
+            traffic=gradient.parameter.numel() * g.dtype.itemsize,
+        )  # fmt: skip
+        return norm
+
+    def factor(self, norms: Sequence[Value], ready: Sequence[Gradient]) -> Value | None:
+        """Where the number lies that the gradients with these norms are multiplied by."""
+        if self._clip is None or not norms:
+            return None
+        # Torch combines the norms in groups of one device and dtype; all are on the step's device
+        # here.
+        place = self.build.recorder.device
+        groups = group_by_device_and_dtype(
+            [[claim(place, g.parameter.dtype) for g in ready]], with_indices=True
+        )
+        order = [n for _, numbers in groups.values() for n in numbers]
+        dtype = reduce(torch.promote_types, [norm.dtype for norm in norms])
+        factor = Value(self.builder.buffer("clip", dtype.itemsize), dtype, (), ())
+        call = Call(
+            partial(factor_of, limit=self._clip.limit),
+            ([norms[n] for n in order],),
+            outputs=(factor,),
+        )
+        read = [norm.buffer for norm in norms]
+        self.build.task("clip", read, (factor.buffer,), call, phase=UPDATE)
+        return factor
+
+    def clip(self, gradient: Gradient, factor: Value | None) -> None:
+        """Clip a gradient in place. `factor`: by the norm of all; None: by its values, if at
+        all."""
+        name, g = f"{self.name(gradient.own)}.clip", gradient.value
+        if factor is not None:
+            self.task(name, Call(scale, (g, factor)), (g,), (factor,))
+        elif self._clip is not None:
+            self.task(name, Call(partial(clamp, limit=self._clip.limit), (g,)), (g,))
+
+    # ---- the update -----------------------------------------------------------------------------
+
+    def update_one(self, gradient: Gradient) -> None:
+        """Update one parameter with its gradient."""
+        p, own, g = gradient.parameter, gradient.own, gradient.value
+        optimizer, name = self._optimizer, self.name(gradient.own)
+        if not is_whole(p):
+            raise CaptureError(
+                f"{name} shares its storage with other tensors, and offload updates whole storages."
+                " Give it memory of its own: nn.Parameter(p.detach().clone())"
+            )
+        update = update_of(optimizer, gradient.group, p, self.build.recorder.device)
+        states = []
+        for key in update.states:
+            tensor = optimizer.state[p][key]
+            # `load_state_dict` replaces the tensor, so look it up anew.
+            live = partial(_state, optimizer, gradient.group, p, key)
+            nbytes = tensor.untyped_storage().nbytes()
+            buffer = self.build.add_persistent(
+                PersistentBuffer(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
+            )
+            states.append(Value(buffer, tensor.dtype, tuple(tensor.size()), tensor.stride()))
+        buffers = [v.buffer for v in states]
+        self.build.task(
+            f"{name}.update",
+            (own.buffer, g.buffer, *buffers),
+            (own.buffer, *buffers),
+            Call(update, (own, g, *states)),
+            phase=UPDATE,
+            traffic=p.numel() * p.element_size() * (3 + 2 * len(states)),
+        )
+
+
+def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
+    if optimizer.state[p].get(key) is None:  # somebody cleared the state, so it starts again
+        begin(optimizer, optimizer.param_groups[group], p)
+    return optimizer.state[p][key]
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the tensor covers its whole storage."""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+    return span * tensor.element_size() == tensor.untyped_storage().nbytes()
