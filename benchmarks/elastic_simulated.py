@@ -47,8 +47,8 @@ ATOM = (
 REMARKS = [
     "Simulated: no GPU ran any of it. Utilisation: the work of a step without what is computed"
     " again, over the step's seconds. busy: with what is computed again.",
-    "Kernels run at the card's published dense rate with sums in float32 (or the memory's), links at"
-    " 80 % of 16 lanes. Slower kernels would hide more.",
+    "Kernels run at the card's published dense rate with sums in float32 (or at the memory's rate),"
+    " links at 80 % of 16 lanes. Slower kernels would hide more.",
     "bound: what no plan can beat (swapping/peer.py). Everything begins and ends on the host.",
     "carried: sums of earlier micro-batches come in and are added to.",
 ]

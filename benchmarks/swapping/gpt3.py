@@ -4,14 +4,18 @@
     forward    qkv  attend  proj  up  down                 (one "wide")              x2 1, u 4 wides
     backward   down: dx, dw   up: dx, dw   proj: dx, dw   attend   qkv: dx, dw
 
-A peer adds up the gradients of several micro-batches. The first one makes a sum, the others add to
-it. No update is in the graph: the sums go to the host, for all peers to add up. Weights and sums lie
-on the host before and after. Norms, biases, GELU and residuals are part of the kernel of the matrix
-product beside them. Embedding and head have tables of their own, as in minGPT, which ATOM ran.
+A peer adds up the gradients of several micro-batches, as a captured step does: a gradient is made,
+then the first micro-batch copies it to the sum, and the others add it. No update is in the graph:
+the sums go to the host, for all peers to add up. Weights and sums lie on the host before and after.
+Norms, biases, GELU and residuals are part of the kernel of the matrix product beside them.
+
+Embedding and head have tables of their own, as in minGPT, which ATOM ran. If the two are `tied`, as
+in GPT-3, the head's gradient waits in each micro-batch for the embedding's, and then both are added
+to the sum.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offload import GraphBuilder, TaskGraph
 
@@ -32,12 +36,15 @@ class Model:
     width: int
     words: int = WORDS
     length: int = LENGTH
+    tied: bool = False
+    """Whether embedding and head share one table."""
 
     @property
     def ends(self) -> dict[str, int]:
         """Weights of the embedding (of words and places) and of the head."""
         words = self.words * self.width
-        return {"embed": words + self.length * self.width, "head": words}
+        embed = {"embed": words + self.length * self.width}
+        return embed if self.tied else embed | {"head": words}
 
     @property
     def block(self) -> dict[str, int]:
@@ -56,7 +63,7 @@ class Model:
         """The model with as many blocks as `host` bytes hold. `element`: bytes of a number."""
         each = 2 * element + STATE
         most = (host // each - sum(self.ends.values())) // sum(self.block.values())
-        return Model(self.name, min(self.depth, most), self.width, self.words, self.length)
+        return replace(self, depth=min(self.depth, most))
 
 
 MODELS = (
@@ -126,10 +133,13 @@ class _MicroBatch:
         self._task("embed", [tokens, self.tensors.weight["embed"]], [x], traffic=2 * self.wide)
         for block in range(self.model.depth):
             x = self._forward(block, x)
-        d = self._head(x)
+        head, d = self._head(x)
         for block in reversed(range(self.model.depth)):
             d = self._backward(block, d)
-        self._gradient("embed dw", "embed", [tokens, d], 0.0, 3 * self.wide)
+        into = head if self.model.tied else self._gradient("embed")
+        also = [into] if self.model.tied else []
+        self._task("embed dw", [tokens, d, *also], [into], "backward", traffic=3 * self.wide)
+        self._sum("embed", into)
 
     def _forward(self, block: int, x: int) -> int:
         wide = self.wide
@@ -148,31 +158,36 @@ class _MicroBatch:
         self.kept.append(kept)
         return after
 
-    def _head(self, x: int) -> int:
+    def _head(self, x: int) -> tuple[int, int]:
+        """Returns the gradients of the table and of `x`."""
         model, nbytes = self.model, self.element * self.model.length * self.model.words
+        key = "embed" if model.tied else "head"
         flops = 2.0 * model.words * model.width * model.length
-        table = self.tensors.weight["head"]
+        table = self.tensors.weight[key]
         scores = self._buffer("d scores", nbytes, "gradient")
         loss = self._buffer("loss", 64)
         d = self._buffer("d", self.wide, "gradient")
-        traffic = self.tensors.nbytes["head"] + nbytes + self.wide
-        self._task("head", [x, table], [scores, loss], flops=flops, traffic=3 * traffic)
-        self._task("head dx", [scores, x, table], [d], "backward", flops=flops, traffic=traffic)
-        self._gradient("head dw", "head", [scores, x], flops, nbytes + self.wide)
+        traffic = self.tensors.nbytes[key] + nbytes + self.wide
+        self._task("head", [x, table], [scores, loss], flops=flops, traffic=traffic + 2 * nbytes)
+        self._task("head dx", [scores, table], [d], "backward", flops=flops, traffic=traffic)
+        made = self._gradient(key)
+        self._task("head dw", [scores, x], [made], "backward", flops=flops, traffic=traffic)
+        if not model.tied:
+            self._sum("head", made)
         self.builder.output(loss)
-        return d
+        return made, d
 
     def _backward(self, block: int, d: int) -> int:
         kept, wide = self.kept[block], self.wide
         du = self._buffer(f"du{block}", 4 * wide, "gradient")
         self._product(block, "down", [d, kept["u"]], du, 9, "backward")
-        self._sum(block, "down", [d, kept["u"]], 5)
+        self._weight(block, "down", [d, kept["u"]], 5)
         dx2 = self._buffer(f"dx2 {block}", wide, "gradient")
         self._product(block, "up", [du, kept["x2"], d], dx2, 7, "backward")
-        self._sum(block, "up", [du, kept["x2"]], 5)
+        self._weight(block, "up", [du, kept["x2"]], 5)
         do = self._buffer(f"do{block}", wide, "gradient")
         self._product(block, "proj", [dx2], do, 2, "backward")
-        self._sum(block, "proj", [dx2, kept["o"]], 2)
+        self._weight(block, "proj", [dx2, kept["o"]], 2)
         dqkv = self._buffer(f"dqkv{block}", 3 * wide, "gradient")
         self._task(
             f"attend{block} d", [do, kept["qkv"], kept["o"]], [dqkv], "backward",
@@ -180,7 +195,7 @@ class _MicroBatch:
         )  # fmt: skip
         dx = self._buffer(f"dx{block}", wide, "gradient")
         self._product(block, "qkv", [dqkv, kept["x"], dx2], dx, 6, "backward")
-        self._sum(block, "qkv", [dqkv, kept["x"]], 4)
+        self._weight(block, "qkv", [dqkv, kept["x"]], 4)
         return dx
 
     @property
@@ -200,18 +215,22 @@ class _MicroBatch:
             workspace=(4 if name == "down" else 1) * self.wide,
         )  # fmt: skip
 
-    def _sum(self, block: int, name: str, reads: Sequence[int], wides: int) -> None:
+    def _weight(self, block: int, name: str, reads: Sequence[int], wides: int) -> None:
+        """The gradient of a weight, and its sum."""
+        key = f"{name}{block}"
+        made, traffic = self._gradient(key), self.tensors.nbytes[key] + wides * self.wide
         flops = self._flops(name)
-        self._gradient(f"{name}{block} dw", f"{name}{block}", reads, flops, wides * self.wide)
+        self._task(f"{key} dw", reads, [made], "backward", flops=flops, traffic=traffic)
+        self._sum(key, made)
 
-    def _gradient(
-        self, task: str, key: str, reads: Sequence[int], flops: float, traffic: int
-    ) -> None:  # fmt: skip
-        """A gradient is made in the sum, or added to it: the product's own `beta`."""
-        into = self.tensors.sum[key]
-        whole = (2 if self.adds else 1) * self.tensors.nbytes[key]
-        reads = [*reads, into] if self.adds else reads
-        self._task(task, reads, [into], "backward", flops=flops, traffic=whole + traffic)
+    def _gradient(self, key: str) -> int:
+        return self._buffer(f"d {key}", self.tensors.nbytes[key], "gradient")
+
+    def _sum(self, key: str, made: int) -> None:
+        """Copy a gradient to the sum, or add it."""
+        into, nbytes = self.tensors.sum[key], self.tensors.nbytes[key]
+        reads = [made, into] if self.adds else [made]
+        self._task(f"{key} sum", reads, [into], "backward", traffic=(len(reads) + 1) * nbytes)
 
     def _flops(self, name: str) -> float:
         return 2.0 * self.model.block[name] * self.model.length
@@ -223,4 +242,6 @@ class _MicroBatch:
         self, name: str, reads: Sequence[int], writes: Sequence[int], phase: str = "forward",
         **more: float | bool,
     ) -> None:  # fmt: skip
-        self.builder.task(f"{name} [{self.turn}]", reads, writes, phase=phase, turn=self.turn, **more)
+        self.builder.task(
+            f"{name} [{self.turn}]", reads, writes, phase=phase, turn=self.turn, **more
+        )

@@ -2,7 +2,8 @@
 
 What no plan can beat (`Least`), with weights W and their sums S, and a card of M bytes:
 
-    compute     the work of all micro-batches, without anything computed twice
+    compute     the first weights come in, then the work of all micro-batches, without anything
+                computed twice, then a sum leaves
     in          W, and once more what of W does not fit: both passes need all of it
     in, then    W comes in before any backward pass begins: each one follows its own forward pass
     out         a sum is complete only after all forward passes, and then leaves
@@ -39,7 +40,9 @@ class Least:
 def least(graph: TaskGraph, costs: Costs, budget: int, carried: bool) -> Least:
     """`carried`: the sums come in, too."""
     weights = sum(b.nbytes for b in graph.buffers if b.role is Role.PARAMETER)
+    last = min(b.nbytes for b in graph.buffers if b.role is Role.SUM)
     sums = sum(b.nbytes for b in graph.buffers if b.role is Role.SUM)
+    first = sum(graph.buffers[b].nbytes for b in graph.tasks[0].reads)
     seconds = {"forward": 0.0, "backward": 0.0}
     for task in graph.tasks:
         seconds[task.phase] += costs.of_task(task)
@@ -47,7 +50,7 @@ def least(graph: TaskGraph, costs: Costs, budget: int, carried: bool) -> Least:
     enter, leave = weights / costs.h2d, sums / costs.d2h
     return Least(
         {
-            "compute": seconds["forward"] + seconds["backward"],
+            "compute": first / costs.h2d + sum(seconds.values()) + last / costs.d2h,
             "in": enter + again / costs.h2d,
             "in, then backward": enter + seconds["backward"],
             "in, then out": enter + leave,
