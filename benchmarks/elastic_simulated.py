@@ -11,22 +11,26 @@ Method: a step's graph is made up from the model's sizes (swapping/gpt3.py), ker
 roofline (swapping/machines.py), the plan is found and proven as for a real step, and the planner's
 simulator says how long it takes. No update is in the step: sums of gradients go to the host, where
 peers add them up. The update and the reduction are not counted; ATOM's numbers leave them out, too.
+
+Planning all rows takes about an hour of one core. Each row is kept in elastic_simulated.jsonl, and
+a row that is there is not planned again: remove the file after a change of the planner.
 """
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from offloading.report import Asked, Report, table, write
 from swapping.gpt3 import MODELS, STATE, Model, step
-from swapping.machines import CARDS, HOST, LINKS, Card
+from swapping.machines import CARDS, GIB, HOST, LINKS, Card
 from swapping.peer import least, planned
 
 from offload.lowering.micro_batches import ONCE
@@ -36,6 +40,10 @@ RESULTS = Path(__file__).parent / "results"
 MICRO_BATCHES = (1, 2, 4, 8)
 ASKED = 0.95
 """Of the bound, with 8 micro-batches on an RTX 4090 behind PCIe 4."""
+SWAPPED = next(model for model in MODELS if model.name == "6.7B")
+"""The model of the rows that vary something else."""
+TIGHT = (12, 6)
+"""GiB of smaller budgets on the RTX 4090."""
 ATOM = (
     ("V100 or weaker, PCIe 3", "175B (2 blocks)", "4", "ATOM", "91.9 %"),
     ("the same four GPUs", "175B (2 blocks)", "4", "PipeDream, localhost", "46.3 %"),
@@ -78,13 +86,19 @@ def cases(smoke: bool) -> Iterator[Case]:
         tiny = Model("tiny", 3, 256, words=1024, length=128)
         yield from (Case(card, "PCIe 4", tiny, k, 12 << 20, k == 4) for k in (1, 4))
         return
-    for model in MODELS:
-        for other in CARDS:
+    for other in CARDS:
+        for model in MODELS:
             cut = model.cut(HOST, other.element)
             for link in other.links:
                 yield from (Case(other, link, cut, k, other.budget) for k in MICRO_BATCHES)
-        cut = model.cut(HOST, card.element)
-        yield Case(card, "PCIe 4", cut, MICRO_BATCHES[-1], card.budget, carried=True)
+    most = MICRO_BATCHES[-1]
+    for model in (MODELS[0], SWAPPED):
+        tied = replace(model, name=f"{model.name} tied", tied=True)
+        yield Case(card, "PCIe 4", tied, most, card.budget)
+    yield Case(card, "PCIe 4", SWAPPED, most, card.budget, carried=True)
+    for gib in TIGHT:
+        tight = replace(SWAPPED, name=f"{SWAPPED.name} in {gib} GiB")
+        yield Case(card, "PCIe 4", tight, most, gib * GIB)
 
 
 def measured(case: Case) -> dict[str, Any]:
@@ -101,7 +115,7 @@ def measured(case: Case) -> dict[str, Any]:
         if node.lane in moved:
             moved[node.lane] += node.nbytes
     return {
-        "card": case.card.name, "link": case.link, "model": case.model.name,
+        "name": case.name, "card": case.card.name, "link": case.link, "model": case.model.name,
         "blocks": case.model.depth, "micro_batches": case.micro_batches, "carried": case.carried,
         "tasks": len(graph.tasks), "seconds": seconds, "least": dict(bound.parts),
         "binds": bound.binds, "utilisation": least_seconds(graph, costs) / seconds,
@@ -113,6 +127,14 @@ def measured(case: Case) -> dict[str, Any]:
         "order": "; ".join(note for note in memgraph.graph.notes if ONCE in note),
         "tried": list(found.tried), "planning": took,
     }  # fmt: skip
+
+
+def known_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of earlier runs, by name."""
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["name"]: row for row in rows}
 
 
 def shares(rows: Sequence[dict[str, Any]], key: str) -> str:
@@ -158,12 +180,18 @@ def main() -> None:
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args()
     chosen = [c for c in cases(args.smoke) if all(word in c.name for word in args.only)]
-    rows: list[dict[str, Any]] = []
+    kept = args.out / f"elastic_simulated{'_smoke' if args.smoke else ''}.jsonl"
+    known = known_rows(kept)
+    missing = [case for case in chosen if case.name not in known]
     with ProcessPoolExecutor(args.jobs) as pool:
-        for case, row in zip(chosen, pool.map(measured, chosen), strict=True):
+        for row in pool.map(measured, missing):
             share = f"{row['utilisation']:.3f} used, {row['of_the_bound']:.3f} of the bound"
-            print(f"{case.name}: {share} ({row['binds']}), {row['planning']:.0f} s", flush=True)
-            rows.append(row)
+            print(f"{row['name']}: {share} ({row['binds']}), {row['planning']:.0f} s", flush=True)
+            known[row["name"]] = row
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    rows = [known[case.name] for case in cases(args.smoke) if case.name in known]
     report = Report(
         "elastic_simulated",
         "Claim: with 8 micro-batches a step, a peer that swaps sub-models keeps its card busy",
