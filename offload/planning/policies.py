@@ -7,7 +7,7 @@
 Two shares that would keep the same tensors are tried as one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offload.graph.costs import Costs
@@ -55,10 +55,13 @@ class Policies:
         costs: Costs,
         shares: Sequence[float],
         tails: bool = False,
+        homes: Collection[int] = (),
     ) -> None:
         """`capacities`: bytes of each device's arena. `shares`: of the room, what resident weights
         may take. `tails`: no host address is given out twice in a step, so that no copy to the host
-        waits for an update there, and the device is done as early as it can be."""
+        waits for an update there, and the device is done as early as it can be. `homes`: buffers
+        that lie somewhere already, so that no policy decides where."""
+        self._homes = frozenset(homes)
         self._capacities = capacities
         self._costs = costs
         self._shares = shares
@@ -88,7 +91,8 @@ class Policies:
         plain = most_resident(graph, room)
         some = {device: int(nbytes * EXPOSED) for device, nbytes in room.items()}
         found = exposed(graph, self._costs, plain, some)
-        return plain, most_resident(graph, room, found) if found else plain
+        first = most_resident(graph, room, found) if found else plain
+        return plain - self._homes, first - self._homes
 
     def _most_room(self, graph: TaskGraph) -> dict[int, int]:
         """The most resident bytes that leave enough for each task, whose operands may be

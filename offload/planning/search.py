@@ -11,7 +11,7 @@ ends when no other plan can be faster.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -52,6 +52,11 @@ WORTH = 0.99
 """The share of a step's seconds that a rotated step may take at most."""
 
 
+FURTHER = ((256, 16, 0), (256, 16, 256))
+"""Horizons for steps in which the pieces of several micro-batches take turns: the next weight is
+needed a hundred tasks later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Which plans are tried."""
@@ -61,14 +66,16 @@ class Effort:
     drops: tuple[int, ...] = DROPS
     """Tried with each share. Values of `DROPS` that are missing here are tried with the best
     shares."""
-    horizons: tuple[tuple[int, int, int], ...] = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
+    horizons: tuple[tuple[int, int, int], ...] = (
+        *FURTHER, (16, 0, 0), (256, 0, 256), (64, 16, 0),
+    )  # fmt: skip
     """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
     recomputations: int = 5
 
 
 EFFORTS = (
     (5_000, Effort()),
-    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=(), recomputations=2)),
+    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=FURTHER, recomputations=2)),
     (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
 )
 """By the largest number of tasks."""
@@ -232,11 +239,13 @@ class _Search:
         self._wanted = wanted
         self._effort = next(e for most, e in EFFORTS if len(wanted.graph.tasks) <= most)
         self._policies = Policies(
-            wanted.capacities, wanted.costs, self._effort.shares, wanted.tails
+            wanted.capacities, wanted.costs, self._effort.shares, wanted.tails, wanted.homes
         )
         self._best: FoundPlan | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
+        self._seconds: dict[tuple[TaskGraph, Hashable], float] = {}
+        """By graph and settings: the seconds of each try, so that no plan is made twice."""
         self._without_rotation: float | None = None
 
     def best(self) -> FoundPlan:
@@ -357,7 +366,14 @@ class _Search:
         graph: TaskGraph | None = None,
         most: float = math.inf,
     ) -> float:
-        """Try one plan. Returns its seconds; inf if it does not fit."""
+        """Try one plan, unless it was tried before. Returns its seconds; inf if it does not fit."""
+        horizons = policy.ahead, policy.evict_ahead, policy.drop_ahead
+        key = graph or self._wanted.graph, (policy.resident, horizons)
+        if key not in self._seconds:
+            self._seconds[key] = self._walk(name, policy, graph, most)
+        return self._seconds[key]
+
+    def _walk(self, name: str, policy: Policy, graph: TaskGraph | None, most: float) -> float:
         try:
             memgraph = _walked(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:
