@@ -10,7 +10,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from accuracy.evidence import DATE  # noqa: E402
 from accuracy.gpu import S1, gpu_presets  # noqa: E402
 from accuracy.pilot import PILOT  # noqa: E402
 from accuracy.recipes import Run, Task  # noqa: E402
@@ -85,12 +84,18 @@ def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_w
     assert all(run.phases[-1].ema for run in runs)
 
 
-def test_the_registration_names_every_row() -> None:
-    text = (ROOT / "benchmarks" / "results" / f"{DATE}_preregistration.md").read_text()
+def test_the_registrations_name_every_row_of_their_tables() -> None:
+    rows = dict.fromkeys(("2026-11-22", "2026-11-24"), 0)
+    for table in TABLES.values():
+        path = ROOT / "benchmarks" / "results" / f"{table.date}_preregistration.md"
+        text = path.read_text()
+        assert f"{table.date}_{table.name}.jsonl" in text
+        for entry in table.entries:
+            assert f"`{entry.run.name}`" in text
+        rows[table.date] += len(table.entries)
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
-    assert len(set(names)) == len(names) == 3 + 9 + 8
-    for name in names:
-        assert f"`{name}`" in text
+    assert len(set(names)) == len(names)
 
 
 def test_the_registered_rows_that_reuse_have_a_control_with_their_learning_rate() -> None:
@@ -153,6 +158,15 @@ def test_equal_decodes_are_equal_for_every_batch_size_and_rate() -> None:
     for entry in entries:
         assert decodes(entry.task, entry.run) == DECODES
         assert entry.task.train == PILOT.train
+
+
+def test_the_extension_goes_past_the_rate_and_the_batch_that_were_at_the_edge() -> None:
+    entries = TABLES["equal_decodes_extended"].entries
+    settings = [(entry.task.batch_size, entry.task.lr) for entry in entries]
+    assert settings == [(80, 0.0375), (80, 0.01875), (40, 0.0265), (40, 0.053), (40, 0.106)]
+    for entry in entries:
+        assert decodes(entry.task, entry.run) == DECODES
+        assert entry.run.against == RECIPE
 
 
 def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:
