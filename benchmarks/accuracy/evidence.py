@@ -6,13 +6,23 @@ A line that a crash cut short does not count. Only registered rows and seeds are
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accuracy.paired import Sample, paired, parity
-from accuracy.registered import MARGIN, RECIPE, Entry, Table, registered_tables
+from accuracy.paired import Sample, paired, parity, slope
+from accuracy.registered import (
+    BUFFERS,
+    MARGIN,
+    RECIPE,
+    REPEATS,
+    Entry,
+    Table,
+    registered_tables,
+    repeats_row,
+)  # fmt: skip
 
 Line = dict[str, Any]
 Scores = Mapping[str, Mapping[int, Line]]
@@ -75,6 +85,8 @@ def render(table: Table, found: Scores) -> str:
         lines += ["", tuned(table.entries, found)]
     elif table.name == "equal_decodes_extended":
         lines += ["", tuned((*registered_tables()["equal_decodes"].entries, *table.entries), found)]
+    elif table.name == "repeats_and_buffer":
+        lines += ["", trends(found)]
     return "\n".join(lines) + "\n"
 
 
@@ -123,6 +135,29 @@ def tuned(entries: Sequence[Entry], found: Scores) -> str:
 
 def _selection(entry: Entry, found: Scores) -> float:
     return Sample(tuple(percent(found[entry.run.name], "selection").values())).mean
+
+
+def trends(found: Scores) -> str:
+    """What a doubling of the repeats does to accuracy, by buffer: the two tests of R x K."""
+    doublings = [math.log2(reuse) for reuse in REPEATS]
+    by_buffer: dict[int, dict[int, float]] = {}
+    for buffer in BUFFERS:
+        cells = [percent(found.get(repeats_row(r, buffer), {}), "pooled") for r in REPEATS]
+        seeds = set(cells[0]).intersection(*cells[1:])
+        by_buffer[buffer] = {
+            seed: slope(doublings, [cell[seed] for cell in cells]) for seed in seeds
+        }
+    small, large = by_buffer[BUFFERS[0]], by_buffer[BUFFERS[-1]]
+    gain = paired(large, small)
+    if not gain.n:
+        return "No seed has every cell yet: no trend is said."
+    said = ", ".join(
+        f"{spread(Sample(tuple(by_buffer[b].values())), '+')} with a buffer of {b}" for b in BUFFERS
+    )
+    return (
+        f"Points a doubling of R, n = {gain.n}: {said}. A buffer of {BUFFERS[-1]} instead of"
+        f" {BUFFERS[0]} changes that by {spread(gain, '+')}."
+    )
 
 
 def spread(sample: Sample, sign: str = "") -> str:

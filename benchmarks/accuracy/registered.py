@@ -4,6 +4,7 @@
                 equal_decodes  no reuse with as many decodes as our recipe, batch and rate tuned
                 buffer_share   larger training sets: the buffer's number of batches or its share?
     2026-11-24  equal_decodes_extended  the second table, past the edge at which its best row was
+                repeats_and_buffer      how often a sample is served (R) x batches in the buffer (K)
 
 Each table was fixed before the first of its runs. What is changed afterwards belongs in a new
 registration. Seeds 0 to 2 are left out because the recipe was chosen on them. Accuracies are those
@@ -31,6 +32,7 @@ LATE = 19.96
 """Epoch at which the pilot's late decay begins, of 24."""
 SHARE = 0.12
 """Of 8,000 pictures: three batches."""
+REPEATS, BUFFERS = (2, 3, 4, 6, 8), (1, 3, 12)
 TASK = replace(PILOT, bfloat16=False)
 
 
@@ -62,6 +64,7 @@ def registered_tables() -> dict[str, Table]:
         Table("equal_decodes", tuple(_equal_decodes()), few),
         Table("buffer_share", tuple(_buffer_share()), few),
         Table("equal_decodes_extended", tuple(_equal_decodes_extended()), few, LATER),
+        Table("repeats_and_buffer", tuple(_repeats_and_buffer()), few, LATER),
     )
     return {table.name: table for table in tables}
 
@@ -115,3 +118,21 @@ def _buffer_share() -> Iterator[Entry]:
             yield Entry(
                 task, Run(f"{train // 1000}k buffer of {says}", phases, base, "rolling", buffer)
             )
+
+
+def repeats_row(reuse: int, buffer: int) -> str:
+    """The row of a cell of R x K. One cell is a row of parity's."""
+    if (reuse, buffer) == (3, 3):
+        return SMALL_BUFFER
+    return f"reuse {reuse}, rolling buffer of {buffer}"
+
+
+def _repeats_and_buffer() -> Iterator[Entry]:
+    """One moment of the switch for all: what a larger buffer decodes ahead shows in the decodes."""
+    for reuse in REPEATS:
+        for buffer in BUFFERS:
+            name = repeats_row(reuse, buffer)
+            if name != SMALL_BUFFER:
+                stretches = [(reuse, LATE), (1, TASK.epochs - LATE)]
+                phases = with_ema(wsd(TASK, stretches, LATE))
+                yield Entry(TASK, Run(name, phases, CONTROL, "rolling", buffer))

@@ -1,5 +1,6 @@
 """The driver of the registered accuracy tables, on drawn pictures; and what it reads of lines."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,19 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import accuracy_evidence as driver  # noqa: E402
 from accuracy.data import Pictures, synthetic_pictures  # noqa: E402
-from accuracy.evidence import Lines, percent, render, scores, tuned  # noqa: E402
+from accuracy.evidence import Lines, percent, render, scores, trends, tuned  # noqa: E402
 from accuracy.pilot import SMOKE, smoke_runs  # noqa: E402
 from accuracy.recipes import Task  # noqa: E402
-from accuracy.registered import CONTROL, RECIPE, Entry, Table, registered_tables  # noqa: E402
+from accuracy.registered import (  # noqa: E402
+    BUFFERS,
+    CONTROL,
+    RECIPE,
+    REPEATS,
+    Entry,
+    Table,
+    registered_tables,
+    repeats_row,
+)
 
 SMALL = Table("small", tuple(Entry(SMOKE, run) for run in smoke_runs()[:3:2]), (3, 4))
 PARITY = registered_tables()["parity"]
@@ -118,3 +128,20 @@ def test_a_best_row_at_the_edge_of_rates_and_batches_is_said_to_be_there() -> No
     assert said.removeprefix("Best") in render(EXTENDED, found)
     missing = {name: lines for name, lines in found.items() if "rate 0.402" not in name}
     assert "Not every row is there yet" in render(EXTENDED, missing)
+
+
+def test_points_a_doubling_of_the_repeats_come_from_seeds_that_have_every_cell() -> None:
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for reuse in REPEATS:
+        for buffer in BUFFERS:
+            lost = (0.02 + 0.001 * buffer) * math.log2(reuse)
+            name = repeats_row(reuse, buffer)
+            found[name] = {s: line(name, s, 0.7 - lost, 0.7 - lost) for s in (3, 4)}
+    del found[repeats_row(8, 12)][4]
+    said = trends(found)
+    assert said.startswith("Points a doubling of R, n = 1: ")
+    assert "-2.10 with a buffer of 1, " not in said  # two seeds there: with their interval
+    assert "-3.20 with a buffer of 12." in said
+    assert said.endswith("changes that by -1.10.")
+    del found[repeats_row(8, 12)][3]
+    assert trends(found) == "No seed has every cell yet: no trend is said."

@@ -14,17 +14,21 @@ from accuracy.gpu import S1, gpu_presets  # noqa: E402
 from accuracy.pilot import PILOT  # noqa: E402
 from accuracy.recipes import Run, Task  # noqa: E402
 from accuracy.registered import (  # noqa: E402
+    BUFFERS,
     CONTROL,
     DECODES,
     RECIPE,
+    REPEATS,
     SMALL_BUFFER,
     Entry,
     registered_tables,
+    repeats_row,
 )
 
 from loaders.order.reuse import ReuseBuffer  # noqa: E402
 
 TABLES = registered_tables()
+WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer")
 
 
 def curve(run: Run) -> Iterator[tuple[float, int | None]]:
@@ -93,15 +97,15 @@ def test_the_registrations_name_every_row_of_their_tables() -> None:
         for entry in table.entries:
             assert f"`{entry.run.name}`" in text
         rows[table.date] += len(table.entries)
-    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5}
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
     assert len(set(names)) == len(names)
 
 
 def test_the_registered_rows_that_reuse_have_a_control_with_their_learning_rate() -> None:
-    by_name = {e.run.name: e for name in ("parity", "buffer_share") for e in TABLES[name].entries}
+    by_name = {e.run.name: e for name in WITH_CONTROLS for e in TABLES[name].entries}
     reusing = [entry for entry in by_name.values() if reuses(entry.run)]
-    assert len(reusing) == 2 + 6
+    assert len(reusing) == 2 + 6 + 14
     for entry in reusing:
         control = by_name[entry.run.against or ""]
         assert control.task == entry.task
@@ -167,6 +171,20 @@ def test_the_extension_goes_past_the_rate_and_the_batch_that_were_at_the_edge() 
     for entry in entries:
         assert decodes(entry.task, entry.run) == DECODES
         assert entry.run.against == RECIPE
+
+
+def test_every_cell_of_repeats_and_buffer_is_a_row_and_repeats_save_what_they_should() -> None:
+    entries = {entry.run.name: entry for entry in TABLES["repeats_and_buffer"].entries}
+    entries[SMALL_BUFFER] = TABLES["parity"].entries[2]
+    assert len(entries) == len(REPEATS) * len(BUFFERS) == 15
+    for reuse in REPEATS:
+        for buffer in BUFFERS:
+            entry = entries[repeats_row(reuse, buffer)]
+            assert entry.run.buffer_batches == buffer
+            assert {phase.reuse for phase in entry.run.phases} == {reuse, 1}
+            # A large buffer has decoded ahead for serves that the switch cuts off.
+            planned = 100 * (1 - 1 / reuse) * 19.96 / 24
+            assert -1.3 < saved(entry) - planned < 0.4
 
 
 def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:
