@@ -87,6 +87,8 @@ def render(table: Table, found: Scores) -> str:
         lines += ["", tuned((*registered_tables()["equal_decodes"].entries, *table.entries), found)]
     elif table.name == "repeats_and_buffer":
         lines += ["", trends(found)]
+    elif table.name == "competitors":
+        lines += ["", *rivals(table.entries, found)]
     return "\n".join(lines) + "\n"
 
 
@@ -111,7 +113,7 @@ def _row(table: Table, entry: Entry, found: Scores) -> list[str]:
 
 
 def tuned(entries: Sequence[Entry], found: Scores) -> str:
-    """Our recipe against the row without reuse that did best on selection; judged on test."""
+    """Our recipe against the row that did best on selection; judged on test."""
     there = [entry for entry in entries if len(found.get(entry.run.name, {})) > 0]
     ours = found.get(RECIPE, {})
     if len(there) < len(entries) or not ours:
@@ -124,7 +126,7 @@ def tuned(entries: Sequence[Entry], found: Scores) -> str:
         for what, value, known in (
             ("rate", best.task.lr, rates), ("batch size", best.task.batch_size, batches)
         )
-        if value in (known[0], known[-1])
+        if len(known) > 1 and value in (known[0], known[-1])
     ]  # fmt: skip
     test = percent(found[best.run.name], "test")
     return (
@@ -135,6 +137,15 @@ def tuned(entries: Sequence[Entry], found: Scores) -> str:
 
 def _selection(entry: Entry, found: Scores) -> float:
     return Sample(tuple(percent(found[entry.run.name], "selection").values())).mean
+
+
+def rivals(entries: Sequence[Entry], found: Scores) -> list[str]:
+    """Our recipe against the best of all others, then against each way at its best rate."""
+    ways: dict[str, list[Entry]] = {}
+    for entry in entries:
+        ways.setdefault(entry.run.name.rsplit(", rate ", 1)[0], []).append(entry)
+    others = [entry for entry in entries if not entry.run.name.startswith("our recipe")]
+    return [tuned(others, found), "", *(f"- {tuned(way, found)}" for way in ways.values())]
 
 
 def trends(found: Scores) -> str:

@@ -5,6 +5,7 @@
                 buffer_share   larger training sets: the buffer's number of batches or its share?
     2026-11-24  equal_decodes_extended  the second table, past the edge at which its best row was
                 repeats_and_buffer      how often a sample is served (R) x batches in the buffer (K)
+                competitors             other ways to reuse, at our decodes and our updates
 
 Each table was fixed before the first of its runs. What is changed afterwards belongs in a new
 registration. Seeds 0 to 2 are left out because the recipe was chosen on them. Accuracies are those
@@ -12,11 +13,13 @@ of the averaged weights (EMA) in every row.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from accuracy.orders import Order
 from accuracy.pilot import PILOT, STABLE, pilot_runs
-from accuracy.recipes import Run, Task, with_ema, without_reuse, wsd
+from accuracy.recipes import Run, Stretch, Task, cosine, with_ema, without_reuse, wsd
+from perfect.method.phases import Phase
 
 CONTROL = "no reuse, wsd, late decay, ema"
 RECIPE = "best: wsd55 roll12 re ema"
@@ -65,6 +68,7 @@ def registered_tables() -> dict[str, Table]:
         Table("buffer_share", tuple(_buffer_share()), few),
         Table("equal_decodes_extended", tuple(_equal_decodes_extended()), few, LATER),
         Table("repeats_and_buffer", tuple(_repeats_and_buffer()), few, LATER),
+        Table("competitors", tuple(_competitors()), few, LATER),
     )
     return {table.name: table for table in tables}
 
@@ -136,3 +140,49 @@ def _repeats_and_buffer() -> Iterator[Entry]:
                 stretches = [(reuse, LATE), (1, TASK.epochs - LATE)]
                 phases = with_ema(wsd(TASK, stretches, LATE))
                 yield Entry(TASK, Run(name, phases, CONTROL, "rolling", buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class Competitor:
+    """A way to reuse without a stretch of fresh samples: three serves a decode, then two, which
+    makes as many decodes and updates as our recipe has."""
+
+    name: str
+    order: Order
+    buffer: int = 1
+    reaugment: bool = True
+    thrice: float = 7.2
+    """Epochs of three serves."""
+
+    def stretches(self) -> Sequence[Stretch]:
+        return (3, self.thrice), (2, TASK.epochs - self.thrice)
+
+
+COMPETITORS = (
+    Competitor("batch echoing", "immediate"),
+    # 18 batches of serves hold about 12 batches of different pictures. They have decoded ahead when
+    # a pass is cut, which a longer stretch of three serves makes up for.
+    Competitor("example echoing", "echoed", buffer=18, thrice=8.0),
+    Competitor("repeated augmentation", "in-batch"),
+    Competitor("minibatch persistency", "immediate", reaugment=False),
+)
+
+
+def _competitors() -> Iterator[Entry]:
+    for rate in (0.15, 0.3, 0.6):
+        task = replace(TASK, lr=rate)
+
+        def row(name: str, phases: Sequence[Phase], order: Order, buffer: int, task: Task) -> Entry:
+            run = Run(f"{name}, rate {task.lr:g}", with_ema(phases), RECIPE, order, buffer)
+            return Entry(task, run)
+
+        for other in COMPETITORS:
+            under = {
+                "cosine": cosine(task, other.stretches(), reaugment=other.reaugment),
+                "our rates": wsd(task, other.stretches(), LATE, reaugment=other.reaugment),
+            }
+            for rates, phases in under.items():
+                yield row(f"{other.name}, {rates}", phases, other.order, other.buffer, task)
+        # Without a corner no pass is cut at epoch 19.96: a little fewer epochs make our decodes.
+        ours = cosine(task, [(3, 20.08), (1, TASK.epochs - 20.08)])
+        yield row("our recipe, cosine", ours, "rolling", 12, task)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import accuracy_evidence as driver  # noqa: E402
 from accuracy.data import Pictures, synthetic_pictures  # noqa: E402
-from accuracy.evidence import Lines, percent, render, scores, trends, tuned  # noqa: E402
+from accuracy.evidence import Lines, percent, render, rivals, scores, trends, tuned  # noqa: E402
 from accuracy.pilot import SMOKE, smoke_runs  # noqa: E402
 from accuracy.recipes import Task  # noqa: E402
 from accuracy.registered import (  # noqa: E402
@@ -30,6 +30,7 @@ from accuracy.registered import (  # noqa: E402
 SMALL = Table("small", tuple(Entry(SMOKE, run) for run in smoke_runs()[:3:2]), (3, 4))
 PARITY = registered_tables()["parity"]
 EQUAL = registered_tables()["equal_decodes"]
+COMPETITORS = registered_tables()["competitors"]
 EXTENDED = registered_tables()["equal_decodes_extended"]
 
 
@@ -145,3 +146,19 @@ def test_points_a_doubling_of_the_repeats_come_from_seeds_that_have_every_cell()
     assert said.endswith("changes that by -1.10.")
     del found[repeats_row(8, 12)][3]
     assert trends(found) == "No seed has every cell yet: no trend is said."
+
+
+def test_each_competitor_is_met_at_its_best_rate_and_the_best_of_all_first() -> None:
+    found = {RECIPE: {3: line(RECIPE, 3, 0.71, 0.7)}}
+    for entry in COMPETITORS.entries:
+        name = entry.run.name
+        best = name in ("example echoing, cosine, rate 0.15", "our recipe, cosine, rate 0.3")
+        found[name] = {3: line(name, 3, 0.68 if best else 0.66, 0.69 if best else 0.67)}
+    first, _, *each = rivals(COMPETITORS.entries, found)
+    assert first == (
+        "Best on selection: example echoing, cosine, rate 0.15. Its rate is at the edge of the"
+        " grid. Our recipe on test, minus it: +3.00, n = 1."
+    )
+    assert len(each) == 9
+    assert "our recipe, cosine, rate 0.3. Our recipe on test, minus it: +3.00" in each[-1]
+    assert first in render(COMPETITORS, found)

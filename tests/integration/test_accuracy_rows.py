@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from accuracy.gpu import S1, gpu_presets  # noqa: E402
+from accuracy.orders import plan  # noqa: E402
 from accuracy.pilot import PILOT  # noqa: E402
 from accuracy.recipes import Run, Task  # noqa: E402
 from accuracy.registered import (  # noqa: E402
@@ -24,8 +25,6 @@ from accuracy.registered import (  # noqa: E402
     registered_tables,
     repeats_row,
 )
-
-from loaders.order.reuse import ReuseBuffer  # noqa: E402
 
 TABLES = registered_tables()
 WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer")
@@ -97,7 +96,7 @@ def test_the_registrations_name_every_row_of_their_tables() -> None:
         for entry in table.entries:
             assert f"`{entry.run.name}`" in text
         rows[table.date] += len(table.entries)
-    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14}
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
     assert len(set(names)) == len(names)
 
@@ -130,14 +129,11 @@ def decodes(task: Task, run: Run) -> int:
         assert phase.steps is not None
         left = phase.steps
         while left:
-            plan = ReuseBuffer(
-                samples=task.train, batch_size=task.batch_size, reuse=phase.reuse,
-                buffer_batches=run.buffer_batches if phase.reuse > 1 else 1,
-                mode=run.order if phase.reuse > 1 else "immediate",  # pyright: ignore
-                shuffle=True, drop_last=True, seed=(3, number),
-            )  # fmt: skip
+            serves = plan(
+                run.order, task.train, task.batch_size, phase.reuse, run.buffer_batches, (3, number)
+            )
             number += 1
-            for _, serve in zip(range(left), plan, strict=False):
+            for _, serve in zip(range(left), serves, strict=False):
                 first += int((serve.serves == 0).sum())
                 left -= 1
     return first
@@ -185,6 +181,29 @@ def test_every_cell_of_repeats_and_buffer_is_a_row_and_repeats_save_what_they_sh
             # A large buffer has decoded ahead for serves that the switch cuts off.
             planned = 100 * (1 - 1 / reuse) * 19.96 / 24
             assert -1.3 < saved(entry) - planned < 0.4
+
+
+def test_competitors_have_our_decodes_and_updates_at_three_rates_and_two_schedules() -> None:
+    entries = TABLES["competitors"].entries
+    assert len(entries) == (4 * 2 + 1) * 3
+    assert {entry.task.lr for entry in entries} == {0.15, 0.3, 0.6}
+    for entry in entries:
+        assert len(list(curve(entry.run))) == 600, entry.run.name
+        assert entry.run.against == RECIPE
+        assert entry.run.phases[-1].ema
+        assert max(rate for rate, _ in curve(entry.run)) == pytest.approx(entry.task.lr, rel=0.02)
+        # The order of a pass does not depend on the rate.
+        if entry.task.lr == 0.3:
+            assert decodes(entry.task, entry.run) / DECODES == pytest.approx(1.003, abs=0.0032)
+    for entry in entries:
+        persists = entry.run.name.startswith("minibatch persistency")
+        assert all(phase.reaugment != persists for phase in entry.run.phases)
+    ours = list(curve(TABLES["parity"].entries[1].run))
+    under = [e for e in entries if "our rates, rate 0.3" in e.run.name]
+    assert len(under) == 4
+    for entry in under:
+        rates = [rate for rate, _ in curve(entry.run)]
+        assert rates == pytest.approx([rate for rate, _ in ours], abs=0.0015)
 
 
 def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:
