@@ -80,6 +80,21 @@ def test_the_gpu_presets_have_the_recipe_that_is_shipped_and_its_small_buffer() 
         assert all(phase.ema for phase in run.phases)
 
 
+def test_no_reuse_with_as_many_decodes_has_as_many_updates_in_s1_too() -> None:
+    [run] = [run for run in gpu_presets()["S1"][1] if run.name.startswith("no reuse, 26 fresh in")]
+    steps = list(curve(run))
+    assert len(steps) == S1.steps(S1.epochs)
+    read = sum(batch or S1.batch_size for _, batch in steps)
+    assert read / S1.train == pytest.approx(26, rel=0.003)
+    assert max(rate for rate, _ in steps) == pytest.approx(0.2 * (224 / 512) ** 0.5, abs=0.001)
+
+
+def test_the_quick_preset_has_the_late_split_with_three_batches_and_twelve() -> None:
+    split = [run for run in gpu_presets()["S3"][1] if run.name.startswith("wsd55")]
+    assert [run.buffer_batches for run in split] == [3, 12]
+    assert {run.against for run in split} == {"no reuse, wsd, late decay"}
+
+
 def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_weights() -> None:
     task, runs, _ = gpu_presets()["S1"]
     assert (task.train, task.holdout) == (49_000, 1000)
