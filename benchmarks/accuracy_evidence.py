@@ -2,13 +2,13 @@
 
 Claim   With 55 % fewer decodes our recipe ends within 0.5 points of no reuse under the same
         schedule (12 seeds, paired, TOST), and far above no reuse that is tuned for as many decodes.
-Method  results/2026-11-22_preregistration.md: hypotheses, rows, seeds, tests. CIFAR-10, the pilot
-        net. Tables in order, seeds outermost; a run that is there already is skipped, and one that
-        was cut short goes on at its checkpoint.
+Method  results/DATE_preregistration.md: hypotheses, rows, seeds, tests. CIFAR-10, the pilot net.
+        Tables in order, seeds outermost; a run that is there already is skipped, and one that was
+        cut short goes on at its checkpoint.
 Run     OMP_NUM_THREADS=1 python benchmarks/accuracy_evidence.py run --data DIR
         python benchmarks/accuracy_evidence.py report
 
-        DIR/cifar-10-batches-py -> runs -> OUT/2026-11-22_TABLE.jsonl -> report
+        DIR/cifar-10-batches-py -> runs -> OUT/DATE_TABLE.jsonl -> report
 """
 
 import argparse
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 def run(table: Table, out: Path, pictures_of: Callable[[Task], Pictures]) -> None:
     """Everything of the table that is missing. A bench is kept while rows share a task."""
-    lines = Lines(out, table.name)
+    lines = Lines(out, table)
     about = {"commit": commit(), "versions": versions(), "machine": machine()}
     watch = Watch(out / f"{table.name}.ckpt", math.inf)
     benches: dict[Task, Bench] = {}

@@ -1,21 +1,28 @@
 """The lines of finished runs, and the tables that they make.
 
-    results/2026-11-22_TABLE.jsonl, one line a run -> rows -> mean, sd, interval, paired difference
+    results/DATE_TABLE.jsonl, one line a run -> rows -> mean, sd, interval, paired difference
 
 A line that a crash cut short does not count. Only registered rows and seeds are read.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accuracy.paired import Sample, paired, parity
-from accuracy.registered import CONTROL, MARGIN, RECIPE, Entry, Table
-
-DATE = "2026-11-22"
-"""Of the registration."""
+from accuracy.paired import Sample, paired, parity, slope
+from accuracy.registered import (
+    BUFFERS,
+    MARGIN,
+    RECIPE,
+    REPEATS,
+    Entry,
+    Table,
+    registered_tables,
+    repeats_row,
+)  # fmt: skip
 
 Line = dict[str, Any]
 Scores = Mapping[str, Mapping[int, Line]]
@@ -23,10 +30,10 @@ Scores = Mapping[str, Mapping[int, Line]]
 
 
 class Lines:
-    """One file."""
+    """One table's file."""
 
-    def __init__(self, folder: Path, table: str) -> None:
-        self.path = folder / f"{DATE}_{table}.jsonl"
+    def __init__(self, folder: Path, table: Table) -> None:
+        self.path = folder / f"{table.date}_{table.name}.jsonl"
 
     def read(self) -> list[Line]:
         if not self.path.exists():
@@ -46,7 +53,7 @@ def scores(tables: Sequence[Table], folder: Path) -> Scores:
     found: dict[str, dict[int, Line]] = {}
     for table in tables:
         names = {entry.run.name for entry in table.entries}
-        for line in Lines(folder, table.name).read():
+        for line in Lines(folder, table).read():
             if line["recipe"] in names and line["seed"] in table.seeds:
                 found.setdefault(line["recipe"], {})[line["seed"]] = line
     return found
@@ -75,7 +82,13 @@ def render(table: Table, found: Scores) -> str:
     lines = [f"## {table.name}: seeds {table.seeds[0]} to {table.seeds[-1]}\n"]
     lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
     if table.name == "equal_decodes":
-        lines += ["", tuned(table, found)]
+        lines += ["", tuned(table.entries, found)]
+    elif table.name == "equal_decodes_extended":
+        lines += ["", tuned((*registered_tables()["equal_decodes"].entries, *table.entries), found)]
+    elif table.name == "repeats_and_buffer":
+        lines += ["", trends(found)]
+    elif table.name == "competitors":
+        lines += ["", *rivals(table.entries, found)]
     return "\n".join(lines) + "\n"
 
 
@@ -93,28 +106,68 @@ def _row(table: Table, entry: Entry, found: Scores) -> list[str]:
     if not differences.n:
         return [*cells, "", "", ""]
     tests = paired(percent(mine, "test"), percent(control, "test"))
-    judged = against == CONTROL
+    # Only this table was registered to judge parity.
+    judged = table.name == "parity"
     verdict = parity(differences, MARGIN, len(table.seeds)) if judged else ""
     return [*cells, spread(differences, "+"), spread(tests, "+"), verdict]
 
 
-def tuned(table: Table, found: Scores) -> str:
-    """Our recipe against the row without reuse that did best on selection; judged on test."""
-    there = [entry for entry in table.entries if len(found.get(entry.run.name, {})) > 0]
+def tuned(entries: Sequence[Entry], found: Scores) -> str:
+    """Our recipe against the row that did best on selection; judged on test."""
+    there = [entry for entry in entries if len(found.get(entry.run.name, {})) > 0]
     ours = found.get(RECIPE, {})
-    if len(there) < len(table.entries) or not ours:
+    if len(there) < len(entries) or not ours:
         return "Not every row is there yet: no best one is chosen."
-
-    def selection(entry: Entry) -> float:
-        return Sample(tuple(percent(found[entry.run.name], "selection").values())).mean
-
-    best = max(there, key=selection)
+    best = max(there, key=lambda entry: _selection(entry, found))
     rates = sorted(e.task.lr for e in there if e.task.batch_size == best.task.batch_size)
-    edge = " Its rate is at the edge of the grid." if best.task.lr in (rates[0], rates[-1]) else ""
+    batches = sorted({e.task.batch_size for e in there})
+    edges = [
+        f" Its {what} is at the edge of the grid."
+        for what, value, known in (
+            ("rate", best.task.lr, rates), ("batch size", best.task.batch_size, batches)
+        )
+        if len(known) > 1 and value in (known[0], known[-1])
+    ]  # fmt: skip
     test = percent(found[best.run.name], "test")
     return (
-        f"Best on selection: {best.run.name}.{edge} Our recipe on test, minus it:"
+        f"Best on selection: {best.run.name}.{''.join(edges)} Our recipe on test, minus it:"
         f" {spread(paired(percent(ours, 'test'), test), '+')}, n = {len(ours.keys() & test)}."
+    )
+
+
+def _selection(entry: Entry, found: Scores) -> float:
+    return Sample(tuple(percent(found[entry.run.name], "selection").values())).mean
+
+
+def rivals(entries: Sequence[Entry], found: Scores) -> list[str]:
+    """Our recipe against the best of all others, then against each way at its best rate."""
+    ways: dict[str, list[Entry]] = {}
+    for entry in entries:
+        ways.setdefault(entry.run.name.rsplit(", rate ", 1)[0], []).append(entry)
+    others = [entry for entry in entries if not entry.run.name.startswith("our recipe")]
+    return [tuned(others, found), "", *(f"- {tuned(way, found)}" for way in ways.values())]
+
+
+def trends(found: Scores) -> str:
+    """What a doubling of the repeats does to accuracy, by buffer: the two tests of R x K."""
+    doublings = [math.log2(reuse) for reuse in REPEATS]
+    by_buffer: dict[int, dict[int, float]] = {}
+    for buffer in BUFFERS:
+        cells = [percent(found.get(repeats_row(r, buffer), {}), "pooled") for r in REPEATS]
+        seeds = set(cells[0]).intersection(*cells[1:])
+        by_buffer[buffer] = {
+            seed: slope(doublings, [cell[seed] for cell in cells]) for seed in seeds
+        }
+    small, large = by_buffer[BUFFERS[0]], by_buffer[BUFFERS[-1]]
+    gain = paired(large, small)
+    if not gain.n:
+        return "No seed has every cell yet: no trend is said."
+    said = ", ".join(
+        f"{spread(Sample(tuple(by_buffer[b].values())), '+')} with a buffer of {b}" for b in BUFFERS
+    )
+    return (
+        f"Points a doubling of R, n = {gain.n}: {said}. A buffer of {BUFFERS[-1]} instead of"
+        f" {BUFFERS[0]} changes that by {spread(gain, '+')}."
     )
 
 

@@ -4,11 +4,13 @@
     S2  the thesis's 200 epochs, batch 2048, 1 seed: does its effect survive its own controls
     S3  30 epochs of the quick net, 12 seeds: error bars for the ordering of variants
 
-Every row that reuses is compared with a row that has the same learning rate at every step and does
-not reuse. One command each, `--minutes 8.5`, again until it says nothing is missing. Part of the
-training set is held out, so an epoch is 49,000 (S1, S2) or 45,000 (S3) pictures.
+Every row that reuses is compared with a row that has the same learning rate at every step, does not
+reuse and is judged on the same weights; a record has the accuracy of the last ones and of the
+averaged ones (EMA). One command each, `--minutes 8.5`, again until it says nothing is missing. Part
+of the training set is held out, so an epoch is 49,000 (S1, S2) or 45,000 (S3) pictures.
 """
 
+import math
 from dataclasses import replace
 
 from accuracy.pilot import STABLE
@@ -58,11 +60,13 @@ def scaled_runs(task: Task) -> list[Run]:
     ours = wsd(task, split, late)
     thesis = re_raised(task, (3, stable), task.epochs - stable)
     thesis_late = re_raised(task, split[0], split[1][1], reaugment=False)
+    equal = f"no reuse, 26 fresh in {task.epochs:g} epochs' updates, wsd"
     rows = [
         without_reuse(base_late, ours),
         Run("best: wsd 17x3+9 roll12 re", ours, base_late, "rolling", 12),
         Run("wsd 17x3+9 roll3 re", ours, base_late, "rolling", 3),
         Run(base, wsd(task, [(1, task.epochs)], stable), base_late),
+        Run(equal, _equal_updates(task, 26 * unit), base_late),
         Run("no reuse 26, wsd", wsd(task, [(1, 26 * unit)], STABLE * 26 * unit), base_late),
         Run("auto roll12 re", ours, base_late, "rolling", 12,
             plateau=PlateauRule(not_before=0.25 * task.epochs)),
@@ -78,6 +82,17 @@ def scaled_runs(task: Task) -> list[Run]:
         Run("perfect 17x3+9 no k1, re-raised", thesis_late, raised_late),
     ]  # fmt: skip
     return [replace(row, phases=with_ema(row.phases)) for row in rows]
+
+
+def _equal_updates(task: Task, epochs: float) -> tuple[Phase, ...]:
+    """As many updates as the task has, each of fewer pictures, at a rate that goes with the root of
+    their number."""
+    updates = task.steps(task.epochs)
+    batch = max(1, round(epochs * task.train / updates))
+    rate = round(task.lr * math.sqrt(batch / task.batch_size), 3)
+    scaled = replace(task, lr=rate)
+    phases = wsd(scaled, [(1, task.epochs)], STABLE * task.epochs)
+    return tuple(replace(phase, batch_size=batch) for phase in phases)
 
 
 def thesis_runs(task: Task) -> list[Run]:
@@ -137,4 +152,5 @@ def ordering_runs(task: Task) -> list[Run]:
         Run("in-batch x3 re", reuse(3), base, "in-batch"),
         without_reuse(base_late, split55),
         Run("wsd55 roll3 re", split55, base_late, "rolling", 3),
+        Run("wsd55 roll12 re", split55, base_late, "rolling", 12),
     ]

@@ -7,6 +7,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TERMS = 500
@@ -60,6 +61,13 @@ def parity(differences: Sample, margin: float, registered: int) -> str:
 def paired(ours: dict[int, float], control: dict[int, float]) -> Sample:
     """Differences by seed, of the seeds that both have."""
     return Sample(tuple(ours[seed] - control[seed] for seed in sorted(ours.keys() & control)))
+
+
+def slope(at: Sequence[float], values: Sequence[float]) -> float:
+    """Of the straight line that fits best (least squares)."""
+    middle, mean = statistics.fmean(at), statistics.fmean(values)
+    spread = sum((x - middle) ** 2 for x in at)
+    return sum((x - middle) * (y - mean) for x, y in zip(at, values, strict=True)) / spread
 
 
 def t_cdf(t: float, freedom: int) -> float:

@@ -12,14 +12,10 @@ rate may change at different moments.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from loaders.order.reuse import Mode
+from accuracy.orders import Order
 from perfect.method.phases import Phase, PlateauRule
 from perfect.method.schedule import Schedule
-
-Order = Mode | Literal["in-batch"]
-"""`in-batch`: the repeats of a sample stand side by side in one batch."""
 
 Stretch = tuple[int, float]
 """(reuse, epoch-equivalents)"""

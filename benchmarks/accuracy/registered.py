@@ -1,25 +1,32 @@
-"""The tables of results/2026-11-22_preregistration.md, in the order in which they are run.
+"""The tables of results/DATE_preregistration.md, in the order in which they are run.
 
-    parity         our recipe and its small buffer against no reuse under the same schedule
-    equal_decodes  no reuse with as many decodes as our recipe, batch size and rate tuned
-    buffer_share   larger training sets: is it the buffer's number of batches or its share?
+    2026-11-22  parity         our recipe and its small buffer against no reuse, same schedule
+                equal_decodes  no reuse with as many decodes as our recipe, batch and rate tuned
+                buffer_share   larger training sets: the buffer's number of batches or its share?
+    2026-11-24  equal_decodes_extended  the second table, past the edge at which its best row was
+                repeats_and_buffer      how often a sample is served (R) x batches in the buffer (K)
+                competitors             other ways to reuse, at our decodes and our updates
 
-This was fixed before the first of these runs. What is changed afterwards belongs in a new
+Each table was fixed before the first of its runs. What is changed afterwards belongs in a new
 registration. Seeds 0 to 2 are left out because the recipe was chosen on them. Accuracies are those
 of the averaged weights (EMA) in every row.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from accuracy.orders import Order
 from accuracy.pilot import PILOT, STABLE, pilot_runs
-from accuracy.recipes import Run, Task, with_ema, without_reuse, wsd
+from accuracy.recipes import Run, Stretch, Task, cosine, with_ema, without_reuse, wsd
+from perfect.method.phases import Phase
 
 CONTROL = "no reuse, wsd, late decay, ema"
 RECIPE = "best: wsd55 roll12 re ema"
 SMALL_BUFFER = "wsd55 roll3 re ema"
 
+LATER = "2026-11-24"
+"""The second registration."""
 MARGIN = 0.5
 """Points: a mean difference surely within them is called parity."""
 DECODES = 86_400
@@ -28,6 +35,7 @@ LATE = 19.96
 """Epoch at which the pilot's late decay begins, of 24."""
 SHARE = 0.12
 """Of 8,000 pictures: three batches."""
+REPEATS, BUFFERS = (2, 3, 4, 6, 8), (1, 3, 12)
 TASK = replace(PILOT, bfloat16=False)
 
 
@@ -44,6 +52,8 @@ class Table:
     name: str
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
+    date: str = "2026-11-22"
+    """Of its registration."""
 
     def in_order(self) -> Iterator[tuple[int, Entry]]:
         """Seeds outermost, so that all rows have the same number of them at any moment."""
@@ -56,6 +66,9 @@ def registered_tables() -> dict[str, Table]:
         Table("parity", _parity(), tuple(range(3, 15))),
         Table("equal_decodes", tuple(_equal_decodes()), few),
         Table("buffer_share", tuple(_buffer_share()), few),
+        Table("equal_decodes_extended", tuple(_equal_decodes_extended()), few, LATER),
+        Table("repeats_and_buffer", tuple(_repeats_and_buffer()), few, LATER),
+        Table("competitors", tuple(_competitors()), few, LATER),
     )
     return {table.name: table for table in tables}
 
@@ -68,18 +81,29 @@ def _parity() -> tuple[Entry, ...]:
 
 
 def _equal_decodes() -> Iterator[Entry]:
-    """Warm-up and the average's horizon are the share of the run that they are in our recipe."""
     for batch in (80, 144, 320):
         for factor in (0.5, 1.0, 2.0):
             rate = round(factor * TASK.lr * math.sqrt(batch / TASK.batch_size), 3)
-            epochs = DECODES / (TASK.train // batch * batch)
-            twelfth = epochs / 12
-            task = replace(
-                TASK, batch_size=batch, lr=rate, epochs=epochs, warmup=twelfth, ema_epochs=twelfth
-            )
-            phases = with_ema(wsd(task, [(1, epochs)], STABLE * epochs))
-            name = f"no reuse, {DECODES} decodes, batch {batch}, rate {rate:g}"
-            yield Entry(task, Run(name, phases, RECIPE))
+            yield _without_reuse(batch, rate)
+
+
+def _equal_decodes_extended() -> Iterator[Entry]:
+    for batch, rates in ((80, (0.0375, 0.01875)), (40, (0.0265, 0.053, 0.106))):
+        for rate in rates:
+            yield _without_reuse(batch, rate)
+
+
+def _without_reuse(batch: int, rate: float) -> Entry:
+    """Warm-up and the average's horizon are the share of the run that they are in our recipe."""
+    epochs = DECODES / (TASK.train // batch * batch)
+    twelfth = epochs / 12
+    task = replace(
+        TASK, batch_size=batch, lr=rate, epochs=epochs, warmup=twelfth, ema_epochs=twelfth
+    )
+    phases = with_ema(wsd(task, [(1, epochs)], STABLE * epochs))
+    return Entry(
+        task, Run(f"no reuse, {DECODES} decodes, batch {batch}, rate {rate:g}", phases, RECIPE)
+    )
 
 
 def _buffer_share() -> Iterator[Entry]:
@@ -98,3 +122,67 @@ def _buffer_share() -> Iterator[Entry]:
             yield Entry(
                 task, Run(f"{train // 1000}k buffer of {says}", phases, base, "rolling", buffer)
             )
+
+
+def repeats_row(reuse: int, buffer: int) -> str:
+    """The row of a cell of R x K. One cell is a row of parity's."""
+    if (reuse, buffer) == (3, 3):
+        return SMALL_BUFFER
+    return f"reuse {reuse}, rolling buffer of {buffer}"
+
+
+def _repeats_and_buffer() -> Iterator[Entry]:
+    """One moment of the switch for all: what a larger buffer decodes ahead shows in the decodes."""
+    for reuse in REPEATS:
+        for buffer in BUFFERS:
+            name = repeats_row(reuse, buffer)
+            if name != SMALL_BUFFER:
+                stretches = [(reuse, LATE), (1, TASK.epochs - LATE)]
+                phases = with_ema(wsd(TASK, stretches, LATE))
+                yield Entry(TASK, Run(name, phases, CONTROL, "rolling", buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class Competitor:
+    """A way to reuse without a stretch of fresh samples: three serves a decode, then two, which
+    makes as many decodes and updates as our recipe has."""
+
+    name: str
+    order: Order
+    buffer: int = 1
+    reaugment: bool = True
+    thrice: float = 7.2
+    """Epochs of three serves."""
+
+    def stretches(self) -> Sequence[Stretch]:
+        return (3, self.thrice), (2, TASK.epochs - self.thrice)
+
+
+COMPETITORS = (
+    Competitor("batch echoing", "immediate"),
+    # 18 batches of serves hold about 12 batches of different pictures. They have decoded ahead when
+    # a pass is cut, which a longer stretch of three serves makes up for.
+    Competitor("example echoing", "echoed", buffer=18, thrice=8.0),
+    Competitor("repeated augmentation", "in-batch"),
+    Competitor("minibatch persistency", "immediate", reaugment=False),
+)
+
+
+def _competitors() -> Iterator[Entry]:
+    for rate in (0.15, 0.3, 0.6):
+        task = replace(TASK, lr=rate)
+
+        def row(name: str, phases: Sequence[Phase], order: Order, buffer: int, task: Task) -> Entry:
+            run = Run(f"{name}, rate {task.lr:g}", with_ema(phases), RECIPE, order, buffer)
+            return Entry(task, run)
+
+        for other in COMPETITORS:
+            under = {
+                "cosine": cosine(task, other.stretches(), reaugment=other.reaugment),
+                "our rates": wsd(task, other.stretches(), LATE, reaugment=other.reaugment),
+            }
+            for rates, phases in under.items():
+                yield row(f"{other.name}, {rates}", phases, other.order, other.buffer, task)
+        # Without a corner no pass is cut at epoch 19.96: a little fewer epochs make our decodes.
+        ours = cosine(task, [(3, 20.08), (1, TASK.epochs - 20.08)])
+        yield row("our recipe, cosine", ours, "rolling", 12, task)

@@ -1,6 +1,6 @@
 """One run: the phases drive it, the reuse buffer orders it, a checkpoint survives it.
 
-    pass p:  ReuseBuffer -> positions --order of pass p--> ids -> pixels -> augment -> step
+    pass p:  orders.plan -> positions --order of pass p--> ids -> pixels -> augment -> step
              every epoch-equivalent: hold-out, first-serve loss -> PhasePolicy.observe
 
 A decode is a sample's first serve in its pass, counted when it is served: a pass that a phase cuts
@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from accuracy.bench import Bench
 from accuracy.data import Part
+from accuracy.orders import counted_as, plan
 from accuracy.recipes import Run, Task
-from loaders.order.reuse import ReuseBuffer, Serve, batches_per_pass
+from loaders.order.reuse import Serve, batches_per_pass
 from loaders.pixels.augmentation import Chain, Cutout, Draws, Flip, PadCrop, draw_keys
 from loaders.sources.datasets import pass_order
 from perfect.callbacks.ema import Ema
@@ -107,17 +108,8 @@ class _Training:
 
     def _plan(self, phase: Phase) -> Iterator[Serve]:
         task, run = self.bench.task, self.run
-        batch = phase.batch_size or task.batch_size
-        if run.order == "in-batch" and phase.reuse > 1:
-            return _in_batch(task.train, batch, phase.reuse)
-        # Without reuse every order of the buffer is the source's own shuffled one.
-        mode = run.order if run.order != "in-batch" and phase.reuse > 1 else "immediate"
-        plan = ReuseBuffer(
-            samples=task.train, batch_size=batch, reuse=phase.reuse,
-            buffer_batches=run.buffer_batches if phase.reuse > 1 else 1,
-            mode=mode, shuffle=True, drop_last=True, seed=(self.seed, self.progress.passes),
-        )  # fmt: skip
-        return iter(plan)
+        batch, seed = phase.batch_size or task.batch_size, (self.seed, self.progress.passes)
+        return plan(run.order, task.train, batch, phase.reuse, run.buffer_batches, seed)
 
     def _step(self, phase: Phase, ids: np.ndarray, serves: np.ndarray) -> None:
         bench, progress = self.bench, self.progress
@@ -159,8 +151,7 @@ class _Training:
             return phase.steps
         assert phase.passes is not None
         task, run = self.bench.task, self.run
-        mode = run.order if run.order != "in-batch" else "block"
-        batch = phase.batch_size or task.batch_size
+        batch, mode = phase.batch_size or task.batch_size, counted_as(run.order)
         steps = batches_per_pass(task.train, batch, phase.reuse, mode, drop_last=True)
         return phase.passes * steps
 
@@ -273,15 +264,6 @@ class _Training:
             "switches": [asdict(switch) for switch in self.policy.switches],
             "history": progress.history,
         }  # fmt: skip
-
-
-def _in_batch(samples: int, batch_size: int, reuse: int) -> Iterator[Serve]:
-    """All serves of a sample side by side: one batch sees it `reuse` times."""
-    positions = np.repeat(np.arange(samples), reuse)
-    serves = np.tile(np.arange(reuse), samples)
-    for first in range(0, len(positions) - batch_size + 1, batch_size):
-        chosen = slice(first, first + batch_size)
-        yield Serve(positions[chosen], serves[chosen])
 
 
 def _augment(task: Task) -> Chain:

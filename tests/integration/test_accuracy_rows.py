@@ -10,22 +10,24 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from accuracy.evidence import DATE  # noqa: E402
 from accuracy.gpu import S1, gpu_presets  # noqa: E402
+from accuracy.orders import plan  # noqa: E402
 from accuracy.pilot import PILOT  # noqa: E402
 from accuracy.recipes import Run, Task  # noqa: E402
 from accuracy.registered import (  # noqa: E402
+    BUFFERS,
     CONTROL,
     DECODES,
     RECIPE,
+    REPEATS,
     SMALL_BUFFER,
     Entry,
     registered_tables,
+    repeats_row,
 )
 
-from loaders.order.reuse import ReuseBuffer  # noqa: E402
-
 TABLES = registered_tables()
+WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer")
 
 
 def curve(run: Run) -> Iterator[tuple[float, int | None]]:
@@ -78,6 +80,21 @@ def test_the_gpu_presets_have_the_recipe_that_is_shipped_and_its_small_buffer() 
         assert all(phase.ema for phase in run.phases)
 
 
+def test_no_reuse_with_as_many_decodes_has_as_many_updates_in_s1_too() -> None:
+    [run] = [run for run in gpu_presets()["S1"][1] if run.name.startswith("no reuse, 26 fresh in")]
+    steps = list(curve(run))
+    assert len(steps) == S1.steps(S1.epochs)
+    read = sum(batch or S1.batch_size for _, batch in steps)
+    assert read / S1.train == pytest.approx(26, rel=0.003)
+    assert max(rate for rate, _ in steps) == pytest.approx(0.2 * (224 / 512) ** 0.5, abs=0.001)
+
+
+def test_the_quick_preset_has_the_late_split_with_three_batches_and_twelve() -> None:
+    split = [run for run in gpu_presets()["S3"][1] if run.name.startswith("wsd55")]
+    assert [run.buffer_batches for run in split] == [3, 12]
+    assert {run.against for run in split} == {"no reuse, wsd, late decay"}
+
+
 def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_weights() -> None:
     task, runs, _ = gpu_presets()["S1"]
     assert (task.train, task.holdout) == (49_000, 1000)
@@ -85,18 +102,24 @@ def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_w
     assert all(run.phases[-1].ema for run in runs)
 
 
-def test_the_registration_names_every_row() -> None:
-    text = (ROOT / "benchmarks" / "results" / f"{DATE}_preregistration.md").read_text()
+def test_the_registrations_name_every_row_of_their_tables() -> None:
+    rows = dict.fromkeys(("2026-11-22", "2026-11-24"), 0)
+    for table in TABLES.values():
+        path = ROOT / "benchmarks" / "results" / f"{table.date}_preregistration.md"
+        text = path.read_text()
+        assert f"{table.date}_{table.name}.jsonl" in text
+        for entry in table.entries:
+            assert f"`{entry.run.name}`" in text
+        rows[table.date] += len(table.entries)
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
-    assert len(set(names)) == len(names) == 3 + 9 + 8
-    for name in names:
-        assert f"`{name}`" in text
+    assert len(set(names)) == len(names)
 
 
 def test_the_registered_rows_that_reuse_have_a_control_with_their_learning_rate() -> None:
-    by_name = {e.run.name: e for name in ("parity", "buffer_share") for e in TABLES[name].entries}
+    by_name = {e.run.name: e for name in WITH_CONTROLS for e in TABLES[name].entries}
     reusing = [entry for entry in by_name.values() if reuses(entry.run)]
-    assert len(reusing) == 2 + 6
+    assert len(reusing) == 2 + 6 + 14
     for entry in reusing:
         control = by_name[entry.run.against or ""]
         assert control.task == entry.task
@@ -121,14 +144,11 @@ def decodes(task: Task, run: Run) -> int:
         assert phase.steps is not None
         left = phase.steps
         while left:
-            plan = ReuseBuffer(
-                samples=task.train, batch_size=task.batch_size, reuse=phase.reuse,
-                buffer_batches=run.buffer_batches if phase.reuse > 1 else 1,
-                mode=run.order if phase.reuse > 1 else "immediate",  # pyright: ignore
-                shuffle=True, drop_last=True, seed=(3, number),
-            )  # fmt: skip
+            serves = plan(
+                run.order, task.train, task.batch_size, phase.reuse, run.buffer_batches, (3, number)
+            )
             number += 1
-            for _, serve in zip(range(left), plan, strict=False):
+            for _, serve in zip(range(left), serves, strict=False):
                 first += int((serve.serves == 0).sum())
                 left -= 1
     return first
@@ -153,6 +173,52 @@ def test_equal_decodes_are_equal_for_every_batch_size_and_rate() -> None:
     for entry in entries:
         assert decodes(entry.task, entry.run) == DECODES
         assert entry.task.train == PILOT.train
+
+
+def test_the_extension_goes_past_the_rate_and_the_batch_that_were_at_the_edge() -> None:
+    entries = TABLES["equal_decodes_extended"].entries
+    settings = [(entry.task.batch_size, entry.task.lr) for entry in entries]
+    assert settings == [(80, 0.0375), (80, 0.01875), (40, 0.0265), (40, 0.053), (40, 0.106)]
+    for entry in entries:
+        assert decodes(entry.task, entry.run) == DECODES
+        assert entry.run.against == RECIPE
+
+
+def test_every_cell_of_repeats_and_buffer_is_a_row_and_repeats_save_what_they_should() -> None:
+    entries = {entry.run.name: entry for entry in TABLES["repeats_and_buffer"].entries}
+    entries[SMALL_BUFFER] = TABLES["parity"].entries[2]
+    assert len(entries) == len(REPEATS) * len(BUFFERS) == 15
+    for reuse in REPEATS:
+        for buffer in BUFFERS:
+            entry = entries[repeats_row(reuse, buffer)]
+            assert entry.run.buffer_batches == buffer
+            assert {phase.reuse for phase in entry.run.phases} == {reuse, 1}
+            # A large buffer has decoded ahead for serves that the switch cuts off.
+            planned = 100 * (1 - 1 / reuse) * 19.96 / 24
+            assert -1.3 < saved(entry) - planned < 0.4
+
+
+def test_competitors_have_our_decodes_and_updates_at_three_rates_and_two_schedules() -> None:
+    entries = TABLES["competitors"].entries
+    assert len(entries) == (4 * 2 + 1) * 3
+    assert {entry.task.lr for entry in entries} == {0.15, 0.3, 0.6}
+    for entry in entries:
+        assert len(list(curve(entry.run))) == 600, entry.run.name
+        assert entry.run.against == RECIPE
+        assert entry.run.phases[-1].ema
+        assert max(rate for rate, _ in curve(entry.run)) == pytest.approx(entry.task.lr, rel=0.02)
+        # The order of a pass does not depend on the rate.
+        if entry.task.lr == 0.3:
+            assert decodes(entry.task, entry.run) / DECODES == pytest.approx(1.003, abs=0.0032)
+    for entry in entries:
+        persists = entry.run.name.startswith("minibatch persistency")
+        assert all(phase.reaugment != persists for phase in entry.run.phases)
+    ours = list(curve(TABLES["parity"].entries[1].run))
+    under = [e for e in entries if "our rates, rate 0.3" in e.run.name]
+    assert len(under) == 4
+    for entry in under:
+        rates = [rate for rate, _ in curve(entry.run)]
+        assert rates == pytest.approx([rate for rate, _ in ours], abs=0.0015)
 
 
 def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:

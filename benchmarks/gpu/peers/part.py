@@ -75,6 +75,8 @@ def report(found: Found) -> Outcome:
         "device: the rise that NVML sees, the context in it; pinned: torch's allocator, of ours"
         " the arena; group: the rise of the cgroup's memory.current; loss: of the first and of the"
         " last step, on one batch.",
+        "Not here, because its step is another one: QLoRA keeps the frozen weights in 4 bits, some"
+        " 4 GB of 7B, and moves nothing. Its answers are those of rounded weights.",
         "of no offload: its seconds over this row's. bound: of our plan, by this machine's rates.",
     ]
     return Outcome(said, panels)

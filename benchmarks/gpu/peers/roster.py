@@ -45,6 +45,11 @@ PEERS: Mapping[str, Peer] = {
         "gpu.peers.fsdp2:sharded", "fully_shard a block, CPUOffloadPolicy(pin_memory=True), one"
         " rank; AdamW on the host", asked=2.0,
     ),
+    "FSDP2, patched": Peer(
+        "gpu.peers.fsdp2:patched", "the same with copies on a stream of their own, begun a block"
+        " ahead, and as many blocks resident as fit: torch's own copies wait on the computing"
+        " stream with one rank", asked=1.0,
+    ),
     "save_on_cpu": Peer(
         "gpu.peers.saved_on_cpu:saved", "inputs of the checkpointed blocks in pinned memory;"
         " weights and optimizer stay on the device",
@@ -65,6 +70,13 @@ PEERS: Mapping[str, Peer] = {
         "gpu.peers.roundpiped:waiting", "step(is_async=False), recomputes by stage, 2"
         " micro-batches (its default)", ("roundpipe", "beartype"), on_cpu=False, asked=1.3,
     ),
+    **{
+        f"RoundPipe, exact, {parts}": Peer(
+            f"gpu.peers.roundpiped:in_{parts}", f"the same with micro-batches: {parts}",
+            ("roundpipe", "beartype"), on_cpu=False,
+        )
+        for parts in (1, 4, 8)
+    },
     "RoundPipe": Peer(
         "gpu.peers.roundpiped:late", "as it comes: each step uses weights of the one before the"
         " last", ("roundpipe", "beartype"), on_cpu=False, exact=False,

@@ -1,4 +1,4 @@
-"""RoundPipe: a list of stages over pinned weights, two micro-batches, recomputed by stage.
+"""RoundPipe: a list of stages over pinned weights, micro-batches, recomputed by stage.
 
     First (words, angles) -> Middle, a block each -> Last (norm, loss)     what flows is a tuple
 
@@ -69,13 +69,25 @@ def waiting(setup: Setup) -> AbstractContextManager[Running]:
     return _pipe(setup, is_async=False)
 
 
+def in_1(setup: Setup) -> AbstractContextManager[Running]:
+    return _pipe(setup, is_async=False, micro_batches=1)
+
+
+def in_4(setup: Setup) -> AbstractContextManager[Running]:
+    return _pipe(setup, is_async=False, micro_batches=4)
+
+
+def in_8(setup: Setup) -> AbstractContextManager[Running]:
+    return _pipe(setup, is_async=False, micro_batches=8)
+
+
 @contextmanager
-def _pipe(setup: Setup, is_async: bool) -> Iterator[Running]:
+def _pipe(setup: Setup, is_async: bool, micro_batches: int = MICRO_BATCHES) -> Iterator[Running]:
     import roundpipe  # pyright: ignore[reportMissingImports]
 
     module = whole(setup, "cpu", checkpointed=False)
     assert isinstance(module, Whole)
-    parts = min(MICRO_BATCHES, setup.kind.size.batch)
+    parts = min(micro_batches, setup.kind.size.batch)
     run = roundpipe.RoundPipeRunConfig(num_microbatch=parts)
     pipe = roundpipe.RoundPipe(stages(module.inner, setup.kind, parts), model_run_config=run)
     optimizer = torch.optim.AdamW(pipe.optim_parameters(), 1e-4, fused=True)
