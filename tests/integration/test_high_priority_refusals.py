@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.twins.fleet_jobs import KINDS, QUIET
-from offload import OffloadError, StepError
+from offload import BudgetTooSmall, OffloadError, StepError
 from trainers import OffloadStrategy
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
@@ -29,16 +29,20 @@ def answers_alone(net: nn.Module) -> torch.Tensor:
         return net(X)
 
 
+def trainer_with(strategy: OffloadStrategy | str) -> L.Trainer:
+    return L.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, strategy=strategy, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+
+
 def test_a_net_that_shares_tensors_with_the_training_or_another_guest_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = KINDS["adam"].module()
     strategy = OffloadStrategy()
     words = r"shares its tensor 0.weight with the module that this strategy runs.*copy.deepcopy"
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, strategy=strategy, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = trainer_with(strategy)
     with strategy.high_priority(module.net), pytest.raises(OffloadError, match=words):
         trainer.fit(module, KINDS["adam"].train(), KINDS["adam"].val())
 
@@ -56,6 +60,33 @@ def test_a_net_that_shares_tensors_with_the_training_or_another_guest_is_refused
         assert torch.equal(serve(X), answers_alone(module.net))
         with pytest.raises(OffloadError, match=r"0.weight with another net of high_priority"):
             strategy.high_priority(module.net)
+
+
+def test_guests_that_do_not_fit_together_are_told_what_is_needed_for_all() -> None:
+    kind = KINDS["adam"]
+
+    def validated(budget: int | str, reserve: str) -> object:
+        strategy = OffloadStrategy(budget=budget)
+        with (
+            strategy.high_priority(served(), reserve),
+            strategy.high_priority(served(), reserve),
+        ):
+            return trainer_with(strategy).validate(kind.module(), kind.val(), verbose=False)
+
+    words = r"budget is 1.0 KiB.*budget='17KiB' without the 16.0 KiB that are reserved"
+    with pytest.raises(BudgetTooSmall, match=words) as told:
+        validated("17KiB", "8KiB")
+    assert validated(told.value.needed, "8KiB")
+    with pytest.raises(OffloadError, match=r"used up by 1.2 MiB that are reserved for requests"):
+        validated("1MiB", "600KiB")
+
+
+def test_a_validation_beside_a_reserve_has_what_its_largest_task_needs() -> None:
+    kind = KINDS["adam"]
+    module, strategy = kind.module(), OffloadStrategy(budget="1%")
+    with strategy.high_priority(served(), 10):
+        found = trainer_with(strategy).validate(module, kind.val(), verbose=False)
+    assert found == trainer_with("auto").validate(module, kind.val(), verbose=False)
 
 
 def test_a_served_net_that_was_changed_is_not_answered_for_by_the_old_one() -> None:

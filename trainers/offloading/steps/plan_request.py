@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import offload
-from offload import OffloadError, Plan, TaskGraph
+from offload import BudgetTooSmall, OffloadError, Plan, TaskGraph
 from offload.sizes import is_share, parse_share, parse_size, say_size
 from trainers.offloading.hardware.target import ENGINES, ON_CPU, Target
 
@@ -53,24 +53,35 @@ class PlanRequest:
             budget = math.ceil(whole.peak_bytes * share) + whole.reserve
             if share >= 1:  # nothing needs to move, but the packed layout may be a bit larger
                 budget = max(budget, whole.device_bytes)
-        if budget is not None and (reserved := self.reserved()):
+        reserved = self.reserved() if budget is not None else 0
+        if budget is not None and reserved:
             budget = parse_size(budget) - reserved
             if budget <= 0:
                 raise OffloadError(
                     f"budget={self.budget!r} is used up by {say_size(reserved)} that are"
                     " reserved for requests of high priority: give a larger budget, or them less"
                 )
-        return offload.plan(
-            graph,
-            budget,
-            self.target.costs,
-            self.host_budget,
-            recompute=self.recompute == "auto",
-            optimizer=self.optimizer,
-            proven=self.verify,
-            late=late,
-            tails=self.tails,
-        )
+        try:
+            return offload.plan(
+                graph,
+                budget,
+                self.target.costs,
+                self.host_budget,
+                recompute=self.recompute == "auto",
+                optimizer=self.optimizer,
+                proven=self.verify,
+                late=late,
+                tails=self.tails,
+            )
+        except BudgetTooSmall as error:
+            if not reserved:
+                raise
+            raise BudgetTooSmall(
+                f"{error}. This budget is budget={self.budget!r} without the {say_size(reserved)}"
+                " that are reserved for requests of high priority, and those come on top",
+                needed=error.needed + reserved,
+                task=error.task,
+            ) from error
 
 
 def _check(name: str, parse: Callable[[Any], float], given: str | int) -> None:
