@@ -170,6 +170,7 @@ def has_communication_hook(strategy: Any) -> bool:
     names = ("_ddp_comm_hook", "_ddp_comm_wrapper", "_ddp_comm_state")
     return any(_of(strategy, name) for name in names)
 
+
 # ---- a checkpoint in memory ---------------------------------------------------------------------
 
 
