@@ -93,12 +93,13 @@ def test_a_search_has_no_points_until_it_asks_for_one(tmp_path: Path) -> None:
 
 
 def test_too_many_points_are_refused_unless_they_are_searched(tmp_path: Path) -> None:
-    seeds = list(range(1001))
-    [problem] = problems(f"{RUN}grid: {{seed: {seeds}}}\nfleet: {{}}", tmp_path)
+    seeds, sizes = list(range(13)), list(range(1, 78))  # 1,001 points, of few values to read
+    grid = f"grid: {{seed: {seeds}, loader.batch_size: {sizes}}}"
+    [problem] = problems(f"{RUN}{grid}\nfleet: {{}}", tmp_path)
     assert problem == (
         "grid.yaml:7: grid: has 1,001 points: give at most 1,000, or fleet.search to try some"
     )
-    read(f"{RUN}grid: {{seed: {seeds}}}\nfleet: {{search: {{trials: 9}}}}", tmp_path)
+    read(f"{RUN}{grid}\nfleet: {{search: {{trials: 9}}}}", tmp_path)
 
 
 def test_a_problem_of_two_values_together_names_their_point(tmp_path: Path) -> None:
