@@ -90,6 +90,16 @@ class Donor:
         """Whether somebody follows, so that commits have to be kept."""
         return bool(self._followers)
 
+    def finish(self) -> None:
+        """Let all that follow have every commit, because the run has come to its end."""
+        with self._lock:
+            waiting, threads = list(self._followers.values()), list(self._threads)
+        for one in waiting:
+            with contextlib.suppress(queue.Full):
+                one.put(None, timeout=SEND_SECONDS)
+        for thread in threads:
+            thread.join(SEND_SECONDS)
+
     def close(self) -> None:
         """End all threads. Newcomers that follow have to find another member."""
         if self._closed:

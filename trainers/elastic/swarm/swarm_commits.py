@@ -135,7 +135,8 @@ class SwarmCommits:
             self._donor.record(commit)
 
     def ended(self) -> None:
-        """Say that the whole run has ended here."""
+        """Say that the whole run has ended here, when newcomers that follow have all of it."""
+        self._donor.finish()
         self._link.ended(self._step, self._kept)
 
     def close(self) -> None:
