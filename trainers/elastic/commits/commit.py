@@ -45,6 +45,10 @@ class Work(Protocol):
         """Return the lanes that have samples in this step."""
         ...
 
+    def expect(self, lanes: Sequence[int]) -> None:
+        """Prepare for these lanes, in this and the next steps, and for no others."""
+        ...
+
     def compute(self, lane: int) -> None:
         """Add the gradients of a lane to the sums."""
         ...

@@ -210,6 +210,8 @@ class SwarmCommits:
             match decide(headers, self._group.rank, work.lanes(), self._deal):
                 case Compute(lanes, dealt):
                     self._deal |= dealt
+                    if not any(header.done for header in headers):
+                        work.expect(lanes)
                     self._compute(work, lanes)
                 case Reduce(contributors):
                     self._held = self._reduced(work, headers, contributors)

@@ -91,6 +91,9 @@ class PlainWork:
     def lanes(self) -> Sequence[int]:
         return self._lanes_with_samples
 
+    def expect(self, lanes: Sequence[int]) -> None:
+        self._lanes.hold(lanes)
+
     def compute(self, lane: int) -> None:
         taken = self._lanes.take(lane)
         size = len(taken.info.ids)
