@@ -30,8 +30,8 @@ from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
-from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
 from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
 from trainers.elastic.peer.refusals import check_run
 from trainers.elastic.peer.run_digests import run_digests
 from trainers.elastic.swarm.swarm_commits import Host, SwarmCommits
