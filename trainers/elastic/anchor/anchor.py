@@ -18,16 +18,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainers.elastic.anchor.meeting_place import MeetingPlace
-from trainers.elastic.deciding.roster import (
+from trainers.elastic.deciding.roster import Roster, Settings
+from trainers.elastic.deciding.roster_words import (
     Announce,
     Break,
-    Copy,
+    CopyFrom,
     Expel,
     Form,
     Found,
     Refuse,
-    Roster,
-    Settings,
     Word,
 )
 from trainers.elastic.deciding.view import Member, View
@@ -73,7 +72,7 @@ class Anchor:
         tell: Callable[[str], None] = log.info,
     ) -> None:
         """`tell` is called with a line whenever something happens to the membership."""
-        self.roster = Roster(settings)
+        self.roster = Roster(settings, time.monotonic())
         self._tell = tell
         self._listener = Listener(
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
@@ -186,7 +185,8 @@ class Anchor:
         del self._channels[name]
         if name in self.roster.peers:
             self._tell(f"{name} is gone: {why}")
-            self._say(self.roster.lost(name, certain=True, why=f"{name} is gone: {why}"))
+        now, why = time.monotonic(), f"{name} is gone: {why}"
+        self._say(self.roster.lost(name, now, certain=True, why=why))
 
     def _hello(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, time.monotonic()
@@ -200,7 +200,9 @@ class Anchor:
             self._send(channel, "refuse", why=why)
             return
         self._channels[member.name], self._names[channel] = channel, member.name
-        self._send(channel, "welcome", heartbeat=self.roster.settings.heartbeat)
+        settings = self.roster.settings
+        about = {"heartbeat": settings.heartbeat, "min_peers": settings.min_peers}
+        self._send(channel, "welcome", **about)
         if fields["view"] is None:
             self._tell(f"{member.name} has come")
             self._say(self.roster.came(member, fields["has_step"], now))
@@ -220,15 +222,15 @@ class Anchor:
             case "beat":
                 self._say(roster.beat(name, fields["step"], now))
             case "ready":
-                self._say(roster.ready(name))
+                self._say(roster.ready(name, fields["donor"], now))
             case "gate":
                 where = fields["generation"], fields["step"]
                 self._say(roster.at_gate(name, *where, now, planned=fields["planned"]))
             case "leave":
                 self._tell(f"{name} leaves")
-                self._say(roster.left(name))
+                self._say(roster.left(name, now))
             case "ended":
-                self._say(roster.ended(name, fields["step"], fields["digest"]))
+                self._say(roster.ended(name, fields["step"], fields["digest"], now))
             case "put":
                 self._meeting.put(fields["generation"], fields["key"], message.payloads[0].data)
                 self._answer()
@@ -251,7 +253,7 @@ class Anchor:
                 case Found(peer):
                     self._tell(f"{peer} begins with its own state")
                     self._send_to(peer, "found")
-                case Copy(peer, donor):
+                case CopyFrom(peer, donor):
                     self._send_to(peer, "copy", donor=asdict(donor))
                 case Announce(peers, generation):
                     for peer in peers:
@@ -268,8 +270,6 @@ class Anchor:
                     self._tell(why)
                     kind = "expel" if isinstance(word, Expel) else "refuse"
                     self._send_to(peer, kind, why=why)
-                    if isinstance(word, Refuse):
-                        self.roster.peers.pop(peer, None)
 
     def _send_to(self, peer: str, kind: str, **fields: Any) -> None:
         if channel := self._channels.get(peer):

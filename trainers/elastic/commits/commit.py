@@ -5,7 +5,7 @@ Commits.next(work)   <- SwarmCommits    a member computes its lanes, and reduces
                      <- LoggedCommits   a replay computes all lanes as the log says
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +22,6 @@ class Commit:
     """So many steps were applied before it."""
     added: tuple[tuple[str, tuple[int, ...]], ...]
     """Who added which lanes, in the order of the sum: members by rank, lanes in their order."""
-    deal: Mapping[int, str]
-    """Who had which lane, for the next deal."""
     total: Tensor
     """The sum of all gradients, flat, on the host."""
     logs: LaneLogs

@@ -3,17 +3,22 @@
     trouble anywhere               -> Stop, all alike
     some applied the step, some not-> who has not applies the total that it holds: it was voted on
     all hold one total             -> Apply it: the vote was lost, the sums are equal
-    one member holds other weights -> it is expelled, and joins again
+    one member holds other weights -> Rejoin: it takes the state from another one
+    members are too few            -> ToGate, until others have come
+    nothing is begun, and all have heard of the change that the anchor announced -> ToGate
     lanes are missing              -> Compute the own ones among them
     no lane is missing             -> Reduce
-    nothing is begun, and all have heard of the change that the anchor announced -> Change
+
+A decision is a function of the headers alone, which all members of a generation have alike. What a
+member knows beside them, such as a deal that it has made before a generation ended, others may not
+know.
 
 The rules keep two laws. A total is applied only if every member that reduced it holds the same one,
 so a survivor has it or nobody applied it. And a lane is in the sums of exactly one member.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainers.elastic.deciding.deal import deal
@@ -25,8 +30,6 @@ class Compute:
     """Compute these lanes, in this order, and exchange headers again."""
 
     lanes: tuple[int, ...]
-    deal: Mapping[int, str]
-    """Who has which of the missing lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,12 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Go to the gate: the next generation begins before anything of this step is done."""
+class ToGate:
+    """Go to the gate: the next generation goes on with this step, and newcomers are in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expelled:
+class Rejoin:
     """This member differs from the others, and has to take the state from one of them."""
 
     why: str
@@ -65,13 +68,12 @@ class Stop:
     why: str
 
 
-Decision = Compute | Reduce | Apply | Wait | Change | Expelled | Stop
+Decision = Compute | Reduce | Apply | Wait | ToGate | Rejoin | Stop
 
 
-def decide(
-    headers: Sequence[Header], rank: int, lanes: Sequence[int], before: Mapping[int, str]
-) -> Decision:
-    """`headers` by rank; `lanes`: those of this step that have samples; `before`: the last deal."""
+def decide(headers: Sequence[Header], rank: int, lanes: Sequence[int], least: int = 1) -> Decision:
+    """`headers` by rank; `lanes`: those of this step that have samples; `least`: so many members
+    there must be."""
     mine = headers[rank]
     if troubles := [f"{h.name}: {h.trouble}" for h in headers if h.trouble]:
         return Stop("; ".join(troubles))
@@ -85,13 +87,13 @@ def decide(
     if problem := _twice(headers):
         return Stop(problem)
     begun = any(h.done for h in headers)
-    if not begun and all(h.announced for h in headers):
-        return Change()
+    if len(headers) < least or (not begun and all(h.announced for h in headers)):
+        return ToGate()
     missing = sorted({*lanes}.difference(*(h.done for h in headers)))
     if missing:
+        before = {lane: h.name for h in reversed(headers) for lane in h.had}
         dealt = deal(missing, {h.name: h.rate for h in headers}, before)
-        own = tuple(lane for lane, name in dealt.items() if name == mine.name)
-        return Compute(own, dealt)
+        return Compute(tuple(lane for lane, name in dealt.items() if name == mine.name))
     return Reduce(tuple(number for number, h in enumerate(headers) if h.done))
 
 
@@ -114,7 +116,7 @@ def _behind(headers: Sequence[Header], mine: Header, first: int, last: int) -> D
         return Wait()
     if mine.held in committed:
         return Apply()
-    return Expelled(f"step {first} was committed by others, and its total is not here")
+    return Rejoin(f"step {first} was committed by others, and its total is not here")
 
 
 def _odd_ones(headers: Sequence[Header]) -> list[str]:
@@ -136,7 +138,7 @@ def _differing(headers: Sequence[Header], mine: Header, odd: Sequence[str]) -> D
         )
     if mine.name in odd:
         others = len(headers) - len(odd)
-        return Expelled(f"the weights here differ from those of {others} other members")
+        return Rejoin(f"the weights here differ from those of {others} other members")
     return Wait()
 
 

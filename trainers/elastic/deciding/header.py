@@ -68,6 +68,8 @@ class Header:
     """So many steps are applied to its weights; this one is under way."""
     done: tuple[int, ...] = ()
     """The lanes that are in its sums, in the order in which they were added."""
+    had: tuple[int, ...] = ()
+    """The lanes that were dealt to it last, and stay with it where that costs no time."""
     held: str = ""
     """The digest of this step's total, if the member has it and has not applied it."""
     kept: str = ""
@@ -88,5 +90,5 @@ class Header:
     @classmethod
     def decode(cls, data: bytes) -> "Header":
         found: dict[str, Any] = json.loads(data)
-        found["done"] = tuple(found["done"])
+        found["done"], found["had"] = tuple(found["done"]), tuple(found["had"])
         return cls(**found | {"logs": LaneLogs.of_plain(found["logs"])})

@@ -5,12 +5,15 @@
     member --death of one, or a change--> at the gate -+------------------------> member
 
 A generation ends at once where a member dies: `Break` calls the others to the gate, and nobody new
-comes in, since members may stand a step apart. Where peers have come or want to leave, `Announce`
-tells the members, and they go to the gate between two steps: then newcomers come in.
+comes in, since members may stand a step apart. Where peers have come, `Announce` tells the members,
+and they go to the gate between two steps: then newcomers come in.
 
 A death is certain where the connection was closed by the system of that peer's host. Who is only
 silent may be alive behind a cut link. So where several anchors may be asked, a generation begins
-only if more of the last one are there than are silent: two halves never train both.
+only if more members are there than are silent (`Electorate`): two halves never train both.
+
+An anchor that has just begun knows nothing. So it lets no run begin before members of one that is
+under way could have come back, and waits as long for those whom one of them names.
 
 No clock: `now` comes in seconds with every event that needs it.
 """
@@ -19,10 +22,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from trainers.elastic.deciding.electorate import Electorate
+from trainers.elastic.deciding.roster_words import (
+    Announce,
+    Break,
+    CopyFrom,
+    Expel,
+    Form,
+    Found,
+    Refuse,
+    Word,
+)
 from trainers.elastic.deciding.view import Member, View
 
+MOST_FRUITLESS = 3
+"""So many generations may end without a death and without a step, as when two members cannot reach
+each other. Then the youngest member is expelled."""
 
-class Standing(Enum):
+
+WITHOUT = "a newer generation has begun without this peer"
+
+
+class PeerStanding(Enum):
     """Where a peer stands."""
 
     WAITING = "waits for somebody who has the state"
@@ -31,6 +52,10 @@ class Standing(Enum):
     READY = "has the state, and waits for a change"
     MEMBER = "trains"
     GATE = "waits for the next generation"
+
+
+TRAINING = PeerStanding.MEMBER, PeerStanding.GATE
+GIVING = PeerStanding.FOUNDING, *TRAINING
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,71 +67,8 @@ class Settings:
     """Seconds of silence after which a peer is expelled."""
     only_anchor: bool = True
     """Whether the peers know no other anchor."""
-
-
-# ---- what the anchor says -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Nobody has the state: this peer begins with its own, and gives it to the others."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Take the state from this member."""
-
-    peer: str
-    donor: Member
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """A change is due: go to the gate between two steps."""
-
-    peers: tuple[str, ...]
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Break:
-    """The generation has ended: leave whatever you wait for, and go to the gate."""
-
-    peers: tuple[str, ...]
-    generation: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The next generation begins."""
-
-    view: View
-    step: int
-    """The steps that the one of its members has applied who has applied the most."""
-    finished: tuple[int, str] | None
-    """The step and the digest with which somebody has ended the whole run, if somebody has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expel:
-    """This peer is no member any more. It has to join again."""
-
-    peer: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """This peer cannot join."""
-
-    peer: str
-    why: str
-
-
-Word = Found | Copy | Announce | Break | Form | Expel | Refuse
+    standby: bool = False
+    """Whether peers ask another anchor first. No run begins here: one may be under way there."""
 
 
 @dataclass(slots=True)
@@ -115,12 +77,14 @@ class Peer:
 
     member: Member
     seniority: int
-    standing: Standing
+    standing: PeerStanding
     seen: float
     has_step: int
     """The newest step that it could begin with, from a checkpoint of its own."""
     at_step: int = 0
     donor: str = ""
+    knows: int = 0
+    """The newest generation that it has heard of."""
 
 
 @dataclass(slots=True)
@@ -128,17 +92,24 @@ class Roster:
     """Call its methods with what happens. Each returns what is to be said, in order."""
 
     settings: Settings
+    opened: float
+    """When the anchor began to listen."""
     generation: int = 0
     peers: dict[str, Peer] = field(default_factory=dict)
     view: tuple[str, ...] = ()
     """The names of the present generation, dead ones too."""
-    silent: set[str] = field(default_factory=set)
-    """Members of the present generation that are gone without a closed connection."""
+    electorate: Electorate = field(default_factory=Electorate)
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Members that others have named to this new anchor, and until when they may come back."""
     broken: bool = False
     """Whether a member of the present generation has died."""
     announced: bool = False
     committed: int = 0
     """The newest step that a member has told."""
+    began_at: int = 0
+    """The newest step of a member when the present generation began."""
+    fruitless: int = 0
+    """Generations without a death that did not come to a step, since one did."""
     finished: tuple[int, str] | None = None
     arrivals: int = 0
 
@@ -148,40 +119,49 @@ class Roster:
         """A peer without the state has come."""
         if member.name in self.peers:
             return [Refuse(member.name, f"a peer named {member.name} is there already")]
-        self._add(member, Standing.WAITING, now, has_step)
-        return self._next()
+        self._add(member, PeerStanding.WAITING, now, has_step)
+        return self._next(now)
 
     def came_back(self, member: Member, view: View, step: int, now: float) -> list[Word]:
         """A member of `view` has found this anchor after another one, or a connection, was lost."""
-        if view.generation < self.generation:
-            return [Expel(member.name, "a newer generation has begun without this peer")]
+        name, said = member.name, list[Word]()
         if view.generation > self.generation:
-            self.generation, self.view = view.generation, view.names
-            self.silent = {*view.names} - {*self.peers}
-            self.broken = False
-        self.silent.discard(member.name)
-        if member.name not in self.peers:
-            self._add(member, Standing.MEMBER, now, step)
-            self.peers[member.name].seniority = view.rank(member.name)
-            self.arrivals = max(self.arrivals, len(view.members))
+            said += self._adopted(view, step, now)
+        if name not in self.view or (
+            view.generation == self.generation and view.names != self.view
+        ):
+            self.peers.pop(name, None)
+            return [*said, Expel(name, WITHOUT)]
+        self.electorate.silent.discard(name)
+        self.awaited.pop(name, None)
+        if name not in self.peers:
+            self._add(member, PeerStanding.MEMBER, now, step)
+            self.peers[name].seniority = self.view.index(name)
+            self.arrivals = max(self.arrivals, len(self.view))
+        peer = self.peers[name]
+        peer.knows, peer.seen, peer.at_step = view.generation, now, step
         self.committed = max(self.committed, step)
-        return self._next()
+        if self.broken:
+            said.append(Break((name,), self.generation, "a member has died meanwhile"))
+        return [*said, *self._next(now)]
 
     def beat(self, name: str, step: int, now: float) -> list[Word]:
         """A peer is alive, and its weights are those after `step` steps."""
         if name in self.peers:
             peer = self.peers[name]
             peer.seen, peer.at_step = now, step
-            if peer.standing in (Standing.MEMBER, Standing.GATE):
-                self.committed = max(self.committed, step)
+            if peer.standing in TRAINING:
+                self._stepped(step)
         return []
 
-    def ready(self, name: str) -> list[Word]:
-        """A peer has the state, and stands at the gate."""
-        if name not in self.peers:
-            return []
-        self.peers[name].standing = Standing.READY
-        return self._next()
+    def ready(self, name: str, donor: str, now: float) -> list[Word]:
+        """A peer has the state of `donor`, follows it, and stands at the gate."""
+        peer = self.peers.get(name)
+        if peer is None or donor not in self._standing(*GIVING):
+            return []  # It will hear that it has to copy again.
+        if peer.standing in (PeerStanding.WAITING, PeerStanding.COPYING):
+            peer.standing, peer.donor = PeerStanding.READY, donor
+        return self._next(now)
 
     def at_gate(
         self, name: str, generation: int, step: int, now: float, *, planned: bool
@@ -191,109 +171,169 @@ class Roster:
         if name not in self.peers:
             return []
         peer = self.peers[name]
-        if peer.standing is Standing.MEMBER and generation < self.generation:
+        if generation < peer.knows:
             return []  # It has not heard yet that the next generation has begun.
-        peer.standing, peer.at_step, peer.seen = Standing.GATE, step, now
-        self.committed = max(self.committed, step)
-        if planned or self.broken or name not in self.view:
-            return self._next()
-        return [*self._break(f"{name} could not reach the others"), *self._next()]
+        if peer.standing not in GIVING and self.view:
+            self.peers.pop(name)
+            return [Expel(name, WITHOUT)]
+        peer.standing, peer.at_step, peer.seen = PeerStanding.GATE, step, now
+        self._stepped(step)
+        expected = planned and generation == self.generation
+        if expected or self.broken or name not in self.view:
+            return self._next(now)
+        return [*self._break(f"{name} could not reach the others"), *self._next(now)]
 
-    def left(self, name: str) -> list[Word]:
+    def left(self, name: str, now: float) -> list[Word]:
         """A peer has said goodbye."""
-        return self.lost(name, certain=True, why=f"{name} has left")
+        return self.lost(name, now, certain=True, why=f"{name} has left")
 
-    def ended(self, name: str, step: int, digest: str) -> list[Word]:
+    def ended(self, name: str, step: int, digest: str, now: float) -> list[Word]:
         """A member has ended the whole run after `step` steps, of which the last had this total."""
         self.finished = step, digest
         self.peers.pop(name, None)
-        return [*self._without_donor(name), *self._next()]
+        self._without_donor(name)
+        return self._next(now)
 
-    def lost(self, name: str, *, certain: bool, why: str) -> list[Word]:
+    def lost(self, name: str, now: float, *, certain: bool, why: str) -> list[Word]:
         """A peer is gone: its connection was closed (`certain`), or it was silent for too long."""
         was = self.peers.pop(name, None)
+        if certain:
+            self.electorate.silent.discard(name)
         if was is None:
-            return []
+            return self._next(now)
         said: list[Word] = [] if certain else [Expel(name, why)]
-        if was.standing in (Standing.MEMBER, Standing.GATE) and name in self.view:
+        if was.standing in TRAINING and name in self.view:
             if not certain:
-                self.silent.add(name)
+                self.electorate.silent.add(name)
             said += self._break(why)
-        return [*said, *self._without_donor(name), *self._next()]
+        self._without_donor(name)
+        return [*said, *self._next(now)]
 
     def tick(self, now: float) -> list[Word]:
         """Expel who was silent for longer than the heartbeat."""
-        late = [n for n, p in self.peers.items() if now - p.seen > self.settings.heartbeat]
+        allowed = self.settings.heartbeat
         said: list[Word] = []
-        for name in late:
-            quiet = now - self.peers[name].seen
-            allowed = self.settings.heartbeat
-            why = f"{name} was silent for {quiet:.1f} s, and {allowed:g} are allowed"
-            said += self.lost(name, certain=False, why=why)
-        return said
+        for name in [n for n, p in self.peers.items() if now - p.seen > allowed]:
+            if name in self.peers:
+                quiet = now - self.peers[name].seen
+                why = f"{name} was silent for {quiet:.1f} s, and {allowed:g} are allowed"
+                said += self.lost(name, now, certain=False, why=why)
+        if gone := [name for name, until in self.awaited.items() if now > until]:
+            self.awaited = {n: until for n, until in self.awaited.items() if n not in gone}
+            self.electorate.silent |= {*gone}
+            said += self._break(f"{', '.join(gone)} did not come to this anchor in {allowed:g} s")
+        return [*said, *self._next(now)]
 
     # ---- what follows ---------------------------------------------------------------------------
 
     def waits_for(self) -> str:
         """Say what keeps the next generation from beginning; "" if one is under way."""
-        here = self._standing(Standing.GATE)
+        here = self._standing(PeerStanding.GATE)
         if not here:
             return ""
-        if far := [n for n in self.view if n in self.peers and n not in here]:
+        far = [n for n in self.view if n in self.peers and n not in here]
+        if far := far + [*self.awaited]:
             return f"members that are not at the gate yet: {', '.join(far)}"
         coming = len(here) + len(self._entering())
-        if coming < self.settings.min_peers:
+        # After a death the members settle the step among themselves, and then wait for others.
+        if coming < self.settings.min_peers and not self.broken:
             return f"{coming} peers of {self.settings.min_peers} (min_peers)"
-        if self._may_be_outnumbered(here):
-            gone = ", ".join(sorted(self.silent))
+        if not self.settings.only_anchor and (silent := self.electorate.outnumbers(here)):
+            gone = ", ".join(silent)
             return f"{gone}: silent, and as many as are here; they may train with another anchor"
         return ""
+
+    def _adopted(self, view: View, step: int, now: float) -> list[Word]:
+        """Take over what a member tells of a generation that this anchor did not begin."""
+        said: list[Word] = []
+        for name in [n for n in self._standing(*GIVING) if n not in view.names]:
+            said.append(Expel(name, WITHOUT))
+            self.peers.pop(name)
+            self._without_donor(name)
+        self.generation, self.view = view.generation, view.names
+        self.electorate = Electorate([view.names])
+        until = now + self.settings.heartbeat
+        self.awaited = {name: until for name in view.names if name not in self.peers}
+        self.broken = self.announced = False
+        self.committed = self.began_at = step
+        self.fruitless = 0
+        return said
+
+    def _stepped(self, step: int) -> None:
+        """A step was committed: whoever is in this generation knows of it."""
+        self.committed = max(self.committed, step)
+        if step > self.began_at:
+            self.electorate.settle(self.view)
+            self.fruitless = 0
 
     def _break(self, why: str) -> list[Word]:
         """Newcomers do not come in with the next generation: members may stand a step apart."""
         self.broken = True
         return [Break(tuple(n for n in self.view if n in self.peers), self.generation, why)]
 
-    def _add(self, member: Member, standing: Standing, now: float, has_step: int) -> None:
+    def _add(self, member: Member, standing: PeerStanding, now: float, has_step: int) -> None:
         self.peers[member.name] = Peer(member, self.arrivals, standing, now, has_step)
         self.arrivals += 1
 
-    def _standing(self, *standings: Standing) -> list[str]:
+    def _standing(self, *standings: PeerStanding) -> list[str]:
         found = [peer for peer in self.peers.values() if peer.standing in standings]
         return [peer.member.name for peer in sorted(found, key=lambda peer: peer.seniority)]
 
-    def _next(self) -> list[Word]:
-        return [*self._formed(), *self._founded(), *self._donors(), *self._announcement()]
+    def _next(self, now: float) -> list[Word]:
+        return [*self._formed(), *self._founded(now), *self._donors(), *self._announcement()]
 
     def _formed(self) -> list[Word]:
-        here = self._standing(Standing.GATE)
+        here = self._standing(PeerStanding.GATE)
         if not here or self.waits_for():
             return []
+        said = self._without_youngest(here)
+        here = self._standing(PeerStanding.GATE)
         names = [*here, *self._entering()]
         names.sort(key=lambda name: self.peers[name].seniority)
+        step = max(self.peers[name].at_step for name in here)
         self.generation += 1
-        self.view, self.silent = tuple(names), set()
+        self.view, self.began_at = tuple(names), step
+        self.electorate.stand(self.view)
         self.broken = self.announced = False
         for name in names:
-            self.peers[name].standing = Standing.MEMBER
+            self.peers[name].standing = PeerStanding.MEMBER
+            self.peers[name].knows = self.generation
         view = View(self.generation, tuple(self.peers[name].member for name in names))
-        return [Form(view, max(self.peers[name].at_step for name in here), self.finished)]
+        return [*said, Form(view, step, self.finished)]
+
+    def _without_youngest(self, here: list[str]) -> list[Word]:
+        """Expel the youngest member where all live, and yet come to no step again and again."""
+        came_to_none = self.committed <= self.began_at
+        if self.broken and came_to_none and {*self.view} <= self.peers.keys():
+            self.fruitless += 1
+        if self.fruitless < MOST_FRUITLESS or len(here) < 2:
+            return []
+        self.fruitless = MOST_FRUITLESS - 1
+        youngest = here[-1]
+        self.peers.pop(youngest)
+        self._without_donor(youngest)
+        why = (
+            f"{MOST_FRUITLESS} generations came to no step, so some of their members cannot reach"
+            f" each other, and {youngest} is the youngest: look at the network between them"
+        )
+        return [Expel(youngest, why)]
 
     def _entering(self) -> list[str]:
         """The newcomers that come in with the next generation."""
-        return [] if self.broken else self._standing(Standing.READY)
+        return [] if self.broken else self._standing(PeerStanding.READY)
 
-    def _may_be_outnumbered(self, here: Sequence[str]) -> bool:
-        if self.settings.only_anchor or not self.silent:
-            return False
-        return len([name for name in here if name in self.view]) <= len(self.silent)
-
-    def _founded(self) -> list[Word]:
+    def _founded(self, now: float) -> list[Word]:
         """Where nobody has the state, the peer with the newest checkpoint begins."""
-        waiting = self._standing(Standing.WAITING)
-        if len(waiting) < len(self.peers) or len(waiting) < self.settings.min_peers or not waiting:
+        waiting = self._standing(PeerStanding.WAITING)
+        if len(waiting) < len(self.peers) or not waiting or self.awaited:
             return []
-        if self.silent and not self.settings.only_anchor:
+        if self.finished is not None:
+            return self._refused(waiting, f"the run has ended, at step {self.finished[0]}")
+        if self.settings.standby or now - self.opened < self.settings.heartbeat:
+            return []
+        if len(waiting) < self.settings.min_peers:
+            return []
+        if self.electorate.silent and not self.settings.only_anchor:
             return []
         first = max(waiting, key=lambda name: (self.peers[name].has_step, -waiting.index(name)))
         if self.peers[first].has_step == 0 < self.committed:
@@ -301,33 +341,38 @@ class Roster:
                 f"the swarm was at step {self.committed}, and nobody who is here has its state or a"
                 " checkpoint: start a peer that has one, or a new anchor to begin anew"
             )
-            return [Refuse(name, why) for name in waiting]
-        self.committed = self.peers[first].has_step
-        self.peers[first].standing = Standing.FOUNDING
-        self.view, self.broken = (), False
+            return self._refused(waiting, why)
+        self.committed = self.began_at = self.peers[first].has_step
+        self.peers[first].standing = PeerStanding.FOUNDING
+        self.view, self.broken, self.electorate = (), False, Electorate()
         return [Found(first)]
+
+    def _refused(self, names: Sequence[str], why: str) -> list[Word]:
+        for name in names:
+            self.peers.pop(name)
+        return [Refuse(name, why) for name in names]
 
     def _donors(self) -> list[Word]:
         """Give everybody who waits a member to copy from, the one with the fewest copies."""
-        donors = self._standing(Standing.FOUNDING, Standing.MEMBER, Standing.GATE)
+        donors = self._standing(*GIVING)
         said: list[Word] = []
-        for name in self._standing(Standing.WAITING) if donors else []:
+        for name in self._standing(PeerStanding.WAITING) if donors else []:
             load = {d: sum(p.donor == d for p in self.peers.values()) for d in donors}
             donor = min(reversed(donors), key=lambda d: load[d])
-            self.peers[name].standing, self.peers[name].donor = Standing.COPYING, donor
-            said.append(Copy(name, self.peers[donor].member))
+            self.peers[name].standing, self.peers[name].donor = PeerStanding.COPYING, donor
+            said.append(CopyFrom(name, self.peers[donor].member))
         return said
 
-    def _without_donor(self, donor: str) -> list[Word]:
+    def _without_donor(self, donor: str) -> None:
         """Who copied from somebody who is gone begins to copy again."""
         for peer in self.peers.values():
-            if peer.donor == donor and peer.standing in (Standing.COPYING, Standing.READY):
-                peer.standing, peer.donor = Standing.WAITING, ""
-        return []
+            if peer.donor == donor and peer.standing in (PeerStanding.COPYING, PeerStanding.READY):
+                peer.standing, peer.donor = PeerStanding.WAITING, ""
 
     def _announcement(self) -> list[Word]:
-        members = self._standing(Standing.MEMBER)
-        if self.announced or self.broken or not members or not self._standing(Standing.READY):
+        members = self._standing(PeerStanding.MEMBER)
+        coming = self._standing(PeerStanding.READY)
+        if self.announced or self.broken or not members or not coming:
             return []
         self.announced = True
         return [Announce(tuple(members), self.generation)]

@@ -50,7 +50,6 @@ def commit_of(fields: Mapping[str, Any], total: Tensor, buffers: tuple[Tensor, .
     return Commit(
         step=fields["step"],
         added=tuple((name, tuple(lanes)) for name, lanes in fields["added"]),
-        deal=dict(fields["deal"]),
         total=total,
         logs=LaneLogs.of_plain(fields["logs"]),
         buffers=buffers,

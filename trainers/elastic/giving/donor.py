@@ -156,7 +156,6 @@ def told(commit: Commit) -> dict[str, Any]:
     return {
         "step": commit.step,
         "added": [[name, list(lanes)] for name, lanes in commit.added],
-        "deal": [[lane, name] for lane, name in commit.deal.items()],
         "logs": asdict(commit.logs),
         "digest": commit.digest,
     }

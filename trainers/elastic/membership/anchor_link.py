@@ -67,7 +67,8 @@ class AnchorLink:
     ) -> None:
         self.member = member
         self.heartbeat = 2.0
-        """The anchor's, from its welcome on."""
+        self.min_peers = 1
+        """Both are the anchor's, from its welcome on."""
         self.step = 0
         """The steps that are applied to the weights here. The trainer's thread sets it."""
         self._addresses = list(addresses)
@@ -87,7 +88,8 @@ class AnchorLink:
         self._values: dict[int, bytes] = {}
         self._tickets = 0
         self._at_gate: tuple[int, int, bool] | None = None
-        self._ready = False
+        self._ready = ""
+        """From whom this newcomer has its state; "" while it has none, and as a member."""
         self._wrong: Exception | None = None
         """Why this peer cannot go on."""
         self._waits = ""
@@ -138,7 +140,7 @@ class AnchorLink:
             self._check()
             formed, self._formed = self._formed, None
             if formed is not None:
-                self._view, self._ready = formed.view, False
+                self._view, self._ready = formed.view, ""
             return formed
 
     @property
@@ -161,7 +163,7 @@ class AnchorLink:
                 self._check()
                 if self._formed is not None and self._formed.view.generation > generation:
                     formed, self._formed = self._formed, None
-                    self._view, self._at_gate, self._ready = formed.view, None, False
+                    self._view, self._at_gate, self._ready = formed.view, None, ""
                     return formed
                 self._changed.wait(IDLE_SECONDS)
                 waits = self._waits
@@ -177,10 +179,10 @@ class AnchorLink:
                 told = waits
             idle()
 
-    def ready(self) -> None:
-        """Tell that the state is here, and follows that of the members."""
-        self._ready = True
-        self._send("ready")
+    def ready(self, donor: str) -> None:
+        """Tell that the state of `donor` is here, and follows it."""
+        self._ready = donor
+        self._send("ready", donor=donor)
 
     def leave(self) -> None:
         """Say goodbye, between two steps."""
@@ -251,7 +253,7 @@ class AnchorLink:
             step=self.step,
         )
         if ready:
-            channel.send("ready")
+            channel.send("ready", donor=ready)
         elif at_gate is not None:
             generation, step, planned = at_gate
             channel.send("gate", generation=generation, step=step, planned=planned)
@@ -305,6 +307,7 @@ class AnchorLink:
             match message.kind:
                 case "welcome":
                     self.heartbeat = fields["heartbeat"]
+                    self.min_peers = fields["min_peers"]
                 case "refuse":
                     self._wrong = SwarmRefused(fields["why"])
                 case "expel":

@@ -49,7 +49,6 @@ class LoggedCommits:
         return Commit(
             step=self._step,
             added=logged.added,
-            deal={lane: name for name, lanes in logged.added for lane in lanes},
             total=work.as_floats(total),
             logs=reduce(LaneLogs.plus, logs),
             buffers=buffers,

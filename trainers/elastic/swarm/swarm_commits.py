@@ -22,16 +22,14 @@ from torch import Tensor
 from trainers.elastic.commits.commit import Commit, Work
 from trainers.elastic.deciding.decision import (
     Apply,
-    Change,
     Compute,
     Reduce,
+    Rejoin,
     Stop,
+    ToGate,
     Wait,
     decide,
     is_equal_vote,
-)
-from trainers.elastic.deciding.decision import (
-    Expelled as ToBeExpelled,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs
 from trainers.elastic.deciding.view import View
@@ -94,7 +92,7 @@ class SwarmCommits:
         self._done: list[int] = []
         self._held: Commit | None = None
         self._kept = ""
-        self._deal: dict[int, str] = {}
+        self._had: tuple[int, ...] = ()
         self._rate = 0.0
         self._weights = ""
         self._trouble = ""
@@ -130,7 +128,6 @@ class SwarmCommits:
         self._host.log.commit(commit)
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
-        self._deal = dict(commit.deal)
         if self._donor.followed:
             self._donor.record(commit)
 
@@ -165,7 +162,7 @@ class SwarmCommits:
             if self._formed is not None:
                 raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
             if not self._told_ready:
-                self._link.ready()
+                self._link.ready(self._donated.donor.name)
                 self._told_ready = True
             self._formed = self._link.formed()
 
@@ -207,9 +204,9 @@ class SwarmCommits:
         while True:
             self._give()
             headers = self._exchanged(work)
-            match decide(headers, self._group.rank, work.lanes(), self._deal):
-                case Compute(lanes, dealt):
-                    self._deal |= dealt
+            match decide(headers, self._group.rank, work.lanes(), self._link.min_peers):
+                case Compute(lanes):
+                    self._had = (*self._done, *lanes)
                     if not any(header.done for header in headers):
                         work.expect(lanes)
                     self._compute(work, lanes)
@@ -223,9 +220,9 @@ class SwarmCommits:
                     return self._held
                 case Wait():
                     continue
-                case Change():
+                case ToGate():
                     return None
-                case ToBeExpelled(why):
+                case Rejoin(why):
                     self._link.leave()
                     raise Expelled(why)
                 case Stop(why):
@@ -236,6 +233,7 @@ class SwarmCommits:
             name=self._link.member.name,
             step=self._step,
             done=tuple(self._done),
+            had=self._had,
             held="" if self._held is None else self._held.digest,
             kept=self._kept,
             rate=self._rate,
@@ -274,7 +272,6 @@ class SwarmCommits:
         return Commit(
             step=self._step,
             added=tuple((headers[rank].name, headers[rank].done) for rank in contributors),
-            deal=dict(self._deal),
             total=work.as_floats(total),
             logs=reduce(LaneLogs.plus, (headers[rank].logs for rank in contributors)),
             buffers=buffers,
