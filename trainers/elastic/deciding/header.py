@@ -91,4 +91,5 @@ class Header:
     def decode(cls, data: bytes) -> "Header":
         found: dict[str, Any] = json.loads(data)
         found["done"], found["had"] = tuple(found["done"]), tuple(found["had"])
-        return cls(**found | {"logs": LaneLogs.of_plain(found["logs"])})
+        found["logs"] = LaneLogs.of_plain(found["logs"])
+        return cls(**found)

@@ -232,7 +232,7 @@ class Roster:
         if not here:
             return ""
         far = [n for n in self.view if n in self.peers and n not in here]
-        if far := far + [*self.awaited]:
+        if far := [*far, *self.awaited]:
             return f"members that are not at the gate yet: {', '.join(far)}"
         coming = len(here) + len(self._entering())
         # After a death the members settle the step among themselves, and then wait for others.
