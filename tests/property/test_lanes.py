@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,15 @@ def test_a_walk_tells_of_the_step_before_as_one_that_goes_there_straight(
         assert walk.reaches(at)
         np.testing.assert_array_equal(walk.served_before(at), straight.served_before(at))
         assert walk.serve(at).positions.tolist() == straight.serve(at).positions.tolist()
+
+
+def test_every_lane_and_pass_has_a_reuse_order_of_its_own() -> None:
+    of = LanePass(0, 80, 2, 4, 2, True, None, 3, "rolling", True, False, 0)
+    orders = [
+        [LaneWalk(each.plan(lane)).serve(3).positions.tolist() for lane in range(2)]
+        for each in (of, replace(of, pass_index=1), replace(of, seed=1))
+    ]
+    assert len({tuple(order) for pair in orders for order in pair}) == 6
 
 
 # ---- peers --------------------------------------------------------------------------------------
