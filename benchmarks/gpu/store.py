@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from gpu.machine import code
 from gpu.part import Found, Row
 
 
@@ -24,6 +27,9 @@ class Line:
     problem: str
     seconds: float
     date: str
+    commit: str = ""
+    """Empty in lines older than 2026-11-24."""
+    torch: str = ""
 
 
 class Store:
@@ -31,12 +37,14 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.jsonl"
         self.device = device
+        self.commit = code()
 
     def add(self, cell: str, row: Row | None, problem: str = "", seconds: float = 0.0) -> None:
         """With one write: a process that ends in mid-line leaves no half of it among others."""
         line = {
             "cell": cell, "device": self.device, "row": row, "problem": problem,
             "seconds": round(seconds, 3), "date": datetime.date.today().isoformat(),
+            "commit": self.commit, "torch": torch.__version__,
         }  # fmt: skip
         text = json.dumps(line) + "\n"
         if self._cut_short():

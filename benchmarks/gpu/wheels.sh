@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # What a GPU machine without network needs, gathered on one that has it:
 #
-#     benchmarks/gpu/wheels.sh core|peers|roundpipe|dali DIR      [PYTHON=...] [PY=3.12] [LIMIT_MB=60]
+#     benchmarks/gpu/wheels.sh few|core|peers|roundpipe|dali DIR      [PYTHON=...] [PY=3.12] [LIMIT_MB=60]
 #     DIR/core/install.sh                                         there
 #
 # A part is a folder of its own, below LIMIT_MB so that it travels in one piece; dali is not, and
 # says so: its files go one by one.
 #
+#     few         the five that a machine with torch and lightning may still lack: 3 MB
 #     core        lightning and what it needs, what `perfect` needs, torchmetrics; no torch
 #     peers       deepspeed (built from its sdist: the index's wheel is from 2020), torchao,
 #                 accelerate, and what they need
@@ -19,7 +20,7 @@
 # import of each package, so that what does not work is known at once. Without torchvision only the
 # parts with pictures fall away, and their rows say so.
 set -euo pipefail
-part=${1:?one of: core peers roundpipe dali}
+part=${1:?one of: few core peers roundpipe dali}
 dir=${2:?a folder}
 python=${PYTHON:-python3}
 target=${PY:-3.12}
@@ -41,6 +42,11 @@ fetch() {
 
 imports=()
 case $part in
+  few)
+    fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
+      simplejpeg==1.9.0
+    imports=(pydantic simplejpeg)
+    ;;
   core)
     fetch lightning==2.6.6 pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
       pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
@@ -75,7 +81,7 @@ case $part in
     imports=(nvidia.dali)
     ;;
   *)
-    echo "no part $part: core, peers, roundpipe, dali" >&2
+    echo "no part $part: few, core, peers, roundpipe, dali" >&2
     exit 2
     ;;
 esac
