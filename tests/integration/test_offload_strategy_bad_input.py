@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from offload import BudgetTooSmall, CaptureError
 from offload.optimizer import updates
 from offload.running.runner import Runner
-from offload.tracing import training
+from offload.tracing import updating
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.tracing.closure import BatchParts
@@ -144,8 +144,8 @@ def test_the_check_of_the_first_steps_sees_a_broken_kernel_and_names_its_tensor(
     ):
         ol.train(OffloadStrategy(budget="100%"))
     monkeypatch.setattr(updates, "adam", real)
-    scale = training.scale
-    monkeypatch.setattr(training, "scale", lambda g, factor: scale(g, factor * 1.001))
+    scale = updating.scale
+    monkeypatch.setattr(updating, "scale", lambda g, factor: scale(g, factor * 1.001))
     with pytest.raises(DifferenceFound, match=r"differs after a planned and an eager step"):
         ol.train(OffloadStrategy(budget="100%"), gradient_clip_val=0.01)
     ol.train(OffloadStrategy(check_first_steps=0), gradient_clip_val=0.01)  # nobody looks

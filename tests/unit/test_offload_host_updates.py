@@ -17,12 +17,13 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.lowering.host_updates import host_updates, moves
+from offload.optimizer.gradients import clamp, scale
 from offload.optimizer.updates import Update
 from offload.plans.plan import Plan
 from offload.program.kernels import Call, Value
 from offload.sizes import say_size
 from offload.tracing.capture import capture_step
-from offload.tracing.training import Clip, TrainingStep, clamp, scale
+from offload.tracing.training import Clip, TrainingStep
 
 MIB = 1 << 20
 WIDTH = 64
