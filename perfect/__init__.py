@@ -12,9 +12,10 @@ from perfect.callbacks.loader_callback import LoaderCallback  # noqa: E402
 from perfect.callbacks.phase_switch import PhaseSwitch  # noqa: E402
 from perfect.method.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
 from perfect.method.schedule import Schedule  # noqa: E402
-from trainers import OffloadDDPStrategy, OffloadStrategy  # noqa: E402
+from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy  # noqa: E402
 
 __all__ = [
+    "ElasticStrategy",
     "LoaderCallback",
     "OffloadDDPStrategy",
     "OffloadStrategy",

@@ -1,6 +1,7 @@
 """Who runs steps, on what: Lightning strategies over `offload` and `loaders`."""
 
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.offloading.ddp_strategy import OffloadDDPStrategy
 from trainers.offloading.strategy import OffloadStrategy
 
-__all__ = ["OffloadDDPStrategy", "OffloadStrategy"]
+__all__ = ["ElasticStrategy", "OffloadDDPStrategy", "OffloadStrategy"]

@@ -38,7 +38,7 @@ COMPRESSED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """Where a file lies in a tar."""
 
     name: str
@@ -52,7 +52,7 @@ class PictureTar:
     def __init__(
         self,
         path: Path,
-        members: Sequence[Member],
+        members: Sequence[TarMember],
         labels: Sequence[int],
         classes: tuple[str, ...],
         decoder: PictureDecoder,
@@ -153,10 +153,10 @@ def _is_label(name: str) -> bool:
 # ---- what is in the tar -------------------------------------------------------------------------
 
 
-def _index(path: Path) -> list[Member]:
+def _index(path: Path) -> list[TarMember]:
     """The files in a tar. A link counts as the file that it points to."""
     _check(path)
-    files: dict[str, Member] = {}
+    files: dict[str, TarMember] = {}
     links: dict[str, str] = {}
     try:
         with tarfile.open(path, "r:") as tar:
@@ -167,7 +167,7 @@ def _index(path: Path) -> list[Member]:
                 if posixpath.basename(name).startswith("._"):
                     continue  # macOS puts such a file beside each file, with the same suffix
                 if info.isreg() and not info.issparse():
-                    files[name] = Member(name, info.offset_data, info.size)
+                    files[name] = TarMember(name, info.offset_data, info.size)
                 elif info.islnk():
                     links[name] = posixpath.normpath(info.linkname)
                 elif info.issym():
@@ -179,7 +179,7 @@ def _index(path: Path) -> list[Member]:
     _check_end(path, end)
     for name, target in links.items():
         if target in files:
-            files[name] = Member(name, files[target].offset, files[target].size)
+            files[name] = TarMember(name, files[target].offset, files[target].size)
         elif is_picture(name) or _is_label(name):
             raise SourceError(
                 f"{path}: {name} is a link to {target}, which is no file in the tar: pack with"
@@ -216,7 +216,7 @@ def _check_end(path: Path, end: int) -> None:
 # ---- labels -------------------------------------------------------------------------------------
 
 
-def _folders(path: Path, pictures: Sequence[Member]) -> list[str]:
+def _folders(path: Path, pictures: Sequence[TarMember]) -> list[str]:
     """The first folder of each name below the folder that all of them are in."""
     folders = [member.name.split("/")[:-1] for member in pictures]
     ends = zip(min(folders), max(folders), strict=False)
@@ -232,7 +232,7 @@ def _folders(path: Path, pictures: Sequence[Member]) -> list[str]:
     return [folder[common] for folder in folders]
 
 
-def _is_whole_sample(path: Path, name: str, sidecars: Mapping[str, Member]) -> bool:
+def _is_whole_sample(path: Path, name: str, sidecars: Mapping[str, TarMember]) -> bool:
     """Whether a picture has a label of its own. (x.mask.png has none: it is a part of sample x.)"""
     if _stem(name) in sidecars:
         return True
@@ -246,7 +246,7 @@ def _is_whole_sample(path: Path, name: str, sidecars: Mapping[str, Member]) -> b
 
 
 def _words_beside(
-    path: Path, pictures: Sequence[Member], sidecars: Mapping[str, Member]
+    path: Path, pictures: Sequence[TarMember], sidecars: Mapping[str, TarMember]
 ) -> list[str]:
     """The words in the label file of each picture."""
     words: list[str] = []

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from loaders import ReuseLoader
-from trainers.elastic.peer.strategy import ElasticStrategy
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 
 warnings.simplefilter("ignore")
 

@@ -1,4 +1,4 @@
 """What is committed at each step, and where it comes from: a swarm, a donor, or a log.
 
-May import: elastic, elastic.deciding.
+May import: elastic.deciding.
 """

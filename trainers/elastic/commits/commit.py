@@ -32,7 +32,7 @@ class Commit:
     """Of the total and the buffers."""
 
 
-class Work(Protocol):
+class LaneWork(Protocol):
     """What a peer can be asked for in a step."""
 
     def begin(self, step: int) -> None:
@@ -85,7 +85,7 @@ class Work(Protocol):
 class Commits(Protocol):
     """Where commits come from."""
 
-    def next(self, work: Work) -> Commit:
+    def next(self, work: LaneWork) -> Commit:
         """Return the next commit. The caller applies it before it asks again."""
         ...
 

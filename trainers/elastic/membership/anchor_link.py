@@ -40,7 +40,7 @@ JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class Instruction:
     """What the anchor told a newcomer: take the state from `donor`; None: begin with its own."""
 
     donor: Member | None
@@ -80,7 +80,7 @@ class AnchorLink:
         self._closing = False
         self._hung_up = threading.Event()
         self._view: View | None = None
-        self._role: Role | None = None
+        self._role: Instruction | None = None
         self._formed: Formed | None = None
         self._ended: dict[int, str] = {}
         """Why each generation that is known to be over has ended."""
@@ -120,7 +120,7 @@ class AnchorLink:
 
     # ---- for the trainer's thread ----------------------------------------------------------------
 
-    def role(self, after: int = 0) -> Role:
+    def role(self, after: int = 0) -> Instruction:
         """Wait for the anchor's order to a newcomer; one that is newer than number `after`."""
         with self._changed:
             while self._role is None or self._role.number <= after:
@@ -313,9 +313,9 @@ class AnchorLink:
                 case "expel":
                     self._wrong = Expelled(fields["why"])
                 case "found":
-                    self._role = Role(None, self._next_number())
+                    self._role = Instruction(None, self._next_number())
                 case "copy":
-                    self._role = Role(Member(**fields["donor"]), self._next_number())
+                    self._role = Instruction(Member(**fields["donor"]), self._next_number())
                 case "announce":
                     self._announced.add(fields["generation"])
                 case "break":

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from trainers.elastic.commits.commit import Commit, Commits
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
-from trainers.elastic.peer.refusals import check_run
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
 
@@ -153,10 +153,6 @@ class ElasticFit(SingleDeviceStrategy):
     def _module(self) -> L.LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
-
-    @property
-    def _step(self) -> int:
-        return self._module.trainer.global_step
 
     @property
     def _step(self) -> int:

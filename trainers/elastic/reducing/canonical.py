@@ -13,6 +13,7 @@ does to them harms nobody: the tensor that is reduced is only read, and `out` is
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch.distributed import Work
@@ -25,7 +26,7 @@ PIECE_BYTES = 8 << 20
 AHEAD = 2
 """How many pieces travel before the first of them is added."""
 
-WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+WIDER = MappingProxyType({torch.bfloat16: torch.float32, torch.float16: torch.float32})
 """Short floats are added in float32 and rounded once."""
 
 
@@ -59,8 +60,8 @@ def reduce_in_order(
     sent = torch.empty(0, dtype=out.dtype) if mine is None else mine
     step = max(1, piece_bytes // out.element_size())
     bounds = [(a, min(a + step, out.numel())) for a in range(0, out.numel(), step)]
-    travelling: list[_Piece] = []
-    gathering: list[tuple[_Piece, torch.Tensor, Work]] = []
+    travelling: list[_Travelling] = []
+    gathering: list[tuple[_Travelling, torch.Tensor, Work]] = []
     begun = 0
     what = f"{group}: the reduce of {out.numel()} numbers"
     while gathering or travelling or begun < len(bounds):
@@ -78,7 +79,7 @@ def reduce_in_order(
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Travelling:
     """A part of the tensor on its way: who sends what to this rank, and where it lies."""
 
     start: int
@@ -88,7 +89,9 @@ class _Piece:
     work: Work
 
 
-def _send(group: Group, mine: torch.Tensor, bounds: tuple[int, int], ranks: list[int]) -> _Piece:
+def _send(
+    group: Group, mine: torch.Tensor, bounds: tuple[int, int], ranks: list[int]
+) -> _Travelling:
     start, end = bounds
     chunk = -(-(end - start) // group.size)
     lengths = [max(0, min(chunk, end - start - r * chunk)) for r in range(group.size)]
@@ -103,10 +106,10 @@ def _send(group: Group, mine: torch.Tensor, bounds: tuple[int, int], ranks: list
         [length * item if sends else 0 for length in lengths],
     )
     rows = list(received.view(len(ranks), own).unbind())
-    return _Piece(start, end, chunk, rows, work)
+    return _Travelling(start, end, chunk, rows, work)
 
 
-def _gather(group: Group, piece: _Piece) -> tuple[torch.Tensor, Work]:
+def _gather(group: Group, piece: _Travelling) -> tuple[torch.Tensor, Work]:
     total = sum_in_order(piece.rows)
     padded = torch.zeros(piece.chunk, dtype=total.dtype)
     padded[: total.numel()].copy_(total)

@@ -4,7 +4,7 @@ from functools import reduce
 
 from torch import Tensor
 
-from trainers.elastic.commits.commit import Commit, Work
+from trainers.elastic.commits.commit import Commit, LaneWork
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.errors import ReplayDiffers
 from trainers.elastic.reducing import sum_in_order
@@ -21,7 +21,7 @@ class LoggedCommits:
         self._history = history
         self._step = 0
 
-    def next(self, work: Work) -> Commit:
+    def next(self, work: LaneWork) -> Commit:
         logged = self._history.commits.get(self._step)
         if logged is None:
             raise ReplayDiffers(

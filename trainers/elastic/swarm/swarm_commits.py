@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.elastic.commits.commit import Commit, Work
+from trainers.elastic.commits.commit import Commit, LaneWork
 from trainers.elastic.deciding.decision import (
     Apply,
     Compute,
@@ -58,7 +58,7 @@ SMOOTHING = 0.3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Host:
+class TrainerSide:
     """What the commits need of the trainer."""
 
     state: Callable[[], dict[str, Any]]
@@ -74,7 +74,7 @@ class SwarmCommits:
     """One peer's. It implements `Commits` (commits/commit.py)."""
 
     def __init__(
-        self, link: AnchorLink, donor: Donor, host: Host, donated: DonatedState | None = None
+        self, link: AnchorLink, donor: Donor, host: TrainerSide, donated: DonatedState | None = None
     ) -> None:
         """`donated`: where this peer has its state from, and gets commits until it is a member."""
         self.view: View | None = None
@@ -101,7 +101,7 @@ class SwarmCommits:
 
     # ---- what the strategy calls ----------------------------------------------------------------
 
-    def next(self, work: Work) -> Commit:
+    def next(self, work: LaneWork) -> Commit:
         if self._donated is not None and (commit := self._followed()) is not None:
             return commit
         work.begin(self._step)
@@ -196,7 +196,7 @@ class SwarmCommits:
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def _attempt(self, work: Work) -> Commit | None:
+    def _attempt(self, work: LaneWork) -> Commit | None:
         """Return the commit; None where the generation changes before anything is begun."""
         assert self._group is not None and self.view is not None
         if self._held is not None and self._finished == (self._step + 1, self._held.digest):
@@ -228,7 +228,7 @@ class SwarmCommits:
                 case Stop(why):
                     raise SwarmStopped(why)
 
-    def _exchanged(self, work: Work) -> list[Header]:
+    def _exchanged(self, work: LaneWork) -> list[Header]:
         mine = Header(
             name=self._link.member.name,
             step=self._step,
@@ -248,7 +248,7 @@ class SwarmCommits:
         assert self._group is not None
         return all_gather_bytes(self._group, mine, MOST_HEADER_BYTES, self._link.alive)
 
-    def _compute(self, work: Work, lanes: Sequence[int]) -> None:
+    def _compute(self, work: LaneWork, lanes: Sequence[int]) -> None:
         """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
         began = time.monotonic()
         for lane in lanes:
@@ -261,7 +261,7 @@ class SwarmCommits:
             self._trouble = work.trouble()
 
     def _reduced(
-        self, work: Work, headers: Sequence[Header], contributors: Sequence[int]
+        self, work: LaneWork, headers: Sequence[Header], contributors: Sequence[int]
     ) -> Commit:
         assert self._group is not None
         sums = work.sums
@@ -278,7 +278,7 @@ class SwarmCommits:
             digest=digest_of([total, *buffers]),
         )
 
-    def _first_buffers(self, work: Work) -> tuple[Tensor, ...]:
+    def _first_buffers(self, work: LaneWork) -> tuple[Tensor, ...]:
         """The buffers of whoever has computed the first lane."""
         forms = work.buffer_forms()
         if not forms:

@@ -1,4 +1,4 @@
 """What a peer computes: the gradients of its lanes, added up on the host.
 
-May import: elastic, elastic.deciding, loaders.lanes, loaders.stats, torch_seams.
+May import: elastic, elastic.commits, elastic.deciding, elastic.reducing, loaders.lanes.
 """

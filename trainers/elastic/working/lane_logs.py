@@ -7,6 +7,7 @@ the step: log("acc", 0.6, batch_size=64) at every peer, with the options of the 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -15,12 +16,13 @@ import torch
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.errors import CannotBeElastic
 
-REFUSED = {
-    "sync_dist": "the swarm reduces what is logged by itself: leave sync_dist out",
-    "rank_zero_only": "what is logged must be equal at every peer: leave rank_zero_only out",
-    "metric_attribute": "a metric object counts the samples of one peer only: log a number",
-}
-MEANS = ("mean", torch.mean)
+REFUSED = MappingProxyType(
+    {
+        "sync_dist": "the swarm reduces what is logged by itself: leave sync_dist out",
+        "rank_zero_only": "what is logged must be equal at every peer: leave rank_zero_only out",
+        "metric_attribute": "a metric object counts the samples of one peer only: log a number",
+    }
+)
 
 
 class LogCatcher:
@@ -63,7 +65,7 @@ class LogCatcher:
         for option, why in REFUSED.items():
             if options.pop(option, None):
                 raise CannotBeElastic(f"self.log({name!r}, {option}=...): {why}")
-        if (how := options.pop("reduce_fx", "mean")) not in MEANS:
+        if (how := options.pop("reduce_fx", "mean")) not in ("mean", torch.mean):
             raise CannotBeElastic(
                 f"self.log({name!r}, reduce_fx={how!r}): lanes are reduced by their mean only"
             )

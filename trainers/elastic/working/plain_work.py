@@ -27,7 +27,7 @@ from trainers.elastic.working.lane_logs import LogCatcher
 
 
 class PlainWork:
-    """One peer's. It implements `Work` (commits/commit.py)."""
+    """One peer's. It implements `LaneWork` (commits/commit.py)."""
 
     def __init__(
         self,

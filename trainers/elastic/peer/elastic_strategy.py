@@ -26,7 +26,7 @@ from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.peer.run_digests import run_digests
 from trainers.elastic.replaying.step_log import StepLog
-from trainers.elastic.swarm.swarm_commits import Host, SwarmCommits
+from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
 from trainers.elastic.wire import Address, parse_addresses, read_secret
 from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
 
@@ -109,7 +109,7 @@ class ElasticStrategy(ElasticFit):
             raise
         path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
         log = StepLog(path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro})
-        trainer_side = Host(self._state, self._may_give, self._on_view, log)
+        trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps
         return commits
