@@ -183,8 +183,3 @@ def begin_with_checkpoint(trainer: L.Trainer, checkpoint: dict[str, Any]) -> Non
     """Let a fit begin with a checkpoint that did not come from a file. Call it in
     `Strategy.setup`, of a strategy that restores after its setup."""
     _swap(_of(trainer, "_checkpoint_connector"), "_loaded_checkpoint", checkpoint)
-
-
-def loaded_checkpoint(trainer: L.Trainer) -> dict[str, Any]:
-    """The checkpoint with which a fit begins, while it begins; empty if there is none."""
-    return _of(_of(trainer, "_checkpoint_connector"), "_loaded_checkpoint")

@@ -66,9 +66,7 @@ class Effort:
     drops: tuple[int, ...] = DROPS
     """Tried with each share. Values of `DROPS` that are missing here are tried with the best
     shares."""
-    horizons: tuple[tuple[int, int, int], ...] = (
-        *FURTHER, (16, 0, 0), (256, 0, 256), (64, 16, 0),
-    )  # fmt: skip
+    horizons: tuple[tuple[int, int, int], ...] = (*FURTHER, (16, 0, 0), (256, 0, 256), (64, 16, 0))
     """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
     recomputations: int = 5
 

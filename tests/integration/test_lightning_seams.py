@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 import trainers.lightning_seams as s
 
@@ -43,6 +43,7 @@ class _Asks(L.Callback):
         said["validates_by_clock"] = s.validates_by_clock(trainer)
         said["before_batch_transfer"] = s.before_batch_transfer(module, 7)
         said["reload_epoch"] = s.reload_epoch(trainer)
+        said["checkpoint_now"] = {"loops", "optimizer_states"} <= s.checkpoint_now(trainer).keys()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         s.set_reload_epoch(trainer, -5)
@@ -69,12 +70,14 @@ IN_A_FIT = {
     "reload_epoch": 0,
     "set_reload_epoch": -5,
     "forget_loader": None,
+    "checkpoint_now": True,
 }
 """Of a fit of two batches, at the end of the second."""
 OUTSIDE: dict[str, Callable[[], bool]] = {
     "DeviceHolder": lambda: issubclass(L.LightningModule, s.DeviceHolder),
     "say_device": lambda: _said_device() == torch.device("meta"),
     "swap_loggers": lambda: _swapped_loggers(),
+    "begin_with_checkpoint": lambda: _begun_with_checkpoint() == 3,
     "looks_at_every_step": lambda: (
         s.looks_at_every_step(Timer(interval="step"))
         and not s.looks_at_every_step(Timer(interval="epoch"))
@@ -107,6 +110,42 @@ def _swapped_loggers() -> bool:
     return s.swap_loggers(trainer, own) == [] and trainer.loggers is own
 
 
+class _Given(SingleDeviceStrategy):
+    """Begins with a checkpoint that is in no file."""
+
+    given: dict[str, Any]
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def setup(self, trainer: L.Trainer) -> None:
+        super().setup(trainer)
+        s.begin_with_checkpoint(trainer, self.given)
+
+
+class _Takes(L.Callback):
+    """Takes a checkpoint at the end of a fit."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.taken = s.checkpoint_now(trainer)
+
+
+def _begun_with_checkpoint() -> int:
+    """The step at which a fit begins that goes on after a checkpoint of three steps."""
+    loader = torch.utils.data.DataLoader(torch.ones(8, 32), num_workers=0)
+    takes, strategy = _Takes(), _Given("cpu")
+    settings = dict(
+        accelerator="cpu", limit_val_batches=0, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    L.Trainer(max_steps=3, callbacks=[takes], **settings).fit(BoringModel(), loader)
+    strategy.given = takes.taken
+    trainer = L.Trainer(max_steps=3, strategy=strategy, **settings)
+    trainer.fit(BoringModel(), loader)
+    return trainer.global_step
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     asks = _Asks()
@@ -127,6 +166,7 @@ def test_lightning_says_in_a_fit_what_we_need_to_know(name: str, said: dict[str,
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 def test_lightning_has_what_we_need_of_it(name: str) -> None:
     assert OUTSIDE[name]()
 
