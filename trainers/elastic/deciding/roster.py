@@ -56,6 +56,7 @@ class PeerStanding(Enum):
 
 TRAINING = PeerStanding.MEMBER, PeerStanding.GATE
 GIVING = PeerStanding.FOUNDING, *TRAINING
+NEW = PeerStanding.WAITING, PeerStanding.COPYING, PeerStanding.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +121,20 @@ class Roster:
         if member.name in self.peers:
             return [Refuse(member.name, f"a peer named {member.name} is there already")]
         self._add(member, PeerStanding.WAITING, now, has_step)
-        return self._next(now)
+        said: list[Word] = []
+        if member.name in self.view:
+            self.electorate.silent.discard(member.name)
+            self.awaited.pop(member.name, None)
+            said = self._break(f"{member.name} has not heard of being a member")
+        return [*said, *self._next(now)]
 
     def came_back(self, member: Member, view: View, step: int, now: float) -> list[Word]:
         """A member of `view` has found this anchor after another one, or a connection, was lost."""
         name, said = member.name, list[Word]()
         if view.generation > self.generation:
             said += self._adopted(view, step, now)
-        if name not in self.view or (
-            view.generation == self.generation and view.names != self.view
-        ):
+        another = view.generation == self.generation and view.names != self.view
+        if another or name not in self.view:
             self.peers.pop(name, None)
             return [*said, Expel(name, WITHOUT)]
         self.electorate.silent.discard(name)
@@ -159,7 +164,7 @@ class Roster:
         peer = self.peers.get(name)
         if peer is None or donor not in self._standing(*GIVING):
             return []  # It will hear that it has to copy again.
-        if peer.standing in (PeerStanding.WAITING, PeerStanding.COPYING):
+        if peer.standing in NEW:
             peer.standing, peer.donor = PeerStanding.READY, donor
         return self._next(now)
 
@@ -173,7 +178,7 @@ class Roster:
         peer = self.peers[name]
         if generation < peer.knows:
             return []  # It has not heard yet that the next generation has begun.
-        if peer.standing not in GIVING and self.view:
+        if peer.standing in NEW and self.view:
             self.peers.pop(name)
             return [Expel(name, WITHOUT)]
         peer.standing, peer.at_step, peer.seen = PeerStanding.GATE, step, now
@@ -231,7 +236,7 @@ class Roster:
         here = self._standing(PeerStanding.GATE)
         if not here:
             return ""
-        far = [n for n in self.view if n in self.peers and n not in here]
+        far = [name for name in self._standing(PeerStanding.MEMBER) if name in self.view]
         if far := [*far, *self.awaited]:
             return f"members that are not at the gate yet: {', '.join(far)}"
         coming = len(here) + len(self._entering())
@@ -257,6 +262,8 @@ class Roster:
         self.broken = self.announced = False
         self.committed = self.began_at = step
         self.fruitless = 0
+        if deaf := [n for n, p in self.peers.items() if n in view.names and p.standing in NEW]:
+            said += self._break(f"{', '.join(deaf)} has not heard of being a member")
         return said
 
     def _stepped(self, step: int) -> None:
