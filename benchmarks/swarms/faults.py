@@ -1,0 +1,190 @@
+"""What happens to a peer at a certain moment of a certain step, without a word in the product.
+
+    Fault("kill", "mid_reduce", step=5, members=4)
+
+The moments are found by wrapping what a step calls. All are in the peer's own process:
+
+    lane          before a lane of the step               gate        on the way to a generation
+    compute       after a lane of the step                forming     before the group is formed
+    before_reduce before anything is sent                 checkpoint  the file is written, unnamed
+    mid_reduce    sums were exchanged, not gathered       giving      a part of the state is given
+    after_reduce  the total is here                       copying     the state is here
+    vote          the vote was sent, no answer was read   batch_end   after the batch
+    voted         all totals are equal
+    applied       the step is in the weights
+"""
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers import atomic_checkpoint
+from trainers.elastic.giving import donated_state, donor
+from trainers.elastic.reducing import canonical, group
+from trainers.elastic.swarm import swarm_commits
+from trainers.elastic.working import digests
+from trainers.elastic.working.plain_work import PlainWork
+
+PHASES = (
+    "compute", "before_reduce", "mid_reduce", "after_reduce", "vote", "voted", "applied",
+    "checkpoint",
+)  # fmt: skip
+"""The eight at which the fault table kills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One."""
+
+    do: str
+    """kill, stop, term, interrupt, flip, nan, disk, wait, hold"""
+    at: str
+    step: int
+    """It happens at this step or a later one: so many steps were applied before."""
+    members: int = 1
+    """It happens only while the generation has so many members, or more."""
+    seconds: float = 0.0
+    until: int = 0
+    """hold: wait before this step until there are so many members."""
+
+
+class Faults:
+    """Of one peer. Each fault happens once, and leaves `FOLDER/happened.jsonl`."""
+
+    def __init__(self, wanted: Sequence[Fault], out: Path) -> None:
+        self.wanted = list(wanted)
+        self.module: torch.nn.Module | None = None
+        self.strategy: Any = None
+        self._happened = out.joinpath("happened.jsonl").open("a", buffering=1)
+        self._step = 0
+        self._voting = False
+
+    def reached(self, at: str, step: int | None = None) -> None:
+        """Do what was asked for at this moment."""
+        step = self._step if step is None else step
+        for fault in list(self.wanted):
+            if fault.at != at or step < fault.step or self._members() < fault.members:
+                continue
+            self.wanted.remove(fault)
+            told = {"do": fault.do, "at": at, "step": step, "when": time.monotonic()}
+            self._happened.write(json.dumps(told) + "\n")
+            self._do(fault)
+
+    def _members(self) -> int:
+        view = getattr(self.strategy, "view", None)
+        return 1 if view is None else len(view.members)
+
+    def _do(self, fault: Fault) -> None:
+        match fault.do:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "term":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "interrupt":
+                signal.raise_signal(signal.SIGINT)
+            case "wait":
+                threading.Event().wait(fault.seconds)
+            case "nan":
+                assert self.module is not None
+                self.module.no_number = True
+            case "disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case "hold":
+                pass  # `_hold` does it, where newcomers get the state meanwhile.
+            case "flip":
+                assert self.module is not None
+                weights = next(iter(self.module.parameters())).detach()
+                part = fault.step % digests.PARTS  # which is compared at this step
+                weights.view(-1).view(torch.int32)[weights.numel() * part // digests.PARTS] ^= 1
+            case other:
+                raise ValueError(f"no fault is called {other!r}")
+
+    # ---- the moments ----------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Wrap what a step calls."""
+        compute, begin = PlainWork.compute, PlainWork.begin
+        commits = swarm_commits.SwarmCommits
+
+        def begins(work: PlainWork, step: int) -> None:
+            self._step = step
+            begin(work, step)
+
+        def computes(work: PlainWork, lane: int) -> None:
+            self.reached("lane")
+            compute(work, lane)
+            self.reached("compute")
+
+        PlainWork.begin, PlainWork.compute = begins, computes
+        self._around(swarm_commits, "reduce_in_order", "before_reduce", "after_reduce")
+        self._around(canonical, "_gather", "mid_reduce", "")
+        self._around(swarm_commits, "form_group", "forming", "")
+        self._around(donated_state, "put_together", "copying", "")
+        self._around(donor, "payloads_of", "giving", "")
+        self._around(atomic_checkpoint.os, "fsync", "checkpoint", "")
+        applied, voted = commits.applied, commits._voted
+        all_gather, enter = group.Group.all_gather, commits._enter
+        attempt = commits._attempt
+
+        def votes(of: Any, held: Any) -> bool:
+            self._voting = True
+            try:
+                equal = voted(of, held)
+            finally:
+                self._voting = False
+            self.reached("voted")
+            return equal
+
+        def gathers(of: Any, *args: Any) -> Any:
+            work = all_gather(of, *args)
+            if self._voting:
+                self.reached("vote")
+            return work
+
+        def applies(of: Any, commit: Any) -> None:
+            applied(of, commit)
+            self.reached("applied", commit.step)
+
+        def attempts(of: Any, work: Any) -> Any:
+            self._hold(of)
+            return attempt(of, work)
+
+        def enters(of: Any, **how: Any) -> None:
+            self.reached("gate")
+            enter(of, **how)
+
+        commits.applied, commits._voted, commits._enter = applies, votes, enters
+        group.Group.all_gather, commits._attempt = gathers, attempts
+
+    def _hold(self, of: Any) -> None:
+        for fault in [f for f in self.wanted if f.do == "hold" and self._step >= f.step]:
+            while len(of.view.members) < fault.until and not of._link.announced:
+                of._give()
+                of._link.alive()
+                threading.Event().wait(0.005)
+            if len(of.view.members) >= fault.until:
+                self.wanted.remove(fault)
+
+    def _around(self, where: Any, name: str, before: str, after: str) -> None:
+        call: Callable[..., Any] = getattr(where, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                self.reached(before)
+            result = call(*args, **kwargs)
+            if after:
+                self.reached(after)
+            return result
+
+        setattr(where, name, wrapped)
