@@ -15,7 +15,6 @@ import argparse
 import datetime
 import math
 import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from accuracy.recipes import Task
 from accuracy.registered import Entry, Table, registered_tables
 from accuracy.report import machine
 from accuracy.train import Record, Watch, train
+from code_version import commit
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -75,21 +75,6 @@ def summary(bench: Bench, entry: Entry, record: Record) -> Line:
         "buffer_batches": entry.run.buffer_batches,
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
-
-
-def commit() -> str:
-    """Of the code that runs; `-dirty` where a Python file differs from it."""
-
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["git", *words], capture_output=True, text=True, cwd=HERE, check=False
-        )
-
-    found = git("rev-parse", "HEAD")
-    if found.returncode:
-        return "unknown: not in a git checkout"
-    changed = git("status", "--porcelain", "--", ":/*.py").stdout
-    return found.stdout.strip() + ("-dirty" if changed else "")
 
 
 def versions() -> dict[str, str]:

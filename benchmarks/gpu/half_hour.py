@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gpu.machine import code, record
+from code_version import commit
+
+from gpu.machine import record
 from gpu.phases import Piece, phases
 
 LIMIT = 9.6
@@ -112,7 +114,7 @@ class Phase:
         good = status == 0 or none
         line = {
             "phase": self.name, "piece": piece.name, "status": status, "smoke": self.smoke,
-            "seconds": round(time.monotonic() - begun.at, 1), "commit": code(),
+            "seconds": round(time.monotonic() - begun.at, 1), "commit": commit(),
             "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": record("cpu" if self.smoke else "cuda"),
         }  # fmt: skip

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from code_version import commit
 
-HERE = Path(__file__).parent
 ASKED = (
     "name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm",
     "power.draw", "power.limit", "temperature.gpu", "pcie.link.gen.max", "pcie.link.width.max",
@@ -29,26 +29,9 @@ def device_name(device: str) -> str:
     return _smi().get("name", "") or torch.cuda.get_device_name()
 
 
-def code() -> str:
-    """The commit that runs; `COMMIT` says it where a copy travels without its history. `-dirty`: a
-    Python file differs from it."""
-    if given := os.environ.get("COMMIT"):
-        return given
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], capture_output=True, text=True, cwd=HERE, check=False
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    if shutil.which("git") is None or not (commit := git("rev-parse", "HEAD")):
-        return "unknown: COMMIT=... says it"
-    return commit + ("-dirty" if git("status", "--porcelain", "--", ":/*.py") else "")
-
-
 def record(device: str) -> dict[str, Any]:
     return {
-        "commit": code(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from code_version import commit
 
-from gpu.machine import code
 from gpu.part import Found, Row
 
 
@@ -37,7 +37,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.jsonl"
         self.device = device
-        self.commit = code()
+        self.commit = commit()
 
     def add(self, cell: str, row: Row | None, problem: str = "", seconds: float = 0.0) -> None:
         """With one write: a process that ends in mid-line leaves no half of it among others."""

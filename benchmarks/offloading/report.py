@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from code_version import commit
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -67,6 +69,7 @@ class Report:
 def write(report: Report, stem: Path, machine: Mapping[str, Any], command: str) -> str:
     """`stem`.md and `stem`.json; returns the text."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"commit": commit(), **machine}
     facts = ", ".join(f"{key} {value}" for key, value in (report.setting | {**machine}).items())
     text = f"# {report.claim}\n\n`{command}`\n\n{facts}\n\n{report.text()}\n"
     stem.with_suffix(".md").write_text(text)
