@@ -55,6 +55,7 @@ WORTH = 0.99
 FURTHER = ((256, 16, 0), (256, 16, 256))
 """Horizons for steps in which the pieces of several micro-batches take turns: the next weight is
 needed a hundred tasks later."""
+OTHERS = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Effort:
     drops: tuple[int, ...] = DROPS
     """Tried with each share. Values of `DROPS` that are missing here are tried with the best
     shares."""
-    horizons: tuple[tuple[int, int, int], ...] = (*FURTHER, (16, 0, 0), (256, 0, 256), (64, 16, 0))
+    horizons: tuple[tuple[int, int, int], ...] = (*FURTHER, *OTHERS)
     """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
     recomputations: int = 5
 
@@ -365,8 +366,8 @@ class _Search:
         most: float = math.inf,
     ) -> float:
         """Try one plan, unless it was tried before. Returns its seconds; inf if it does not fit."""
-        horizons = policy.ahead, policy.evict_ahead, policy.drop_ahead
-        key = graph or self._wanted.graph, (policy.resident, horizons)
+        settings = policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
+        key = graph or self._wanted.graph, settings
         if key not in self._seconds:
             self._seconds[key] = self._walk(name, policy, graph, most)
         return self._seconds[key]

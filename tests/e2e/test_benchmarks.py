@@ -107,6 +107,22 @@ def test_the_study_of_jobs_that_share_a_device_runs(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
+def test_the_study_of_swapped_sub_models_runs_and_micro_batches_hide_the_copies(
+    tmp_path: Path,
+) -> None:
+    said = run_script("benchmarks/elastic_simulated.py", "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob("*_elastic_simulated.json")
+    one, four = json.loads(report.read_text())["rows"]
+    assert one["binds"] == "in, then out"
+    assert one["utilisation"] < 0.5
+    assert four["binds"] == "compute"
+    assert four["utilisation"] > 0.8
+    assert all(0.5 < row["of_the_bound"] <= 1.0 for row in (one, four))
+    assert "from the thesis (not ours)" in said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
 def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -> None:
     run_script(
         "benchmarks/offload_cpu.py", "models", "--smoke", "--only", "gpt2-small", "resnet18",

@@ -15,11 +15,13 @@ from graph_edits import with_task
 
 import offload
 from offload import BudgetTooSmall, Costs, GraphBuilder, GraphError, Plan, Role, Runner, TaskGraph
-from offload.graph.memgraph import OFFLOAD, RELOAD, TASK
+from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Place
 from offload.graph.taskgraph import HOST
 from offload.memory import cpu_shim as shim
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
+from offload.planning.search import Wanted, best_plan
+from offload.planning.verify import verify
 
 KIB = 1024
 
@@ -316,6 +318,21 @@ def digest(plan: Plan) -> str:
         plan.found.tried,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def test_where_every_tensor_has_its_place_shares_of_residents_are_not_tried_one_by_one() -> None:
+    graph = training(3)
+    homes: dict[int, Place] = {}
+    end = 0
+    for b, buffer in enumerate(graph.buffers):
+        if buffer.persistent:
+            homes[b] = Place(HOST, end, buffer.nbytes)
+            end += graph.aligned(buffer.nbytes)
+    found = best_plan(Wanted(graph, {0: 2 * smallest_budget(graph, 0)[0]}, Costs(), homes))
+    shares = {tried.partition("%")[0] for tried in found.tried if " of the room resident" in tried}
+    assert shares == {"95"}
+    assert len({tried.partition(":")[0] for tried in found.tried}) == len(found.tried)
+    verify(found.memgraph)
 
 
 def test_the_same_graph_gives_the_same_plan_again() -> None:
