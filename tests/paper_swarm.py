@@ -518,6 +518,23 @@ class PaperSwarm:
                         peer.hear()
                     peer.step_on()
 
+    def wake_up(self) -> None:
+        for peer in self.peers.values():
+            peer.frozen = False
+
+    def goes_on(self) -> None:
+        """Settle, and see that whoever has the state trains or has ended, and newcomers have it."""
+        had = self.trainers()
+        before = max((peer.step for peer in had), default=0)
+        self.settle(400 if self.cuts else 200)
+        here = [peer for peer in self.peers.values() if peer.alive]
+        if not had or len(here) < self.min_peers:
+            return
+        if self.last > len(self.commits) < before + 2:
+            raise LawBroken(f"nobody comes beyond step {before}\n{self}")
+        if waiting := [peer.name for peer in here if not peer.trains]:
+            raise LawBroken(f"{waiting} wait for ever\n{self}")
+
     def trainers(self) -> list[PaperPeer]:
         """Who has the state and has not ended."""
         return [peer for peer in self.peers.values() if peer.alive and peer.trains]
