@@ -32,6 +32,8 @@ from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
 
 LOGS = "elastic"
 """The folder, in the trainer's, in which every peer keeps its log."""
+NO_WRITER = 1
+"""The rank of a newcomer that is no member yet: it writes no logs and checkpoints."""
 
 
 class ElasticStrategy(ElasticFit):
@@ -82,8 +84,10 @@ class ElasticStrategy(ElasticFit):
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Join the swarm. A newcomer gets its state, with which Lightning then begins."""
-        settings = {"lanes": shares.lanes.lanes, "sum": self._sum, **self._alike}
-        manifest = run_digests(self._module, self.optimizers[0], shares, settings)
+        settings = {"lanes": shares.lanes.lanes, "sum": self._sum}
+        manifest = run_digests(
+            self._module, self.optimizers[0], shares, settings, self._alike
+        )
         host = self._host or own_address(self._addresses[0])
         donor = Donor(host, self._secret, insecure_network=self._insecure_network)
         link = AnchorLink(
@@ -100,6 +104,7 @@ class ElasticStrategy(ElasticFit):
                 link.step = own["global_step"]
                 begin_with_checkpoint(trainer, own)
             elif role.donor is not None:
+                self._set_rank(NO_WRITER)
                 donated = DonatedState(role.donor, self._secret)
                 state, link.step = donated.receive()
                 begin_with_checkpoint(trainer, state)
