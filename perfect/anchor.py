@@ -18,7 +18,9 @@ from trainers.elastic.wire import Address, WireError, read_secret
 
 def main(argv: list[str] | None = None) -> int:
     usual = Settings()
-    parser = argparse.ArgumentParser(prog="perfect-anchor", description="Let peers of a swarm meet.")
+    parser = argparse.ArgumentParser(
+        prog="perfect-anchor", description="Let peers of a swarm meet."
+    )
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="often port 29400")
     parser.add_argument("--secret-file", required=True, help="every peer has a copy of it")
     parser.add_argument(

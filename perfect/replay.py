@@ -37,7 +37,9 @@ NEVER = 1 << 60
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="perfect-replay", description="Train a swarm's run again.")
+    parser = argparse.ArgumentParser(
+        prog="perfect-replay", description="Train a swarm's run again."
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a peer's run folder")
     args = parser.parse_args(argv)
     console = Console(soft_wrap=True)

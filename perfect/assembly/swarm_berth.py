@@ -22,8 +22,8 @@ from perfect.errors import BuildError
 from perfect.runs.folder import RunFolder
 from perfect.runs.stop import StopSignal
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.peer.strategy import ElasticStrategy
 from trainers.elastic.wire import AddressError, SecretError
 
 

@@ -1,8 +1,8 @@
 """What the callbacks ask of a train loader, whichever kind it is.
 
-    ReuseLoader   a run's own, of one rank or of several
-    SharedView    a view of a stream that several runs read
-    LaneShares    what a swarm deals: its batches are those of all peers together
+ReuseLoader   a run's own, of one rank or of several
+SharedView    a view of a stream that several runs read
+LaneShares    what a swarm deals: its batches are those of all peers together
 """
 
 import lightning as L

@@ -17,7 +17,9 @@ _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 def parse_bandwidth(given: object) -> float:
     """Return the bits a second of `400Mbps` or `1Gbps`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)bps", given) if isinstance(given, str) else None
+    found = (
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)bps", given) if isinstance(given, str) else None
+    )
     if found is None or not float(found.group(1)):
         raise ValueError(f"must be a bandwidth such as 400Mbps or 1Gbps, not {given!r}")
     return float(found.group(1)) * _FACTORS[found.group(2).lower()]

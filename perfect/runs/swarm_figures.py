@@ -1,15 +1,15 @@
 """What a peer tells of its swarm while it trains: to the loggers, and in its line of progress.
 
-    elastic/peers         the members of the present generation
-    elastic/generation    its number
-    elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from the end of a
-                          generation, which nobody had planned, to the beginning of the next one
+elastic/peers         the members of the present generation
+elastic/generation    its number
+elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from the end of a
+                      generation, which nobody had planned, to the beginning of the next one
 """
 
 import lightning as L
 
 from perfect.runs.record import RunLog
-from trainers.elastic.peer.strategy import ElasticStrategy
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 
 
 class SwarmFigures(L.Callback):
