@@ -2,6 +2,7 @@
 
     read YAML -> a run: open folder -> build -> fit (resumes) -> judge -> report
               -> a grid: a job for each point -> a fleet trains them in turns -> report of all
+              -> --join HOST:PORT: this node trains a run together with others
 
 The same command resumes what was interrupted; of a finished run it only says that it is complete.
 Exit codes: 0 all is done, 1 a run or a job failed (or --check found that it would), 2 the
@@ -19,7 +20,7 @@ from rich.logging import RichHandler
 
 from loaders import LoaderError
 from offload import DeviceLost, OffloadError
-from perfect.assembly import Alone
+from perfect.assembly import Alone, Berth, InSwarm
 from perfect.commands.check import print_plan
 from perfect.commands.training import train_run
 from perfect.config.grid import Grid
@@ -36,7 +37,11 @@ from perfect.errors import (
 from perfect.grids.grid_check import check_grid
 from perfect.grids.grid_run import run_grid
 from perfect.runs.folder import RunFolder
+from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet import FleetError
+
+MOST_RETURNS = 20
+"""So often an expelled peer joins again."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("config", type=Path)
     parser.add_argument("--check", action="store_true", help="print what would run, and exit")
     parser.add_argument("--out", type=Path, help="run folder (default: runs/NAME of the YAML)")
+    parser.add_argument("--join", help="anchors of a swarm to train with: HOST:PORT[,HOST:PORT...]")
+    parser.add_argument("--name", default="", help="this node's name in the swarm")
     args = parser.parse_args(argv)
     out = args.out or Path("runs") / args.config.stem
     console = Console(stderr=True, soft_wrap=True)
@@ -52,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         recipe, source = read_recipe(args.config)
     except ConfigError as error:
         return _refuse(console, error.problems)
+    if wrong := _wrong_options(args, recipe):
+        return _refuse(console, [source.at(("elastic",), wrong)])
     try:
         if isinstance(recipe, Grid):
             shown = Console(soft_wrap=True)
@@ -59,7 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.check:
             print_plan(recipe, out, Console(soft_wrap=True))
             return 0
-        return train(recipe, RunFolder(out), console)
+        folder = RunFolder(out)
+        if recipe.elastic is not None:
+            return train_as_peer(recipe, folder, console, args.join, args.name)
+        return train(recipe, folder, Alone(console))
     except BuildError as error:
         return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
     except (FolderError, FleetError, PhaseError) as error:
@@ -69,13 +81,27 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
+def train_as_peer(
+    config: RunConfig, folder: RunFolder, console: Console, join: str, name: str
+) -> int:
+    """Train with a swarm to the end of the run. A peer that is expelled comes again."""
+    for _ in range(MOST_RETURNS):
+        try:
+            return train(config, folder, InSwarm(console, folder, join, name))
+        except Expelled as error:
+            _say(console, f"expelled: {error}; this peer joins again")
+    _say(console, f"this peer was expelled {MOST_RETURNS} times, and gives up", style="red")
+    return 1
+
+
+def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
     """Train from the last checkpoint, or from the beginning, to the end of the run."""
+    console = berth.console
     if folder.open(dump_config(config)) == "completed":
         console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
         return 0
     try:
-        train_run(config, folder, Alone(console))
+        train_run(config, folder, berth)
     except Interrupted as error:
         console.print(f"{error}; the same command resumes it", highlight=False)
         return 130
@@ -87,10 +113,23 @@ def train(config: RunConfig, folder: RunFolder, console: Console) -> int:
         if isinstance(error, DeviceLost):
             _say(console, _how_to_continue(folder))
         return 1
-    except (LossNotFinite, LoaderError, PhaseError) as error:
+    except Expelled:
+        raise
+    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
         _say(console, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
     return 0
+
+
+def _wrong_options(args: argparse.Namespace, recipe: RunConfig | Grid) -> str | None:
+    """Say what the options and the section `elastic` miss of each other."""
+    elastic = recipe.elastic if isinstance(recipe, RunConfig) else None
+    if elastic is None and (args.join or args.name):
+        option = "--join" if args.join else "--name"
+        return f"is missing, but {option} was given: give elastic: {{secret_file: FILE}}"
+    if elastic is not None and not args.join and not args.check:
+        return "a run with this section joins a swarm: give --join HOST:PORT, the anchor's address"
+    return None
 
 
 def _how_to_continue(folder: RunFolder) -> str:

@@ -16,12 +16,15 @@ from perfect.assembly.data import Data, build_augmentation, build_data, split_ho
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
+from perfect.assembly.swarm_berth import InReplay, InSwarm
 
 __all__ = [
     "Alone",
     "Berth",
     "Data",
     "InFleet",
+    "InReplay",
+    "InSwarm",
     "build_augmentation",
     "build_data",
     "build_module",

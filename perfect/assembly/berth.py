@@ -8,6 +8,7 @@ Everything else of a run is the same in both, and so are its numbers.
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, final
 
 import lightning as L
@@ -35,6 +36,11 @@ class Berth(Protocol):
         """The Trainer has these, besides the run's own."""
         ...
 
+    @property
+    def own_folder(self) -> bool:
+        """Whether every rank has a run folder of its own."""
+        ...
+
     def asked(self) -> bool:
         """Whether the run should write a checkpoint and stop."""
         ...
@@ -50,6 +56,10 @@ class Berth(Protocol):
 
     def strategy(self, config: RunConfig) -> Strategy | str: ...
 
+    def begins_with(self, checkpoint: Path) -> str | None:
+        """Return the checkpoint that Lightning loads, of a run that has this one."""
+        ...
+
     def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
         """Return what the run trains with, if it has made this loader."""
         ...
@@ -61,6 +71,8 @@ class Berth(Protocol):
 
 @final
 class Alone:
+    own_folder = False
+
     def __init__(self, console: Console) -> None:
         self.console = console
         self._stop = StopSignal(console)
@@ -79,6 +91,9 @@ class Alone:
     def strategy(self, config: RunConfig) -> Strategy | str:
         return build_strategy(config)
 
+    def begins_with(self, checkpoint: Path) -> str | None:
+        return str(checkpoint)
+
     def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
         return loader
 
@@ -88,6 +103,8 @@ class Alone:
 
 @final
 class InFleet:
+    own_folder = False
+
     def __init__(self, seat: Seat, console: Console) -> None:
         self.console = console
         self._seat = seat
@@ -112,6 +129,9 @@ class InFleet:
         # What the run leaves open is the fleet's to say.
         left_open = [name for name in ("budget", "host_budget") if options.get(name) is None]
         return self._seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
+
+    def begins_with(self, checkpoint: Path) -> str | None:
+        return str(checkpoint)
 
     def train_loader(self, loader: ReuseLoader) -> ReuseLoader | SharedView:
         """Runs of a fleet that would read the same read it together."""

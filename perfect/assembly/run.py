@@ -34,6 +34,7 @@ from perfect.runs.checkpoint import FiniteLoss, RunCheckpoint
 from perfect.runs.progress import RunProgress
 from perfect.runs.record import RunLog
 from perfect.runs.stall_log import StallLog
+from perfect.runs.swarm_figures import SwarmFigures
 from trainers.atomic_checkpoint import AtomicCheckpointIO
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
@@ -101,14 +102,15 @@ def build_trainer(
     finite = FiniteLoss()
     saver = RunCheckpoint(out / "last.ckpt", config.checkpoint.every_steps, finite, berth.asked)
     strategy = berth.strategy(config)
-    progress = RunProgress(switch, run_log, berth.console)
+    progress = RunProgress(switch, run_log, berth.console, own_folder=berth.own_folder)
     stalls = StallLog(switch, berth.clock)
+    of_a_swarm = [] if config.elastic is None else [SwarmFigures(run_log)]
     try:
         trainer = L.Trainer(
             **berth.device(config),
             strategy=strategy,
             precision=config.trainer.precision,
-            callbacks=[switch, stalls, finite, progress, *berth.callbacks, saver],
+            callbacks=[switch, stalls, *of_a_swarm, finite, progress, *berth.callbacks, saver],
             plugins=[AtomicCheckpointIO()],
             logger=[run_log, *(_logger(name, out) for name in config.loggers)],
             max_epochs=-1,

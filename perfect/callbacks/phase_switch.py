@@ -1,7 +1,7 @@
 """`PhaseSwitch` is the callback that applies what `PhasePolicy` decides.
 
-It works with any LightningModule that has one optimizer and a `ReuseLoader`, or a view of a
-`SharedStream`, as its train loader:
+It works with any LightningModule that has one optimizer and, as its train loader, a `ReuseLoader`
+or a view of a `SharedStream`. In a swarm (`ElasticStrategy`) all peers switch at the same step:
 
     setup         find the loader; tell the trainer how many steps all phases take
     batch start   set learning rate and seed, which depend on the step only, so a resume continues
@@ -24,15 +24,20 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from loaders import ReuseLoader
-from loaders.order.reuse import batches_per_pass
-from loaders.sharing.shared_view import SharedView
 from loaders.sources.datasets import samples_per_rank
 from perfect.callbacks.ema import Ema
 from perfect.callbacks.first_serves import FirstServeLoss
 from perfect.callbacks.phase_records import PhaseRecord, record_step
+from perfect.callbacks.train_loaders import (
+    TrainLoader,
+    batches_of_pass,
+    decoded_by_all,
+    find_train_loader,
+    is_in_a_pass,
+    latest_serves,
+    reread_loader,
+)
 from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
-from trainers.lightning_seams import data_source, forget_loader
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +64,9 @@ class PhaseSwitch(L.Callback):
         self.records: list[PhaseRecord] = []
         self.ema: Ema | None = None
         self._saved_ema: dict[str, Any] | None = None
-        self.loader: ReuseLoader | SharedView | None = None
+        self._restored = False
+        """Whether a state was loaded that the trainer has not been told of."""
+        self.loader: TrainLoader | None = None
         self._initial_batch_size = 0
         self._base_lrs: list[float] = []
         self._base_decays: list[float] = []
@@ -82,7 +89,7 @@ class PhaseSwitch(L.Callback):
                 "PhaseSwitch drives the one optimizer of automatic optimization, but"
                 f" {type(pl_module).__name__} optimizes manually: leave automatic_optimization True"
             )
-        self.loader = _train_loader(trainer)
+        self.loader = find_train_loader(trainer)
         self._initial_batch_size = self.loader.batch_size
         self._accumulate = trainer.accumulate_grad_batches
         # The loader cuts passes short, so that Lightning does not cut them a second time.
@@ -124,6 +131,15 @@ class PhaseSwitch(L.Callback):
                 "a phase sets weight_decay, but no parameter group of the optimizer has one: give"
                 " weight_decay to the groups that should decay"
             )
+        self._go_on(trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._restored:  # Some strategies restore states only after on_fit_start.
+            self._go_on(trainer, pl_module)
+
+    def _go_on(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin the run, or go on with it as the loaded state says."""
+        self._restored = False
         if self._saved_ema is not None:
             self.ema = Ema(pl_module, self.ema_decay)
             self.ema.load_state_dict(self._saved_ema)
@@ -153,14 +169,8 @@ class PhaseSwitch(L.Callback):
 
     def _batches(self, phase: Phase) -> int:
         loader = self._require_loader()
-        batches = batches_per_pass(
-            samples_per_rank(len(loader.dataset), loader.world_size),
-            phase.batch_size or self._initial_batch_size,
-            phase.reuse,
-            loader.mode,
-            loader.drop_last,
-        )
-        return self._limited(batches)
+        size = phase.batch_size or self._initial_batch_size
+        return self._limited(batches_of_pass(loader, size, phase.reuse))
 
     def _limited(self, batches: int) -> int:
         """Return how many batches limit_train_batches leaves of a pass."""
@@ -189,7 +199,7 @@ class PhaseSwitch(L.Callback):
             trainer.val_check_interval = trainer.val_check_batch = max(2, round(every))
         if len(loader) != self._prepared_length:
             self._prepared_length = len(loader)
-            _reread_loader(trainer)
+            reread_loader(trainer)
 
     # ---- every step -----------------------------------------------------------------------------
 
@@ -225,8 +235,7 @@ class PhaseSwitch(L.Callback):
         batch_idx: int,
     ) -> None:
         loader = self._require_loader()
-        info = loader.last_batch
-        assert info is not None
+        serves = latest_serves(loader)
         stepped = trainer.global_step - self._updates_seen
         share = samples_per_rank(len(loader.dataset), loader.world_size)
         record_step(
@@ -234,16 +243,16 @@ class PhaseSwitch(L.Callback):
             self.policy.state.index,
             self.policy.phase,
             self._updates_seen,  # the number of the step under way, in an accumulation too
-            trainer.world_size * loader.stats.decoded,
+            decoded_by_all(trainer, loader),
             trainer.optimizers[0].param_groups[0]["lr"],
         )
-        self.policy.served(len(info.ids) / share, stepped)
+        self.policy.served(len(serves) / share, stepped)
         if stepped and self.policy.phase.ema:
             if self.ema is None:
                 self.ema = Ema(pl_module, self.ema_decay)
             self.ema.update(pl_module)
         if self.policy.detector is not None:
-            self._first_serves.add(outputs, info.serves == 0)
+            self._first_serves.add(outputs, serves == 0)
         if trainer.global_step % self._log_every == 0 and stepped:
             pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
 
@@ -316,7 +325,7 @@ class PhaseSwitch(L.Callback):
     # ---- end of a pass --------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._require_loader().state_dict()["served_batches"]:
+        if is_in_a_pass(self._require_loader()):
             return  # after a resume at an epoch's end, Lightning trains one more batch of it
         finished = self.policy.phase
         switch = self.policy.end_pass()
@@ -355,38 +364,8 @@ class PhaseSwitch(L.Callback):
         self._pass_limit = state_dict["pass_limit"]
         self._first_serves.load_state_dict(state_dict)
         self._saved_ema = state_dict["ema"]
+        self._restored = True
 
-    def _require_loader(self) -> ReuseLoader | SharedView:
+    def _require_loader(self) -> TrainLoader:
         assert self.loader is not None, "setup() finds the loader"
         return self.loader
-
-
-def _train_loader(trainer: L.Trainer) -> ReuseLoader | SharedView:
-    """Ask for the train loader once and keep it, so that its hook does not make another one."""
-    source = data_source(trainer)
-    try:
-        loader = source.dataloader()
-    except Exception as error:
-        error.add_note(
-            "PhaseSwitch asked for the train loader before the module's own setup('fit') to learn"
-            " how many steps there are; if the module makes its data there, give the loader to"
-            " trainer.fit() or make it in a LightningDataModule"
-        )
-        raise
-    if isinstance(loader, SharedView) and loader.pieces > 1:
-        raise PhaseError(
-            f"PhaseSwitch counts a pass in whole batches, but {loader.name} cuts those of its"
-            " stream: leave batch_size out of view()"
-        )
-    if not isinstance(loader, ReuseLoader | SharedView):
-        raise PhaseError(
-            f"PhaseSwitch needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
-            " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
-        )
-    source.instance = loader
-    return loader
-
-
-def _reread_loader(trainer: L.Trainer) -> None:
-    """Make the fit loop read the loader's length again before the next pass."""
-    forget_loader(trainer)

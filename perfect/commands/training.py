@@ -27,6 +27,7 @@ from perfect.report import write_report
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
+from trainers.elastic.errors import ElasticError
 from trainers.fleet.jobs.job_left import JobLeft
 
 
@@ -39,9 +40,12 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     data = build_data(config)
     module = build_module(config, data.num_classes)
     switch = build_phase_switch(config)
-    log = RunLog(folder.path, berth.clock)
+    log = RunLog(folder.path, berth.clock, own_folder=berth.own_folder)
     trainer = build_trainer(config, folder.path, switch, log, berth, data)
     resumed_step = folder.checkpoint_step()
+    ckpt = None if resumed_step is None else berth.begins_with(folder.checkpoint)
+    if ckpt is None:
+        resumed_step = None
     if resumed_step is not None:
         log.resume(resumed_step)
         berth.console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
@@ -63,7 +67,6 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
                 "val_dataloaders": data.holdout,
             }
         )
-        ckpt = str(folder.checkpoint) if resumed_step is not None else None
         with watched(trainer):
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, log, trainer)
@@ -79,7 +82,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         if refused := to_blame(error):
             raise refused from error
         raise
-    except (LossNotFinite, LoaderError, PhaseError) as error:
+    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
         run["error"] = "; ".join([str(error), *getattr(error, "__notes__", [])])
         raise
     except BaseException as error:

@@ -216,6 +216,9 @@ class _Reading:
         if type(devices) is int and devices > 1:
             why = f"is {devices}, but a job of a fleet runs on one device: give fleet.devices"
             self._add([(("trainer", "devices"), why)])
+        if self._base.get("elastic") is not None:
+            why = "the nodes of a swarm train one run, and a fleet trains many: remove elastic, or"
+            self._add([(("elastic",), f"{why} grid and fleet")])
         lengths = [length for point in points if (length := length_of(point.config)) is not None]
         if fleet.stop is not None and lengths and fleet.stop.first >= min(lengths):
             why = (

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from loaders.order.reuse import Mode
+from perfect.config.elastic_schema import ElasticConfig
 from perfect.config.fields import (
     Budget,
     Bytes,
@@ -338,6 +339,8 @@ class RunConfig(Section):
     trainer: TrainerConfig = TrainerConfig()
     offload: OffloadConfig | None = None
     """None: plain Lightning runs the whole step on the device."""
+    elastic: ElasticConfig | None = None
+    """None: this node trains alone."""
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=[])
     """Loggers besides metrics.csv, which is always written. csv adds Lightning's own CSV files."""
     checkpoint: CheckpointConfig = CheckpointConfig()

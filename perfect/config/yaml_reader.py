@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from perfect.config.elastic_conflicts import elastic_conflicts
 from perfect.config.fields import unknown
 from perfect.config.idle_keys import idle_keys
 from perfect.config.schema import RunConfig
@@ -92,7 +93,7 @@ def read_document(path: Path) -> Document:
 def check_run(data: dict[str, Any], source: Source) -> tuple[RunConfig | None, list[Problem]]:
     """Return the configuration of a run, or None and all that is wrong with it."""
     config, problems = validated(RunConfig, data, source)
-    return config, [*idle_keys(data), *problems]
+    return config, [*idle_keys(data), *elastic_conflicts(data), *problems]
 
 
 def validated(

@@ -1,11 +1,13 @@
 """The folder of a run: the configuration it belongs to, its status, and its newest checkpoint.
 
-config.yaml  all keys; the folder belongs to this configuration alone, but `offload` may change
+config.yaml  all keys; the folder belongs to this configuration alone, but `offload` may change, and
+             what `elastic` says of this node
 last.ckpt    the newest checkpoint, from which the run is resumed
 final.ckpt   the weights of the finished run, as they were judged
 metrics.csv  one row for each step that logged
 run.json     the results of the run         report.html  the same as a page
 memory-N.svg a picture of a plan of an offloading run
+elastic/     the log of a peer of a swarm
 """
 
 import json
@@ -19,6 +21,7 @@ import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
+from perfect.config.elastic_schema import OF_A_NODE
 from perfect.errors import FolderError
 from perfect.runs.record import write_run
 
@@ -56,7 +59,7 @@ class RunFolder:
             theirs = yaml.safe_load(self.config.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise FolderError(f"{self.config} is damaged ({error}): give another --out") from error
-        odd = differences(_without_offload(theirs), _without_offload(config))
+        odd = differences(_without_how(theirs), _without_how(config))
         if odd:
             raise FolderError(
                 f"{self.path} holds a run of another configuration: {'; '.join(odd[:5])}"
@@ -125,11 +128,14 @@ def _classes_not_loaded(checkpoint: Path) -> list[str]:
         return []
 
 
-def _without_offload(config: Any) -> Any:
-    """Return the configuration without the sections that do not change the results."""
+def _without_how(config: Any) -> Any:
+    """Return the configuration without the keys that do not change the results."""
     if not isinstance(config, dict):
         return config
-    return {name: section for name, section in config.items() if name not in HOW}
+    kept = {name: section for name, section in config.items() if name not in HOW}
+    if isinstance(elastic := kept.get("elastic"), dict):
+        kept["elastic"] = {key: value for key, value in elastic.items() if key not in OF_A_NODE}
+    return kept
 
 
 def differences(theirs: Any, mine: Any, key: str = "") -> list[str]:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.runs.record import RunLog
+from perfect.runs.swarm_figures import swarm_words
 
 REFRESH_SECONDS = 0.25
 
@@ -24,8 +25,15 @@ class RunProgress(L.Callback):
     """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
 
     def __init__(
-        self, switch: PhaseSwitch, run_log: RunLog, console: Console | None = None
+        self,
+        switch: PhaseSwitch,
+        run_log: RunLog,
+        console: Console | None = None,
+        *,
+        own_folder: bool = False,
     ) -> None:
+        """`own_folder`: every rank has one, and shows its progress. Otherwise rank 0 does."""
+        self._own_folder = own_folder
         self._switch = switch
         self._log = run_log
         self._console = console or Console(stderr=True)
@@ -34,7 +42,7 @@ class RunProgress(L.Callback):
         self._shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and self._console.is_terminal:
+        if self._shows(trainer) and self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task("", total=self._switch.total_steps)
@@ -59,11 +67,11 @@ class RunProgress(L.Callback):
         )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._bar is None and trainer.is_global_zero and not trainer.sanity_checking:
+        if self._bar is None and self._shows(trainer) and not trainer.sanity_checking:
             self._console.print(self._line(trainer), highlight=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._bar is None and trainer.is_global_zero and not trainer.enable_validation:
+        if self._bar is None and self._shows(trainer) and not trainer.enable_validation:
             self._console.print(self._line(trainer), highlight=False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -73,6 +81,9 @@ class RunProgress(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         self._stop()
+
+    def _shows(self, trainer: L.Trainer) -> bool:
+        return self._own_folder or trainer.is_global_zero
 
     def _stop(self) -> None:
         if self._bar is not None:
@@ -99,5 +110,6 @@ class RunProgress(L.Callback):
         said += [
             f"{stats.decoded / seconds:.0f} decoded/s",
             f"stall {stats.stall_seconds / seconds:.0%}",
+            *swarm_words(trainer),
         ]
         return "  ".join(said)

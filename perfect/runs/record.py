@@ -31,8 +31,16 @@ FIRST_COLUMNS = ("step", "wall_seconds")
 class RunLog(Logger):
     """Writes metrics.csv in `folder`."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        own_folder: bool = False,
+    ) -> None:
+        """`own_folder`: every rank has one, and writes there. Otherwise rank 0 writes."""
         super().__init__()
+        self._own_folder = own_folder
         self.folder = folder
         self.path = folder / "metrics.csv"
         self.rows: list[dict[str, float]] = []
@@ -69,8 +77,13 @@ class RunLog(Logger):
         self._started = self._clock()
         self._write_all()
 
-    @rank_zero_only
+    @property
+    def _writes(self) -> bool:
+        return self._own_folder or not getattr(rank_zero_only, "rank", 0)
+
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if not self._writes:
+            return
         row = {"step": float(step or 0), "wall_seconds": round(self.wall_seconds, 3)}
         row |= {name: float(value) for name, value in metrics.items() if name != "epoch"}
         self.rows.append(row)
@@ -81,20 +94,17 @@ class RunLog(Logger):
         elif len(self._unwritten) >= 20:
             self.save()
 
-    @rank_zero_only
     def log_hyperparams(
         self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
     ) -> None:
         """Do nothing: config.yaml has them."""
 
-    @rank_zero_only
     def save(self) -> None:
-        if self._unwritten:
+        if self._unwritten and self._writes:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerows(self._unwritten)
             self._unwritten = []
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
         self.save()
 

@@ -44,6 +44,8 @@ class ElasticFit(SingleDeviceStrategy):
         self._commits: Commits | None = None
         self._work: PlainWork | None = None
         self._commit: Commit | None = None
+        self.latest_added: tuple[tuple[str, tuple[int, ...]], ...] = ()
+        """Who had which lanes in the last step."""
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Return where this run's commits come from."""
@@ -64,7 +66,9 @@ class ElasticFit(SingleDeviceStrategy):
         trainer = self._module.trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
-        if self._shares is None or self._shares.loader is not dataloader:
+        if dataloader is not self._shares and (
+            self._shares is None or self._shares.loader is not dataloader
+        ):
             self._shares = lane_shares(dataloader, self._lanes, self._global_batch)
         return self._shares
 
@@ -95,7 +99,7 @@ class ElasticFit(SingleDeviceStrategy):
                 " state of the train loader was not restored"
             )
         work = self._work or self._make_work(self._shares)
-        work.open(self._step, rest[0] if rest else share.step)
+        work.open(self._step, rest[0] if rest else share.step, self._shares.micro)
         try:
             self._commit = commit = self._commits.next(work)
         finally:
@@ -127,8 +131,9 @@ class ElasticFit(SingleDeviceStrategy):
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
         commit, self._commit = self._commit, None
         assert commit is not None and self._shares is not None and self._commits is not None
-        self._shares.lanes.advance()
+        self._shares.advance()
         self._commits.applied(commit)
+        self.latest_added = commit.added
         return output
 
     def teardown(self) -> None:
@@ -179,7 +184,6 @@ class ElasticFit(SingleDeviceStrategy):
             module,
             self.optimizers[0],
             shares.lanes,
-            shares.micro,
             on_device,
             step_of,
             backward,

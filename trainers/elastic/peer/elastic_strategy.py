@@ -32,6 +32,8 @@ from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
 
 LOGS = "elastic"
 """The folder, in the trainer's, in which every peer keeps its log."""
+NO_WRITER = 1
+"""The rank of a newcomer that is no member yet: it writes no logs and checkpoints."""
 
 
 class ElasticStrategy(ElasticFit):
@@ -82,8 +84,8 @@ class ElasticStrategy(ElasticFit):
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Join the swarm. A newcomer gets its state, with which Lightning then begins."""
-        settings = {"lanes": shares.lanes.lanes, "sum": self._sum, **self._alike}
-        manifest = run_digests(self._module, self.optimizers[0], shares, settings)
+        settings = {"lanes": shares.lanes.lanes, "sum": self._sum}
+        manifest = run_digests(self._module, self.optimizers[0], shares, settings, self._alike)
         host = self._host or own_address(self._addresses[0])
         donor = Donor(host, self._secret, insecure_network=self._insecure_network)
         link = AnchorLink(
@@ -100,6 +102,7 @@ class ElasticStrategy(ElasticFit):
                 link.step = own["global_step"]
                 begin_with_checkpoint(trainer, own)
             elif role.donor is not None:
+                self._set_rank(NO_WRITER)
                 donated = DonatedState(role.donor, self._secret)
                 state, link.step = donated.receive()
                 begin_with_checkpoint(trainer, state)
@@ -109,6 +112,8 @@ class ElasticStrategy(ElasticFit):
             raise
         path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
         log = StepLog(path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro})
+        own_state = "nothing" if own is None else "checkpoint"
+        log.begins(link.step, own_state if donated is None else "member")
         trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps

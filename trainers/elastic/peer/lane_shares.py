@@ -1,16 +1,20 @@
 """The train loader as Lightning sees it: one batch is this peer's share of a global step.
 
 A share holds no samples. The strategy takes the lanes' micro-batches that fall to this peer, and
-only then is it known which. The number of batches, the place in the pass and the state are those of
-the lanes, so every peer counts steps alike.
+only then is it known which. The number of batches, the place in the pass, the latest batch and the
+state are those of all lanes together, so every peer counts steps and samples alike.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from loaders import ReuseLoader
 from loaders.lanes.lane_loader import LaneLoader
+from loaders.order.reuse import batches_per_pass
+from loaders.stats import LoaderStats
 from trainers.elastic.errors import CannotBeElastic
 
 
@@ -22,22 +26,69 @@ class LaneShare:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """What all lanes together served at a step that is committed."""
+
+    ids: np.ndarray
+    """The numbers of the samples in the data set."""
+    serves: np.ndarray
+    """The number of each serve: 0 for a sample's first in the pass, 1 for its second, ..."""
+
+
 class LaneShares:
     """Iterates over the steps of a pass. All else that it is asked for is the loader's own."""
 
     def __init__(self, loader: ReuseLoader, lanes: int, global_batch: int | None) -> None:
         """`loader.batch_size` is the global batch if `global_batch` is not given."""
         whole = loader.batch_size if global_batch is None else global_batch
-        if lanes < 1 or whole % lanes:
-            raise CannotBeElastic(
-                f"a global batch of {whole} cannot be divided into {lanes} equal lanes: choose"
-                " lanes= so that it divides global_batch="
-            )
-        self.micro = whole // lanes
-        """The samples of a lane at a step."""
-        loader.set_reuse(loader.reuse, batch_size=self.micro)
+        if lanes < 1:
+            raise CannotBeElastic(f"lanes={lanes}: a step has at least one lane")
+        self._count = lanes
+        loader.set_reuse(loader.reuse, batch_size=self._micro_of(whole))
         self.loader = loader
         self.lanes = LaneLoader(loader, lanes)
+        self.last_batch: WholeStep | None = None
+        """The latest step that was committed here."""
+        self.first_serves = 0
+        """So many samples the whole swarm has served for the first time in a pass."""
+
+    # ---- sizes: a batch is that of all lanes together --------------------------------------------
+
+    @property
+    def micro(self) -> int:
+        """The samples of a lane at a step."""
+        return self.loader.batch_size
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a step."""
+        return self.loader.batch_size * self._count
+
+    def set_reuse(
+        self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
+    ) -> None:
+        """As the loader's own, from the next pass on."""
+        micro = None if batch_size is None else self._micro_of(batch_size)
+        self.loader.set_reuse(reuse, reaugment=reaugment, batch_size=micro)
+
+    def batches_of(self, batch_size: int, reuse: int) -> int:
+        """The steps of a whole pass that is served like this."""
+        loader, count = self.loader, self._count
+        shortest, longest = divmod(len(loader.dataset), count)[0], -(-len(loader.dataset) // count)
+        share = shortest if loader.drop_last else longest
+        micro = self._micro_of(batch_size)
+        return batches_per_pass(share, micro, reuse, loader.mode, loader.drop_last)
+
+    def _micro_of(self, whole: int) -> int:
+        if whole % self._count:
+            raise CannotBeElastic(
+                f"a global batch of {whole} cannot be divided into {self._count} equal lanes:"
+                " choose lanes= so that it divides global_batch="
+            )
+        return whole // self._count
+
+    # ---- the steps of a pass --------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.lanes)
@@ -52,11 +103,34 @@ class LaneShares:
             raise AttributeError(name)
         return getattr(self.loader, name)
 
+    def advance(self) -> None:
+        """The step is committed."""
+        lanes = self.lanes
+        sizes = lanes.sizes(lanes.position[1])
+        served = [lanes.ids(lane) for lane, size in enumerate(sizes) if size]
+        self.last_batch = WholeStep(
+            np.concatenate([one.ids for one in served]),
+            np.concatenate([one.serves for one in served]),
+        )
+        self.first_serves += int((self.last_batch.serves == 0).sum())
+        lanes.advance()
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What this peer has decoded and served."""
+        return self.lanes.stats
+
+    @property
+    def in_a_pass(self) -> bool:
+        """Whether a step of the present pass is committed, and another one is left."""
+        return self.lanes.position[1] > 0
+
     def state_dict(self) -> dict[str, Any]:
-        return self.lanes.state_dict()
+        return {"lanes": self.lanes.state_dict(), "first_serves": self.first_serves}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.lanes.load_state_dict(state)
+        self.lanes.load_state_dict(state["lanes"])
+        self.first_serves = state["first_serves"]
 
     def close(self) -> None:
         self.lanes.close()

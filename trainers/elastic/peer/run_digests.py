@@ -17,8 +17,9 @@ def run_digests(
     optimizer: torch.optim.Optimizer,
     shares: LaneShares,
     settings: Mapping[str, Any],
+    alike: Mapping[str, str],
 ) -> Manifest:
-    """Return the digests of this peer's run."""
+    """Return the digests of this peer's run. `alike`: what the user adds."""
     loader = shares.lanes.loader
     forms = [(name, str(t.dtype), tuple(t.shape)) for name, t in module.state_dict().items()]
     groups = [
@@ -39,6 +40,7 @@ def run_digests(
             "torch": torch.__version__,
             "lightning": L.__version__,
             "python": ".".join(platform.python_version_tuple()[:2]),
+            **alike,
         }
     )
 

@@ -1,34 +1,54 @@
 """What every peer writes down: generations, and of each commit who added what, with its digest.
 
     {"run": {"lanes": 64, "sum": "fast", ...}}
+    {"begins": 120, "with": "checkpoint"}
     {"generation": 3, "members": ["a", "b"], "step": 120}
+    {"gap": 0.31, "why": "b is gone: ...", "step": 120}
     {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "..."}
 
-A line is written before its commit is applied. The logs of several peers together are one history:
-where they overlap they must agree.
+Every line has the `time`, in seconds since 1970. A line is written before its commit is applied.
+
+The logs of several peers together are one history: where they overlap they must agree. Where nobody
+had the state any more, a peer begins with its checkpoint, and the swarm makes the steps after it
+once more: what any peer had logged of them before is void.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
 
+Source = Literal["nothing", "checkpoint", "member"]
+"""What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
+
 
 class StepLog:
     """The log of one peer. A file that is there already is gone on with."""
 
-    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, run: Mapping[str, Any], clock: Callable[[], float] = time.time
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._clock = clock
         self._file: TextIO | None = path.open("a", encoding="utf-8")
         self._write({"run": dict(run)})
 
+    def begins(self, step: int, source: Source) -> None:
+        """Note with which state this peer begins."""
+        self._write({"begins": step, "with": source})
+
     def generation(self, view: View, step: int) -> None:
         self._write({"generation": view.generation, "members": list(view.names), "step": step})
+
+    def gap(self, why: str, seconds: float, step: int) -> None:
+        """Note that a generation ended unplanned, and how long the next one was waited for."""
+        self._write({"gap": round(seconds, 4), "why": why, "step": step})
 
     def commit(self, commit: Commit) -> None:
         added = [[name, list(lanes)] for name, lanes in commit.added]
@@ -36,7 +56,7 @@ class StepLog:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps({**line, "time": round(self._clock(), 3)}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -73,16 +93,19 @@ class History:
 def read_history(paths: Sequence[Path]) -> History:
     """Return what the logs of one or several peers tell. Raise `LogDamaged` if they disagree."""
     runs: list[Mapping[str, Any]] = []
+    lines = {path: [*_lines(path)] for path in paths}
+    anew = [
+        (told["begins"], told["time"])
+        for path in paths
+        for _, told in lines[path]
+        if told.get("with") == "checkpoint"
+    ]
     commits: dict[int, LoggedCommit] = {}
     for path in paths:
-        for number, line in enumerate(_whole_lines(path), start=1):
-            try:
-                told = json.loads(line)
-            except ValueError as error:
-                raise LogDamaged(f"{path}:{number} is no JSON: {error}") from error
+        for number, told in lines[path]:
             if "run" in told:
                 runs.append(told["run"])
-            elif "commit" in told:
+            elif "commit" in told and not _is_void(told, anew):
                 found = _commit(told)
                 known = commits.setdefault(found.step, found)
                 if known.digest != found.digest:
@@ -95,6 +118,24 @@ def read_history(paths: Sequence[Path]) -> History:
     if different := [run for run in runs if run != runs[0]]:
         raise LogDamaged(f"the logs are of two runs: {runs[0]} and {different[0]}")
     return History(runs[0], commits)
+
+
+def _is_void(told: Mapping[str, Any], anew: Sequence[tuple[int, float]]) -> bool:
+    """Whether this step was made once more later on, after a peer had begun with a checkpoint."""
+    return any(told["commit"] >= step and told["time"] < time for step, time in anew)
+
+
+def read_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Return the lines of one log."""
+    return [told for _, told in _lines(path)]
+
+
+def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise LogDamaged(f"{path}:{number} is no JSON: {error}") from error
 
 
 def _commit(told: Mapping[str, Any]) -> LoggedCommit:

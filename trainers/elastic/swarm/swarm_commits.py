@@ -114,6 +114,7 @@ class SwarmCommits:
                     self._enter(planned=planned)
                     if ended_at:
                         self.gaps.append((why, time.monotonic() - ended_at))
+                        self._host.log.gap(*self.gaps[-1], self._step)
                     ended_at = 0.0
                 if (commit := self._attempt(work)) is not None:
                     return commit

@@ -34,20 +34,18 @@ class PlainWork:
         module: L.LightningModule,
         optimizer: torch.optim.Optimizer,
         lanes: LaneLoader,
-        micro: int,
         on_device: Callable[[Any], Any],
         step_of: Callable[..., Any],
         backward: Callable[[Tensor], None],
         *,
         exact: bool = False,
     ) -> None:
-        """`micro`: the samples of a whole lane; `on_device` brings a batch to the device; `step_of`
-        and `backward` are Lightning's, with its precision. `exact`: sums do not depend on who
-        computed what."""
+        """`on_device` brings a batch to the device; `step_of` and `backward` are Lightning's, with
+        its precision. `exact`: sums do not depend on who computed what."""
         self._module = module
         self._optimizer = optimizer
         self._lanes = lanes
-        self._micro = micro
+        self._micro = 0
         self._on_device = on_device
         self._step_of = step_of
         self._backward = backward
@@ -67,9 +65,9 @@ class PlainWork:
         self._doubtful: list[int] = []
         self._begun = False
 
-    def open(self, step: int, batch_index: int) -> None:
-        """Say at which batch of the pass the trainer is."""
-        self._step, self._batch_index = step, batch_index
+    def open(self, step: int, batch_index: int, micro: int) -> None:
+        """Say at which batch of the pass the trainer is. A whole lane has `micro` samples."""
+        self._step, self._batch_index, self._micro = step, batch_index, micro
 
     # ---- what commits ask for -------------------------------------------------------------------
 

@@ -1,0 +1,91 @@
+"""`perfect-anchor --listen HOST:29400 --secret-file FILE`: where the peers of a swarm meet.
+
+It holds no weights, and may run beside a peer. It says in a line who comes, goes and trains. It
+ends when all peers have ended their run, or with Ctrl-C; training goes on without it, and waits
+for it only where a peer comes or goes. Exit codes: 0 ended, 2 something given is wrong, 130 Ctrl-C.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from types import FrameType
+
+from trainers.elastic.anchor.anchor import Anchor
+from trainers.elastic.deciding.roster import Settings
+from trainers.elastic.wire import Address, WireError, read_secret
+
+
+def main(argv: list[str] | None = None) -> int:
+    usual = Settings()
+    parser = argparse.ArgumentParser(
+        prog="perfect-anchor", description="Let peers of a swarm meet."
+    )
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="often port 29400")
+    parser.add_argument("--secret-file", required=True, help="every peer has a copy of it")
+    parser.add_argument(
+        "--min-peers",
+        type=int,
+        default=usual.min_peers,
+        help=f"fewer do not train (default {usual.min_peers})",
+    )
+    parser.add_argument(
+        "--heartbeat",
+        type=float,
+        default=usual.heartbeat,
+        help=f"seconds of silence after which a peer is expelled (default {usual.heartbeat:g})",
+    )
+    parser.add_argument(
+        "--other-anchors",
+        action="store_true",
+        help="peers know other anchors, too, so a minority that is cut off must not train",
+    )
+    parser.add_argument(
+        "--insecure-network", action="store_true", help="allow to listen on all interfaces"
+    )
+    args = parser.parse_args(argv)
+    if args.min_peers < 1:
+        parser.error(f"--min-peers {args.min_peers}: give 1 or more")
+    if not args.heartbeat > 0:
+        parser.error(f"--heartbeat {args.heartbeat:g}: give seconds above 0")
+    settings = Settings(args.min_peers, args.heartbeat, only_anchor=not args.other_anchors)
+    try:
+        address = Address.parse(args.listen)
+        anchor = Anchor(
+            address.host,
+            address.port,
+            read_secret(args.secret_file),
+            settings,
+            insecure_network=args.insecure_network,
+            tell=_tell,
+        )
+    except (WireError, OSError) as error:
+        print(f"perfect-anchor: {error}", file=sys.stderr)
+        return 2
+    return _serve(anchor)
+
+
+def _serve(anchor: Anchor) -> int:
+    asked: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        anchor.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with anchor:
+            _tell(f"listening at {anchor.address}")
+            anchor.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 130 if signal.SIGINT in asked else 0
+
+
+def _tell(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What the callbacks ask of a train loader, whichever kind it is.
+
+ReuseLoader   a run's own, of one rank or of several
+SharedView    a view of a stream that several runs read
+LaneShares    what a swarm deals: its batches are those of all peers together
+"""
+
+import lightning as L
+import numpy as np
+
+from loaders import ReuseLoader
+from loaders.order.reuse import batches_per_pass
+from loaders.sharing.shared_view import SharedView
+from loaders.sources.datasets import samples_per_rank
+from perfect.method.phases import PhaseError
+from trainers.elastic.peer.lane_shares import LaneShares
+from trainers.lightning_seams import data_source, forget_loader
+
+TrainLoader = ReuseLoader | SharedView | LaneShares
+
+
+def find_train_loader(trainer: L.Trainer) -> TrainLoader:
+    """Ask for the train loader once and keep it, so that its hook does not make another one."""
+    source = data_source(trainer)
+    try:
+        loader = source.dataloader()
+    except Exception as error:
+        error.add_note(
+            "PhaseSwitch asked for the train loader before the module's own setup('fit') to learn"
+            " how many steps there are; if the module makes its data there, give the loader to"
+            " trainer.fit() or make it in a LightningDataModule"
+        )
+        raise
+    dealt = trainer.strategy.process_dataloader(loader)
+    if isinstance(dealt, LaneShares):
+        loader = dealt
+    if isinstance(loader, SharedView) and loader.pieces > 1:
+        raise PhaseError(
+            f"PhaseSwitch counts a pass in whole batches, but {loader.name} cuts those of its"
+            " stream: leave batch_size out of view()"
+        )
+    if not isinstance(loader, TrainLoader):
+        raise PhaseError(
+            f"PhaseSwitch needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
+            " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
+        )
+    source.instance = loader
+    return loader
+
+
+def reread_loader(trainer: L.Trainer) -> None:
+    """Make the fit loop read the loader's length again before the next pass."""
+    forget_loader(trainer)
+
+
+def batches_of_pass(loader: TrainLoader, batch_size: int, reuse: int) -> int:
+    """The batches of a whole pass that is served like this."""
+    if isinstance(loader, LaneShares):
+        return loader.batches_of(batch_size, reuse)
+    share = samples_per_rank(len(loader.dataset), loader.world_size)
+    return batches_per_pass(share, batch_size, reuse, loader.mode, loader.drop_last)
+
+
+def is_in_a_pass(loader: TrainLoader) -> bool:
+    """Whether a pass is under way."""
+    if isinstance(loader, LaneShares):
+        return loader.in_a_pass
+    return bool(loader.state_dict()["served_batches"])
+
+
+def decoded_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
+    """So many samples were decoded on all ranks. Peers of a swarm come and go, so there it is what
+    was served for the first time."""
+    if isinstance(loader, LaneShares):
+        return loader.first_serves
+    return trainer.world_size * loader.stats.decoded
+
+
+def latest_serves(loader: TrainLoader) -> np.ndarray:
+    """The numbers of the serves of the latest batch, 0 for a sample's first in its pass."""
+    info = loader.last_batch
+    assert info is not None, "a batch was trained"
+    return info.serves

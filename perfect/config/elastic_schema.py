@@ -1,0 +1,58 @@
+"""The schema of the section `elastic`: a run that several nodes train together.
+
+    elastic: {secret_file: swarm.key, lanes: 64}        perfect-train run.yaml --join 10.0.0.1:29400
+
+`loader.batch_size` (and that of a phase) is the global batch: the samples of a step over all peers.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from perfect.config.fields import Count, Flag, Section
+
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def parse_bandwidth(given: object) -> float:
+    """Return the bits a second of `400Mbps` or `1Gbps`."""
+    found = (
+        re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)bps", given) if isinstance(given, str) else None
+    )
+    if found is None or not float(found.group(1)):
+        raise ValueError(f"must be a bandwidth such as 400Mbps or 1Gbps, not {given!r}")
+    return float(found.group(1)) * _FACTORS[found.group(2).lower()]
+
+
+def _bandwidth(given: object) -> object:
+    parse_bandwidth(given)
+    return given
+
+
+Bandwidth = Annotated[str, BeforeValidator(_bandwidth)]
+
+
+class ElasticConfig(Section):
+    """The arguments of `ElasticStrategy`, but for the anchors' addresses: they are those of the
+    option --join."""
+
+    secret_file: str
+    """All peers and the anchor have a copy of it."""
+    lanes: Count = 64
+    """A step is dealt in so many equal parts. Eight or more for each peer keep all of them busy."""
+    sum: Literal["fast", "exact"] = "fast"
+    """With exact, the weights do not depend on which peer computed what."""
+    host: str | None = None
+    """The address of this node, by which the others reach it (None: the one that leads to the
+    anchor)."""
+    insecure_network: Flag = False
+    """Allows a host that offers the unprotected traffic of gradients to every network."""
+    peers: Count | None = None
+    """So many peers --check reckons with. A run takes whoever comes."""
+    network: Bandwidth | None = None
+    """The bandwidth between peers (1Gbps) that --check reckons with."""
+
+
+OF_A_NODE = ("secret_file", "host", "insecure_network", "peers", "network")
+"""These keys may differ from node to node, and from one start of a peer to the next."""

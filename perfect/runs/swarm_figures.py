@@ -1,0 +1,53 @@
+"""What a peer tells of its swarm while it trains: to the loggers, and in its line of progress.
+
+elastic/peers         the members of the present generation
+elastic/generation    its number
+elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from the end of a
+                      generation, which nobody had planned, to the beginning of the next one
+"""
+
+import lightning as L
+
+from perfect.runs.record import RunLog
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
+
+
+class SwarmFigures(L.Callback):
+    """Logs the figures as often as PhaseSwitch logs its own, and lets the run's log begin at the
+    step at which this peer came in."""
+
+    reads_weights_between_steps = False
+
+    def __init__(self, run_log: RunLog) -> None:
+        self._log = run_log
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step:
+            self._log.resume(trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+    ) -> None:
+        swarm = trainer.strategy
+        every = max(1, getattr(trainer, "log_every_n_steps", 50))
+        if not isinstance(swarm, ElasticStrategy) or trainer.global_step % every:
+            return
+        view = swarm.view
+        figures = {
+            "elastic/peers": float(len(view.members)) if view else 0.0,
+            "elastic/generation": float(view.generation) if view else 0.0,
+            "elastic/gap_seconds": sum(seconds for _, seconds in swarm.gaps),
+        }
+        pl_module.log_dict(figures, on_step=True, on_epoch=False)
+
+
+def swarm_words(trainer: L.Trainer) -> list[str]:
+    """Return the generation, its members, and how many lanes each of them had at the last step."""
+    swarm = trainer.strategy
+    if not isinstance(swarm, ElasticStrategy):
+        return []
+    if swarm.view is None:
+        return ["coming in"]
+    had = {name: len(lanes) for name, lanes in swarm.latest_added}
+    members = ", ".join(f"{name} {had.get(name, 0)}" for name in swarm.view.names)
+    return [f"generation {swarm.view.generation}: {members} lanes"]
