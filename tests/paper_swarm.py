@@ -349,7 +349,15 @@ class PaperPeer:
         weights = str(hash(tuple(self.history)))
         done = tuple(self.done)
         return Header(
-            self.name, self.step, done, self.had, self.held, self.kept, self.rate, announced, weights
+            self.name,
+            self.step,
+            done,
+            self.had,
+            self.held,
+            self.kept,
+            self.rate,
+            announced,
+            weights,
         )
 
     def collective(self, kind: str, payload: Any) -> Generator[None, None, list[Any]]:

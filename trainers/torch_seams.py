@@ -7,8 +7,12 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 try:
+    # The options of two collectives. They are public on a page of torch's and in no module's list.
+    AllToAllOptions = distributed_c10d.AllToAllOptions
+    AllgatherOptions = distributed_c10d.AllgatherOptions
     _gloo = distributed.ProcessGroupGloo
     # Options hold the device and the timeout of a group. The public `new_group` takes the
     # address from the environment of the process, and registers the group for ever.

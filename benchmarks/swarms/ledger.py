@@ -1,8 +1,8 @@
 """What a swarm has committed, counted from what its peers have written down.
 
-    logs         who added which lanes at which step     -> steps that lack, lanes that lack or double
-    serves       which samples a lane had                -> samples that lack or were taken too often
-    digests      the weights after each step             -> steps at which two peers differ
+logs         who added which lanes at which step     -> steps that lack, lanes that lack or double
+serves       which samples a lane had                -> samples that lack or were taken too often
+digests      the weights after each step             -> steps at which two peers differ
 """
 
 import json
@@ -29,7 +29,9 @@ class Account:
         return not (self.lost or self.twice or self.diverged)
 
 
-def account(folders: Sequence[Path], lanes: int, steps: int, samples: int, reuses: Sequence[int]) -> Account:
+def account(
+    folders: Sequence[Path], lanes: int, steps: int, samples: int, reuses: Sequence[int]
+) -> Account:
     """`folders`: of all peers that ever were, killed ones too. Passes that are whole are counted
     sample by sample: each of `samples` was served as often as `reuses` says for that pass."""
     logs = [log for folder in folders for log in folder.glob("elastic/*.jsonl")]

@@ -14,6 +14,7 @@ PACKAGES = ("perfect", "loaders", "offload", "trainers")
 TESTED_BY = {
     "offload/torch_seams.py": ("test_torch_seams.py", "test_torch_seams_of_steps.py"),
     "loaders/torch_seams.py": ("test_torch_seams.py",),
+    "trainers/torch_seams.py": ("test_torch_seams.py",),
     "trainers/lightning_seams.py": ("test_lightning_seams.py",),
 }
 LIBRARIES = ("torch", "lightning", "torchvision", "torchmetrics")

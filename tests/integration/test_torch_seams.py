@@ -7,6 +7,7 @@ what we need of it. What needs CUDA is only looked up. Lightning's: test_lightni
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch import distributed
 
 import loaders.torch_seams
 import offload.torch_seams as t
+import trainers.torch_seams
 
 ROOT = Path(__file__).parents[2]
 aten = torch.ops.aten
@@ -224,7 +226,22 @@ def _compiles_alone() -> bool:
 PLAIN = loaders.torch_seams.plain_results
 
 
+def _formed_alone() -> bool:
+    """A group of gloo's with one member, which forms at once and adds up."""
+    ends = timedelta(seconds=5)
+    host = "127.0.0.1"
+    group = trainers.torch_seams.gloo_group(
+        distributed.HashStore(), 0, 1, host, forming=ends, operation=ends
+    )
+    ones = torch.ones(3)
+    group.allreduce([ones]).wait()
+    return group.size() == 1 and ones.tolist() == [1.0, 1.0, 1.0]
+
+
 TORCH: dict[str, Callable[[], bool]] = {
+    "gloo_group": _formed_alone,
+    "AllToAllOptions": lambda: trainers.torch_seams.AllToAllOptions() is not None,
+    "AllgatherOptions": lambda: trainers.torch_seams.AllgatherOptions() is not None,
     "pytree": lambda: t.pytree.tree_leaves({"a": [1, (2,)]}) == [1, 2],
     "TorchDispatchMode": lambda: aten.mul.Tensor in _ops(lambda: torch.ones(2) * 2),
     "disable_current_modes": _no_mode,

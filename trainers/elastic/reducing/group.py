@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.distributed import ProcessGroupGloo, Store, Work
-from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
+from torch.distributed import Store, Work
 
 from trainers import torch_seams
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
@@ -63,10 +62,8 @@ class _CallbackStore(Store):
 class Group:
     """One generation's group. It is broken for good by the first failure: abandon it then."""
 
-    def __init__(
-        self, process_group: ProcessGroupGloo, generation: int, rank: int, size: int
-    ) -> None:
-        self._process_group: ProcessGroupGloo | None = process_group
+    def __init__(self, process_group: Any, generation: int, rank: int, size: int) -> None:
+        self._process_group: Any = process_group  # torch types none of its methods
         self._works: list[Work] = []
         self.generation = generation
         self.rank = rank
@@ -79,13 +76,15 @@ class Group:
         self, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]
     ) -> Work:
         """Begin to send slices of `sent`, a slice for each rank, and to receive as many."""
-        begun = self._living().alltoall_base(received, sent, into, out_of, AllToAllOptions())
+        begun = self._living().alltoall_base(
+            received, sent, into, out_of, torch_seams.AllToAllOptions()
+        )
         return self._begun(begun)
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
         """Begin to gather everybody's `sent`, all of one size, one after the other."""
         rows = list(received.view(self.size, -1).unbind())
-        return self._begun(self._living().allgather([rows], [sent], AllgatherOptions()))
+        return self._begun(self._living().allgather([rows], [sent], torch_seams.AllgatherOptions()))
 
     def abandon(self, graveyard: Graveyard) -> None:
         """Give the group and its unfinished works to the graveyard; a second call does nothing."""
@@ -97,7 +96,7 @@ class Group:
         self._works = []
         graveyard.bury(remains)
 
-    def _living(self) -> ProcessGroupGloo:
+    def _living(self) -> Any:
         if self._process_group is None:
             raise ReducingError(f"{self} was abandoned: use the group of the next generation")
         return self._process_group
