@@ -4,6 +4,7 @@ Where one is gone, importing this file raises an ImportError that names it.
 """
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed
@@ -11,9 +12,10 @@ from torch.distributed import distributed_c10d
 
 try:
     # The options of two collectives. They are public on a page of torch's and in no module's list.
-    AllToAllOptions = distributed_c10d.AllToAllOptions
-    AllgatherOptions = distributed_c10d.AllgatherOptions
-    _gloo = distributed.ProcessGroupGloo
+    _c10d: Any = distributed_c10d
+    AllToAllOptions = _c10d.AllToAllOptions
+    AllgatherOptions = _c10d.AllgatherOptions
+    _gloo: Any = distributed.ProcessGroupGloo
     # Options hold the device and the timeout of a group. The public `new_group` takes the
     # address from the environment of the process, and registers the group for ever.
     _GlooOptions = _gloo._Options
@@ -29,7 +31,7 @@ except AttributeError as error:
 
 
 def gloo_group(
-    store: distributed.Store,
+    store: distributed.Store,  # pyright: ignore[reportPrivateImportUsage]
     rank: int,
     size: int,
     host: str,

@@ -135,10 +135,10 @@ def _begun_with_checkpoint() -> int:
     """The step at which a fit begins that goes on after a checkpoint of three steps."""
     loader = torch.utils.data.DataLoader(torch.ones(8, 32), num_workers=0)
     takes, strategy = _Takes(), _Given("cpu")
-    settings = dict(
-        accelerator="cpu", limit_val_batches=0, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    settings: Any = {
+        "accelerator": "cpu", "limit_val_batches": 0, "logger": False,
+        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
     L.Trainer(max_steps=3, callbacks=[takes], **settings).fit(BoringModel(), loader)
     strategy.given = takes.taken
     trainer = L.Trainer(max_steps=3, strategy=strategy, **settings)

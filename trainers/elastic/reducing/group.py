@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.distributed import Store, Work
+from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImportUsage]
 
 from trainers import torch_seams
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
