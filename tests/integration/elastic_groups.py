@@ -64,6 +64,15 @@ def tasks() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def left(before: int) -> int:
+    """How many threads are left of those that have come. One that was joined stands in the list
+    for another moment."""
+    end = time.monotonic() + 5.0
+    while tasks() > before and time.monotonic() < end:
+        os.sched_yield()
+    return tasks() - before
+
+
 Job = Callable[..., Any]
 
 
@@ -79,7 +88,7 @@ def _member(
         group.abandon(graveyard)
         del group
         graveyard.close()
-        pipe.send(("done", answer, tasks() - before))
+        pipe.send(("done", answer, left(before)))
     except BaseException:
         pipe.send(("failed", traceback.format_exc(), 0))
         graveyard.close()
@@ -123,7 +132,7 @@ class Members:
     def answer(self, rank: int) -> Any:
         """What the job of a member returned; it left no thread behind and its process ends."""
         kind, value, threads = self.heard(rank)
-        assert (kind, threads) == ("done", 0)
+        assert (kind, threads) == ("done", 0), value
         self.processes[rank].join(30)
         assert self.processes[rank].exitcode == 0
         return value

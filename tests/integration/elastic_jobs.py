@@ -75,8 +75,8 @@ def reduces_for_ever(group: Group, pipe: Connection, seconds: float) -> tuple[st
         return "ended", time.monotonic() - alive.raised, bool((mine == group.rank).all())
 
 
-def many_generations(group: Group, _: Connection, folder: str, count: int) -> dict[str, Any]:
-    files = Files(Path(folder))
+def many_generations(group: Group, _: Connection, where: str, count: int) -> dict[str, Any]:
+    files = Files(Path(where))
     graveyard = Graveyard()
     memory: list[int] = []
     threads: list[int] = []

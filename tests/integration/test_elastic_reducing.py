@@ -85,7 +85,7 @@ def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(tmp_path: 
 
 
 def test_abandoned_generations_leave_memory_flat_and_no_thread(tmp_path: Path) -> None:
-    with Members(many_generations, 2, tmp_path, folder=str(tmp_path), count=200) as members:
+    with Members(many_generations, 2, tmp_path, where=str(tmp_path), count=100) as members:
         for answer in members.answers():
             assert len(set(answer["threads"])) == 1
             assert answer["memory"][-1] - answer["memory"][0] < 4 << 20

@@ -82,9 +82,8 @@ class Graveyard:
 
 def cut(remains: Remains) -> None:
     """Close all connections of a group, so that its unfinished works fail."""
-    if remains.size == 1:
-        return
-    other = (remains.rank + 1) % remains.size
-    with contextlib.suppress(RuntimeError):
-        unanswered = remains.process_group.recv([torch.empty(1)], other, NOBODY_SENDS)
-        unanswered.wait(timedelta(milliseconds=1))
+    for other in range(remains.size):
+        if other != remains.rank:
+            with contextlib.suppress(RuntimeError):
+                unanswered = remains.process_group.recv([torch.empty(1)], other, NOBODY_SENDS)
+                unanswered.wait(timedelta(milliseconds=1))
