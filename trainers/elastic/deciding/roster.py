@@ -146,8 +146,10 @@ class Roster:
         peer = self.peers[name]
         peer.knows, peer.seen, peer.at_step = view.generation, now, step
         self.committed = max(self.committed, step)
+        if view.generation < self.generation:
+            said += self._break(f"{name} has not heard of this generation")
         if self.broken:
-            said.append(Break((name,), self.generation, "a member has died meanwhile"))
+            said.append(Break((name,), view.generation, "a newer generation shall begin"))
         return [*said, *self._next(now)]
 
     def beat(self, name: str, step: int, now: float) -> list[Word]:
@@ -276,7 +278,8 @@ class Roster:
     def _break(self, why: str) -> list[Word]:
         """Newcomers do not come in with the next generation: members may stand a step apart."""
         self.broken = True
-        return [Break(tuple(n for n in self.view if n in self.peers), self.generation, why)]
+        members = self._standing(*TRAINING)
+        return [Break(tuple(n for n in members if n in self.view), self.generation, why)]
 
     def _add(self, member: Member, standing: PeerStanding, now: float, has_step: int) -> None:
         self.peers[member.name] = Peer(member, self.arrivals, standing, now, has_step)
