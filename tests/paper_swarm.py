@@ -200,7 +200,10 @@ class PaperPeer:
     def check(self) -> None:
         if self.expelled:
             raise _Gone(self.expelled)
-        if self.view is not None and self.view.generation in self.over:
+        if self.view is None:
+            return
+        newer = self.form is not None and self.form.view.generation > self.view.generation
+        if newer or self.view.generation in self.over:
             raise _Over
 
     def end(self, why: str) -> None:
@@ -373,9 +376,9 @@ class PaperPeer:
             complete = len(op) == len(names)
             cut = self.swarm.is_cut(names)
             fails = cut or bool(group.hung_up)
-            if complete and not (kind == "form" and cut):
-                if not fails or self.swarm.dice.random() < 0.5:
-                    return [op[name][1] for name in names]
+            lucky = not fails or self.swarm.dice.random() < 0.5
+            if complete and lucky and not (kind == "form" and cut):
+                return [op[name][1] for name in names]
             if fails:
                 raise _Over
 

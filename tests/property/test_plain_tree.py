@@ -63,7 +63,7 @@ def same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, float):
         signs = math.copysign(1, one) == math.copysign(1, other)
-        return math.isnan(one) and math.isnan(other) or (one == other and signs)
+        return (math.isnan(one) and math.isnan(other)) or (one == other and signs)
     return bool(one == other)
 
 

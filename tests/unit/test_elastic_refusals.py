@@ -88,7 +88,7 @@ def test_what_would_not_be_exact_is_refused_with_what_to_do(
 
 def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(L.Trainer, "num_devices", 2)
-    with pytest.raises(CannotBeElastic, match="devices=2.*start a peer for each"):
+    with pytest.raises(CannotBeElastic, match=r"devices=2.*start a peer for each"):
         checked(nothing, Net())
 
 
@@ -97,5 +97,5 @@ def test_all_reasons_are_told_at_once() -> None:
         manual(trainer, net)
         accumulating(trainer, net)
 
-    with pytest.raises(CannotBeElastic, match="manual optimization.*; accumulate_grad_batches"):
+    with pytest.raises(CannotBeElastic, match=r"manual optimization.*; accumulate_grad_batches"):
         checked(both, Net())
