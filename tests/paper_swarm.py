@@ -81,8 +81,11 @@ class PaperAnchor:
         self.down: dict[str, deque[Word]] = {}
 
     def connect(self, peer: "PaperPeer") -> None:
-        self.up[peer.name] = deque([("hello", peer.view, peer.step)])
+        view = peer.view if peer.form is None else peer.form.view
+        self.up[peer.name] = deque([("hello", view, peer.step)])
         self.down[peer.name] = deque()
+        if peer.form is not None:
+            return
         if peer.ready:
             self.up[peer.name].append(("ready", peer.ready))
         elif peer.at_gate is not None:

@@ -180,7 +180,7 @@ class Roster:
         peer = self.peers[name]
         if generation < peer.knows:
             return []  # It has not heard yet that the next generation has begun.
-        if peer.standing in NEW and self.view:
+        if peer.standing in NEW and (self.view or self.settings.standby):
             self.peers.pop(name)
             return [Expel(name, WITHOUT)]
         peer.standing, peer.at_step, peer.seen = PeerStanding.GATE, step, now
@@ -264,8 +264,8 @@ class Roster:
         self.broken = self.announced = False
         self.committed = self.began_at = step
         self.fruitless = 0
-        if deaf := [n for n, p in self.peers.items() if n in view.names and p.standing in NEW]:
-            said += self._break(f"{', '.join(deaf)} has not heard of being a member")
+        if deaf := [name for name in view.names if name in self.peers]:
+            said += self._break(f"{', '.join(deaf)} has not heard of this generation")
         return said
 
     def _stepped(self, step: int) -> None:

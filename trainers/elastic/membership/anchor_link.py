@@ -250,6 +250,8 @@ class AnchorLink:
     def _greet(self, channel: Channel) -> None:
         with self._changed:
             view, at_gate, ready = self._view, self._at_gate, self._ready
+            if self._formed is not None:  # The trainer's thread is about to enter it.
+                view, at_gate, ready = self._formed.view, None, ""
         channel.send(
             "hello",
             member=asdict(self.member),
