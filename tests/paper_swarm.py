@@ -150,6 +150,8 @@ class PaperPeer:
         self.alive, self.frozen = True, False
         self.why = ""
         self.history: list[str] = []
+        self.run = 0
+        """Which of the runs its history is of, where nobody had the state and one began anew."""
         self.follows: deque[str] | None = None
         self.followers: dict[str, deque[str]] = {}
         self.anchor: PaperAnchor | None = None
@@ -191,6 +193,8 @@ class PaperPeer:
         match word:
             case Found() | CopyFrom():
                 self.role, self.roles = word, self.roles + 1
+                if isinstance(word, Found):
+                    self.run = self.swarm.runs
             case Announce(_, generation):
                 self.announced.add(generation)
             case Break(_, generation):
@@ -257,7 +261,7 @@ class PaperPeer:
             if copied < self.roles and self.form is None:
                 self.ready, told, self.follows = "", False, None
                 if there and donor.trains:
-                    self.history, copied = list(donor.history), self.roles
+                    self.history, self.run, copied = [*donor.history], donor.run, self.roles
                     self.follows = donor.followers[self.name] = deque()
                 continue
             if self.form is not None and self.step >= self.form.step:
@@ -412,10 +416,13 @@ class PaperSwarm:
         self.cuts: set[frozenset[str]] = set()
         self.commits: list[str] = []
         self.generations = 0
+        self.runs = 0
 
     # ---- what is looked at ----------------------------------------------------------------------
 
     def applied(self, peer: PaperPeer) -> None:
+        if peer.run != self.runs:
+            return
         step = peer.step - 1
         if step > len(self.commits):
             raise LawBroken(f"{peer.name} applied step {step} and step {step - 1} is nobody's")
@@ -439,6 +446,7 @@ class PaperSwarm:
         for peer in members:
             self.kill(peer, silently=True)
         self.commits = []
+        self.runs += 1
 
     def formed(self, form: Form) -> None:
         self.generations += 1

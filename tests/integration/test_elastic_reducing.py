@@ -17,6 +17,7 @@ from elastic_jobs import (
     SIZES,
     bits,
     exchanges,
+    forms_with_a_frozen_member,
     many_generations,
     numbers,
     reduces,
@@ -25,6 +26,7 @@ from elastic_jobs import (
 
 from trainers.elastic.reducing import (
     Graveyard,
+    Place,
     ReducingError,
     form_group,
     reduce_in_order,
@@ -91,6 +93,13 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(tmp_path: Path) -
             assert answer["memory"][-1] - answer["memory"][0] < 4 << 20
 
 
+def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(tmp_path: Path) -> None:
+    with Members(forms_with_a_frozen_member, 3, tmp_path, folder=str(tmp_path)) as members:
+        for late, threads in (members.answer(0), members.answer(2)):
+            assert late < 0.5
+            assert threads == []
+
+
 class Empty:
     """A rendezvous whose generation has ended."""
 
@@ -102,12 +111,12 @@ class Empty:
 
 def test_what_the_rendezvous_raises_ends_forming() -> None:
     with pytest.raises(Ended, match="generation 7/"):
-        form_group(Empty(), 7, 0, 2, HOST, 60.0)
+        form_group(Empty(), Place(7, 0, 2, HOST), 60.0, always, Graveyard())
 
 
 def test_contributors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    group = form_group(Files(tmp_path), 1, 0, 1, HOST, 60.0)
     graveyard = Graveyard()
+    group = form_group(Files(tmp_path), Place(1, 0, 1, HOST), 60.0, always, graveyard)
     ones = torch.ones(2)
     with pytest.raises(ReducingError, match="at least one rank"):
         reduce_in_order(group, ones, torch.empty(2), always, [])

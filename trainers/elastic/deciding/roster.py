@@ -157,6 +157,7 @@ class Roster:
         if name in self.peers:
             peer = self.peers[name]
             peer.seen, peer.at_step = now, step
+            self.committed = max(self.committed, step)  # Newcomers follow what was committed.
             if peer.standing in TRAINING:
                 self._stepped(step)
         return []
