@@ -106,12 +106,12 @@ class PaperAnchor:
             del self.up[name], self.down[name]
             self.say(roster.lost(name, now, certain=True, why="closed"))
         elif kind == "ready":
-            self.say(roster.ready(name, *told, now))
+            self.say(roster.ready(name, told[0], now))
         elif kind == "gate":
             generation, step, planned = told
             self.say(roster.at_gate(name, generation, step, now, planned=planned))
         elif kind == "ended":
-            self.say(roster.ended(name, *told, now))
+            self.say(roster.ended(name, told[0], told[1], now))
         elif kind == "leave":
             self.say(roster.left(name, now))
 
@@ -486,7 +486,7 @@ class PaperSwarm:
                 return
             peer, kind = self.dice.choice(awake), self.dice.randrange(8)
             anchor = peer.anchor
-            if anchor is not self.anchors[peer.side]:
+            if anchor is None or anchor is not self.anchors[peer.side]:
                 if kind < 4:
                     self.connect(peer)
             elif kind == 0 and anchor.up.get(peer.name):

@@ -169,7 +169,8 @@ def test_silent_members_count_until_a_step_is_made_without_them() -> None:
     roster = a_roster("abcde", replace(SETTINGS, only_anchor=False))
     for name in "de":
         lost(roster, name, certain=False)
-    gate(roster, "a"), gate(roster, "b")
+    gate(roster, "a")
+    gate(roster, "b")
     assert gate(roster, "c") == [(Form, "a", "b", "c")]
     assert lost(roster, "c", certain=False) == [(Expel, "c"), (Break, "a", "b")]
     gate(roster, "a")
@@ -197,7 +198,8 @@ def test_a_new_anchor_waits_for_the_members_it_hears_of_and_then_breaks_without_
     roster.at_gate("a", 7, 5, NOW, planned=False)
     assert gate(roster, "b", 5) == []
     assert "c" in roster.waits_for()
-    roster.beat("a", 5, NOW + 2), roster.beat("b", 5, NOW + 2)
+    roster.beat("a", 5, NOW + 2)
+    roster.beat("b", 5, NOW + 2)
     assert said(roster.tick(NOW + 2.1))[-1] == (Form, "a", "b")
 
 
@@ -255,7 +257,8 @@ def test_members_cut_off_from_each_other_lose_the_youngest_after_three_generatio
     roster = a_roster("abc")
     said_in_turn = []
     for _ in range(5):
-        gate(roster, "a"), gate(roster, "b")
+        gate(roster, "a")
+        gate(roster, "b")
         said_in_turn.append(gate(roster, "c"))
     assert said_in_turn[:3] == [[(Form, "a", "b", "c")]] * 3
     assert said_in_turn[3] == [(Expel, "c"), (Form, "a", "b")]
@@ -264,7 +267,8 @@ def test_members_cut_off_from_each_other_lose_the_youngest_after_three_generatio
 def test_deaths_and_steps_in_between_make_no_generation_fruitless() -> None:
     roster = a_roster("abc")
     for step in range(4, 12):
-        gate(roster, "a", step), gate(roster, "b", step)
+        gate(roster, "a", step)
+        gate(roster, "b", step)
         assert gate(roster, "c", step) == [(Form, "a", "b", "c")]
 
 
