@@ -81,8 +81,11 @@ class PaperAnchor:
         self.down: dict[str, deque[Word]] = {}
 
     def connect(self, peer: "PaperPeer") -> None:
-        self.up[peer.name] = deque([("hello", peer.view, peer.step)])
+        view = peer.view if peer.form is None else peer.form.view
+        self.up[peer.name] = deque([("hello", view, peer.step)])
         self.down[peer.name] = deque()
+        if peer.form is not None:
+            return
         if peer.ready:
             self.up[peer.name].append(("ready", peer.ready))
         elif peer.at_gate is not None:
@@ -103,12 +106,12 @@ class PaperAnchor:
             del self.up[name], self.down[name]
             self.say(roster.lost(name, now, certain=True, why="closed"))
         elif kind == "ready":
-            self.say(roster.ready(name, *told, now))
+            self.say(roster.ready(name, told[0], now))
         elif kind == "gate":
             generation, step, planned = told
             self.say(roster.at_gate(name, generation, step, now, planned=planned))
         elif kind == "ended":
-            self.say(roster.ended(name, *told, now))
+            self.say(roster.ended(name, told[0], told[1], now))
         elif kind == "leave":
             self.say(roster.left(name, now))
 
@@ -147,6 +150,8 @@ class PaperPeer:
         self.alive, self.frozen = True, False
         self.why = ""
         self.history: list[str] = []
+        self.run = 0
+        """Which of the runs its history is of, where nobody had the state and one began anew."""
         self.follows: deque[str] | None = None
         self.followers: dict[str, deque[str]] = {}
         self.anchor: PaperAnchor | None = None
@@ -188,6 +193,8 @@ class PaperPeer:
         match word:
             case Found() | CopyFrom():
                 self.role, self.roles = word, self.roles + 1
+                if isinstance(word, Found):
+                    self.run = self.swarm.runs
             case Announce(_, generation):
                 self.announced.add(generation)
             case Break(_, generation):
@@ -200,7 +207,10 @@ class PaperPeer:
     def check(self) -> None:
         if self.expelled:
             raise _Gone(self.expelled)
-        if self.view is not None and self.view.generation in self.over:
+        if self.view is None:
+            return
+        newer = self.form is not None and self.form.view.generation > self.view.generation
+        if newer or self.view.generation in self.over:
             raise _Over
 
     def end(self, why: str) -> None:
@@ -251,7 +261,7 @@ class PaperPeer:
             if copied < self.roles and self.form is None:
                 self.ready, told, self.follows = "", False, None
                 if there and donor.trains:
-                    self.history, copied = list(donor.history), self.roles
+                    self.history, self.run, copied = [*donor.history], donor.run, self.roles
                     self.follows = donor.followers[self.name] = deque()
                 continue
             if self.form is not None and self.step >= self.form.step:
@@ -373,9 +383,9 @@ class PaperPeer:
             complete = len(op) == len(names)
             cut = self.swarm.is_cut(names)
             fails = cut or bool(group.hung_up)
-            if complete and not (kind == "form" and cut):
-                if not fails or self.swarm.dice.random() < 0.5:
-                    return [op[name][1] for name in names]
+            lucky = not fails or self.swarm.dice.random() < 0.5
+            if complete and lucky and not (kind == "form" and cut):
+                return [op[name][1] for name in names]
             if fails:
                 raise _Over
 
@@ -406,10 +416,13 @@ class PaperSwarm:
         self.cuts: set[frozenset[str]] = set()
         self.commits: list[str] = []
         self.generations = 0
+        self.runs = 0
 
     # ---- what is looked at ----------------------------------------------------------------------
 
     def applied(self, peer: PaperPeer) -> None:
+        if peer.run != self.runs:
+            return
         step = peer.step - 1
         if step > len(self.commits):
             raise LawBroken(f"{peer.name} applied step {step} and step {step - 1} is nobody's")
@@ -433,6 +446,7 @@ class PaperSwarm:
         for peer in members:
             self.kill(peer, silently=True)
         self.commits = []
+        self.runs += 1
 
     def formed(self, form: Form) -> None:
         self.generations += 1
@@ -472,7 +486,7 @@ class PaperSwarm:
                 return
             peer, kind = self.dice.choice(awake), self.dice.randrange(8)
             anchor = peer.anchor
-            if anchor is not self.anchors[peer.side]:
+            if anchor is None or anchor is not self.anchors[peer.side]:
                 if kind < 4:
                     self.connect(peer)
             elif kind == 0 and anchor.up.get(peer.name):

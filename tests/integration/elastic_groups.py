@@ -2,16 +2,23 @@
 
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from trainers.elastic.reducing import Graveyard, form_group
+if multiprocessing.parent_process() is not None:
+    # A member needs none of the strategies that `trainers` offers, and they take seconds to load.
+    bare = sys.modules.setdefault("trainers", ModuleType("trainers"))
+    bare.__path__ = [str(Path(__file__).parents[2] / "trainers")]
+
+from trainers.elastic.reducing import Graveyard, Place, form_group
 
 HOST = "127.0.0.1"
 
@@ -59,18 +66,17 @@ class Deadline:
             raise Ended
 
 
-def tasks() -> int:
-    """Threads of this process, those of C++ too."""
-    return len(os.listdir("/proc/self/task"))
+def tasks() -> set[str]:
+    """The numbers of this process's threads, those of C++ too."""
+    return {*os.listdir("/proc/self/task")}
 
 
-def left(before: int) -> int:
-    """How many threads are left of those that have come. One that was joined stands in the list
-    for another moment."""
-    end = time.monotonic() + 5.0
-    while tasks() > before and time.monotonic() < end:
+def left_over(before: set[str]) -> list[str]:
+    """The names of threads that are not gone within 5 s. A joined one takes a moment to end."""
+    end = time.monotonic() + 5
+    while (more := tasks() - before) and time.monotonic() < end:
         os.sched_yield()
-    return tasks() - before
+    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in more]
 
 
 Job = Callable[..., Any]
@@ -83,14 +89,14 @@ def _member(
     before = tasks()
     graveyard = Graveyard()
     try:
-        group = form_group(Files(folder), 1, rank, size, HOST, 60.0)
+        group = form_group(Files(folder), Place(1, rank, size, HOST), 60.0, always, graveyard)
         answer = job(group, pipe, **options)
         group.abandon(graveyard)
         del group
         graveyard.close()
-        pipe.send(("done", answer, left(before)))
+        pipe.send(("done", answer, left_over(before)))
     except BaseException:
-        pipe.send(("failed", traceback.format_exc(), 0))
+        pipe.send(("failed", traceback.format_exc(), []))
         graveyard.close()
 
 
@@ -132,7 +138,7 @@ class Members:
     def answer(self, rank: int) -> Any:
         """What the job of a member returned; it left no thread behind and its process ends."""
         kind, value, threads = self.heard(rank)
-        assert (kind, threads) == ("done", 0), value
+        assert (kind, threads) == ("done", [])
         self.processes[rank].join(30)
         assert self.processes[rank].exitcode == 0
         return value
@@ -141,4 +147,4 @@ class Members:
         return [self.answer(rank) for rank in range(len(self.pipes))]
 
 
-__all__ = ["HOST", "Deadline", "Ended", "Files", "Members", "always", "tasks"]
+__all__ = ["HOST", "Deadline", "Ended", "Files", "Members", "always", "left_over", "tasks"]

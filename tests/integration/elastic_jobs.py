@@ -1,6 +1,7 @@
 """What members do in the tests of reducing: functions that a fresh process can import."""
 
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_groups import HOST, Deadline, Ended, Files, always, tasks
+from elastic_groups import HOST, Deadline, Ended, Files, always, left_over, tasks
 
 from trainers.elastic.reducing import (
     FrameError,
     Graveyard,
     Group,
     GroupBroken,
+    Place,
     all_gather_bytes,
     form_group,
     reduce_in_order,
@@ -75,13 +77,38 @@ def reduces_for_ever(group: Group, pipe: Connection, seconds: float) -> tuple[st
         return "ended", time.monotonic() - alive.raised, bool((mine == group.rank).all())
 
 
+class FreezingFiles(Files):
+    """A rendezvous at which a member leaves its address, and stops there."""
+
+    def set(self, key: str, value: bytes) -> None:
+        super().set(key, value)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def forms_with_a_frozen_member(group: Group, _: Connection, where: str) -> tuple[float, list[str]]:
+    """Return how late the others came away, and the threads that were left at the end."""
+    place = Place(2, group.rank, group.size, HOST)
+    if group.rank == 1:
+        form_group(FreezingFiles(Path(where)), place, 60.0, always, Graveyard())
+    before = tasks()
+    graveyard, alive = Graveyard(), Deadline(1.0)
+    late = 0.0  # A member that connects to the frozen one is connected: its host's system answers.
+    try:
+        form_group(Files(Path(where)), place, 3.0, alive, graveyard).abandon(graveyard)
+    except Ended:
+        late = time.monotonic() - alive.raised
+    graveyard.close()
+    return late, left_over(before)
+
+
 def many_generations(group: Group, _: Connection, where: str, count: int) -> dict[str, Any]:
     files = Files(Path(where))
     graveyard = Graveyard()
     memory: list[int] = []
     threads: list[int] = []
     for generation in range(2, count + 2):
-        fresh = form_group(files, generation, group.rank, group.size, HOST, 60.0)
+        place = Place(generation, group.rank, group.size, HOST)
+        fresh = form_group(files, place, 60.0, always, graveyard)
         all_gather_bytes(fresh, b"header", 100, always)
         alive = Deadline(0.0)
         if group.rank == 0:
@@ -94,6 +121,6 @@ def many_generations(group: Group, _: Connection, where: str, count: int) -> dic
             while graveyard.waiting:
                 os.sched_yield()
             memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
-            threads.append(tasks())
+            threads.append(len(tasks()))
     graveyard.close()
     return {"memory": memory, "threads": threads}

@@ -17,6 +17,7 @@ from elastic_jobs import (
     SIZES,
     bits,
     exchanges,
+    forms_with_a_frozen_member,
     many_generations,
     numbers,
     reduces,
@@ -25,6 +26,7 @@ from elastic_jobs import (
 
 from trainers.elastic.reducing import (
     Graveyard,
+    Place,
     ReducingError,
     form_group,
     reduce_in_order,
@@ -85,10 +87,17 @@ def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(tmp_path: 
 
 
 def test_abandoned_generations_leave_memory_flat_and_no_thread(tmp_path: Path) -> None:
-    with Members(many_generations, 2, tmp_path, where=str(tmp_path), count=100) as members:
+    with Members(many_generations, 2, tmp_path, where=str(tmp_path), count=200) as members:
         for answer in members.answers():
             assert len(set(answer["threads"])) == 1
             assert answer["memory"][-1] - answer["memory"][0] < 4 << 20
+
+
+def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(tmp_path: Path) -> None:
+    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path)) as members:
+        (first, left), (second, also_left) = members.answer(0), members.answer(2)
+    assert 0 < first < 0.5 and second < 0.5
+    assert left == also_left == []
 
 
 class Empty:
@@ -102,12 +111,12 @@ class Empty:
 
 def test_what_the_rendezvous_raises_ends_forming() -> None:
     with pytest.raises(Ended, match="generation 7/"):
-        form_group(Empty(), 7, 0, 2, HOST, 60.0)
+        form_group(Empty(), Place(7, 0, 2, HOST), 60.0, always, Graveyard())
 
 
 def test_contributors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    group = form_group(Files(tmp_path), 1, 0, 1, HOST, 60.0)
     graveyard = Graveyard()
+    group = form_group(Files(tmp_path), Place(1, 0, 1, HOST), 60.0, always, graveyard)
     ones = torch.ones(2)
     with pytest.raises(ReducingError, match="at least one rank"):
         reduce_in_order(group, ones, torch.empty(2), always, [])

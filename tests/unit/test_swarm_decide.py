@@ -161,6 +161,6 @@ def test_every_lane_of_every_step_has_a_seed_of_its_own_and_always_the_same() ->
     seeds = [seed_of_lane(*place) for place in places]
     assert len({*seeds}) == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
-    assert seed_of_lane(3, 5, 7) == 3735462612
+    assert seed_of_lane(3, 5, 7) == 4070203524  # A log of an older version replays, too.
     afters = {seed_after(seed, step) for seed, step, lane in places if lane == 0}
     assert len(afters) == 60 and not afters & {*seeds}

@@ -146,8 +146,10 @@ class Roster:
         peer = self.peers[name]
         peer.knows, peer.seen, peer.at_step = view.generation, now, step
         self.committed = max(self.committed, step)
+        if view.generation < self.generation:
+            said += self._break(f"{name} has not heard of this generation")
         if self.broken:
-            said.append(Break((name,), self.generation, "a member has died meanwhile"))
+            said.append(Break((name,), view.generation, "a newer generation shall begin"))
         return [*said, *self._next(now)]
 
     def beat(self, name: str, step: int, now: float) -> list[Word]:
@@ -155,6 +157,7 @@ class Roster:
         if name in self.peers:
             peer = self.peers[name]
             peer.seen, peer.at_step = now, step
+            self.committed = max(self.committed, step)  # Newcomers follow what was committed.
             if peer.standing in TRAINING:
                 self._stepped(step)
         return []
@@ -178,7 +181,7 @@ class Roster:
         peer = self.peers[name]
         if generation < peer.knows:
             return []  # It has not heard yet that the next generation has begun.
-        if peer.standing in NEW and self.view:
+        if peer.standing in NEW and (self.view or self.settings.standby):
             self.peers.pop(name)
             return [Expel(name, WITHOUT)]
         peer.standing, peer.at_step, peer.seen = PeerStanding.GATE, step, now
@@ -262,8 +265,8 @@ class Roster:
         self.broken = self.announced = False
         self.committed = self.began_at = step
         self.fruitless = 0
-        if deaf := [n for n, p in self.peers.items() if n in view.names and p.standing in NEW]:
-            said += self._break(f"{', '.join(deaf)} has not heard of being a member")
+        if deaf := [name for name in view.names if name in self.peers]:
+            said += self._break(f"{', '.join(deaf)} has not heard of this generation")
         return said
 
     def _stepped(self, step: int) -> None:
@@ -276,7 +279,8 @@ class Roster:
     def _break(self, why: str) -> list[Word]:
         """Newcomers do not come in with the next generation: members may stand a step apart."""
         self.broken = True
-        return [Break(tuple(n for n in self.view if n in self.peers), self.generation, why)]
+        members = self._standing(*TRAINING)
+        return [Break(tuple(n for n in members if n in self.view), self.generation, why)]
 
     def _add(self, member: Member, standing: PeerStanding, now: float, has_step: int) -> None:
         self.peers[member.name] = Peer(member, self.arrivals, standing, now, has_step)

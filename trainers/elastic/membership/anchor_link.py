@@ -131,7 +131,7 @@ class AnchorLink:
         """Raise `GenerationEnded` if the present generation is over."""
         with self._changed:
             self._check()
-            if self._view is not None and (why := self._ended.get(self._view.generation)):
+            if self._view is not None and (why := self._over()):
                 raise GenerationEnded(why)
 
     def formed(self) -> Formed | None:
@@ -209,10 +209,16 @@ class AnchorLink:
                     raise GenerationEnded(f"{key} of another member did not come in {timeout:g} s")
                 self._changed.wait(IDLE_SECONDS)
                 self._check()
-                why = self._ended.get(self._generation())
-                if why:
+                if why := self._over():
                     raise GenerationEnded(why)
             return self._values.pop(ticket)
+
+    def _over(self) -> str:
+        """Say why the present generation is over; "" if it is not."""
+        generation = self._generation()
+        if self._formed is not None and self._formed.view.generation > generation:
+            return "a newer generation has begun"
+        return self._ended.get(generation, "")
 
     def _generation(self) -> int:
         assert self._view is not None
@@ -244,6 +250,8 @@ class AnchorLink:
     def _greet(self, channel: Channel) -> None:
         with self._changed:
             view, at_gate, ready = self._view, self._at_gate, self._ready
+            if self._formed is not None:  # The trainer's thread is about to enter it.
+                view, at_gate, ready = self._formed.view, None, ""
         channel.send(
             "hello",
             member=asdict(self.member),

@@ -40,6 +40,7 @@ class Graveyard:
         self._arrivals: queue.SimpleQueue[Remains | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waiting = 0
+        self._forming: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -48,6 +49,12 @@ class Graveyard:
         """The number of groups that have not ended yet."""
         with self._lock:
             return self._waiting
+
+    def expect(self, thread: threading.Thread) -> None:
+        """Wait, in `close`, for a thread that may still bury a group here."""
+        with self._lock:
+            self._forming = [known for known in self._forming if known.is_alive()]
+            self._forming.append(thread)
 
     def bury(self, remains: Remains) -> None:
         """Take over a group; the caller keeps no reference to it or to its works."""
@@ -62,6 +69,9 @@ class Graveyard:
 
     def close(self) -> None:
         """Wait until every group has ended, and end the thread."""
+        for forming in self._forming:
+            forming.join()
+        self._forming = []
         with self._lock:
             self._closed = True
             thread = self._thread

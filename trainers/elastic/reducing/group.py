@@ -1,6 +1,7 @@
 """A group of members for one generation, formed over callbacks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -8,6 +9,7 @@ import torch
 from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImportUsage]
 
 from trainers import torch_seams
+from trainers.elastic.reducing.forming import Forming
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
 from trainers.elastic.reducing.reducing_errors import GroupBroken, ReducingError
 
@@ -107,20 +109,37 @@ class Group:
         return work
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A member's place in a generation."""
+
+    generation: int
+    rank: int
+    size: int
+    host: str
+    """The address of the interface that this member listens on."""
+
+
 def form_group(
-    store: Rendezvous, generation: int, rank: int, size: int, host: str, timeout: float
+    store: Rendezvous,
+    place: Place,
+    timeout: float,
+    alive: Callable[[], None],
+    graveyard: Graveyard,
 ) -> Group:
     """Connect every member of a generation with every other one.
 
-    `host` is the address of the interface that this member listens on. Members must call this at
-    about the same time, which the anchor's gate sees to. What the rendezvous raises (the
-    generation has ended) is raised as it is; else `GroupBroken` after `timeout` seconds.
+    Members must call this at about the same time, which the anchor's gate sees to. What the
+    rendezvous or `alive` raises (the generation has ended) is raised as it is; else `GroupBroken`
+    after `timeout` seconds.
     """
+    generation, rank, size, host = place.generation, place.rank, place.size, place.host
     if not 0 <= rank < size:
         raise ReducingError(f"rank {rank} is not one of {size} members: ranks are 0 to {size - 1}")
     inner = _CallbackStore(store, f"generation {generation}/", timeout)
-    try:
-        formed = torch_seams.gloo_group(
+
+    def make() -> Any:
+        return torch_seams.gloo_group(
             inner,
             rank,
             size,
@@ -128,6 +147,9 @@ def form_group(
             forming=timedelta(seconds=timeout),
             operation=timedelta(seconds=OPERATION_SECONDS),
         )
+
+    try:
+        formed = Forming(make, rank, size).wait(alive, graveyard)
     except RuntimeError as error:
         if inner.error is not None:
             raise inner.error from None

@@ -41,6 +41,7 @@ from trainers.elastic.reducing import (
     Graveyard,
     Group,
     GroupBroken,
+    Place,
     all_gather_bytes,
     form_group,
     reduce_in_order,
@@ -177,9 +178,8 @@ class SwarmCommits:
         rank = view.rank(self._link.member.name)
         host = self._link.member.host
         timeout = 2 * self._link.heartbeat
-        self._group = form_group(
-            self._link, view.generation, rank, len(view.members), host, timeout
-        )
+        place = Place(view.generation, rank, len(view.members), host)
+        self._group = form_group(self._link, place, timeout, self._link.alive, self._graveyard)
         self.view = view
         self._host.on_view(view, rank)
         self._host.log.generation(view, self._step)
