@@ -74,6 +74,8 @@ class ElasticStrategy(ElasticFit):
         self._alike = dict(alike or {})
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
+        self.log_path: Path | None = None
+        """The log of this peer, once it has joined."""
 
     # ---- the swarm ------------------------------------------------------------------------------
 
@@ -81,6 +83,14 @@ class ElasticStrategy(ElasticFit):
     def view(self) -> View | None:
         """The members of the present generation."""
         return self._commits.view if isinstance(self._commits, SwarmCommits) else None
+
+    @property
+    def seconds_per_sample(self) -> float | None:
+        """How long this peer computes at a sample, as it has measured; None before it has."""
+        rate = self._commits.rate if isinstance(self._commits, SwarmCommits) else 0.0
+        if not rate or self._shares is None:
+            return None
+        return 1 / (rate * self._shares.micro)
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Join the swarm. A newcomer gets its state, with which Lightning then begins."""
@@ -110,8 +120,8 @@ class ElasticStrategy(ElasticFit):
             donor.close()
             link.close()
             raise
-        path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
-        log = StepLog(path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro})
+        self.log_path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
+        log = StepLog(self.log_path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro})
         own_state = "nothing" if own is None else "checkpoint"
         log.begins(link.step, own_state if donated is None else "member")
         trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
