@@ -140,6 +140,7 @@ class ElasticStrategy(ElasticFit):
 
     def _state(self) -> dict[str, Any]:
         state = checkpoint_now(self._module.trainer)
+        _take_back_begun_batch(state)
         state.pop("hyper_parameters", None)  # They may be anything, and every peer has its own.
         state.pop("datamodule_hyper_parameters", None)
         return state
@@ -154,13 +155,24 @@ class ElasticStrategy(ElasticFit):
         return not self._validated_before(done)
 
     def _validated_before(self, done: int) -> bool:
-        every = self._module.trainer.val_check_batch
-        if not self._module.trainer.enable_validation or every is None:
+        """Whether validation has run after the `done` batches of this pass."""
+        trainer = self._module.trainer
+        every = trainer.val_check_batch
+        if not trainer.enable_validation or every is None:
             return False
+        if trainer.check_val_every_n_epoch is None:  # Then batches are counted over all passes.
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         return done % every == 0
 
     def _on_view(self, view: View, rank: int) -> None:
         self._set_rank(rank)
+
+
+def _take_back_begun_batch(state: dict[str, Any]) -> None:
+    """A state is given away in the middle of a batch. The newcomer begins this batch itself, and
+    must not count it twice: what it counts says when it validates."""
+    total = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+    total["ready"] = total["started"] = total["processed"] = total["completed"]
 
 
 def own_address(anchor: Address) -> str:
