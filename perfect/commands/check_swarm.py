@@ -62,9 +62,7 @@ def _memory(config: RunConfig, module: L.LightningModule, trained: int) -> str:
     return f"{said}, optimizer {say_size(state)}: {say_size(weights + sums + state)} in all"
 
 
-def _prediction(
-    config: RunConfig, given: ElasticConfig, trained: int, out: Path
-) -> Iterator[str]:
+def _prediction(config: RunConfig, given: ElasticConfig, trained: int, out: Path) -> Iterator[str]:
     if given.peers is None or given.network is None:
         yield "utilisation unknown: give elastic.peers and elastic.network to reckon with"
         return

@@ -1,8 +1,8 @@
 """What run.json tells of a peer's swarm, from the lines of the peer's log (elastic/NAME.jsonl).
 
-    generations   when each began, with whom, and why it ended
-    gaps          how long this peer waited where a generation ended unplanned
-    peers         how many lanes each peer has added, and at how many steps
+generations   when each began, with whom, and why it ended
+gaps          how long this peer waited where a generation ended unplanned
+peers         how many lanes each peer has added, and at how many steps
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,19 +38,21 @@ class Programs:
         self.secret.write_text("0123456789abcdef")
 
     def begin(self, program: str, name: str, *arguments: str) -> Process:
+        out = self.folder / "said" / f"{name}-{len(self.begun)}"
         process = Process(
             self.nursery,
             {
                 "program": program, "arguments": arguments, "name": name,
-                "cwd": str(self.folder), "out": str(self.folder / "said" / name),
+                "cwd": str(self.folder), "out": str(out),
             },
         )  # fmt: skip
         self.begun.append(process)
         return process
 
-    def anchor(self, *options: str) -> Process:
+    def anchor(self, *options: str, heartbeat: float = 30.0) -> Process:
         self.join = f"127.0.0.1:{free_ports(1)[0]}"
-        given = ("--listen", self.join, "--secret-file", "secret", *options)
+        given = ("--listen", self.join, "--secret-file", "secret", "--heartbeat", str(heartbeat))
+        given += options
         anchor = self.begin("perfect.anchor", "anchor", *given)
         until(lambda: "listening" in anchor.said(), "the anchor", 60, anchor.said)
         return anchor
@@ -80,11 +84,6 @@ class Programs:
 
     def weights(self, name: str) -> dict[str, torch.Tensor]:
         return torch.load(self.folder / name / "final.ckpt", weights_only=True)["state_dict"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("swarm")
 
 
 @pytest.fixture
@@ -158,7 +157,6 @@ def test_a_swarm_that_was_stopped_goes_on_from_a_peers_checkpoint(
     programs.until_step(peer, 17)
     peer.kill()
     peer.wait()
-    (programs.folder / "said" / "a" / "ended.json").unlink()
     again = programs.peer("a")
     assert again.wait() == 0, again.said()
     began = [line for line in programs.lines("a") if "begins" in line]
@@ -174,7 +172,7 @@ def test_a_frozen_peer_is_expelled_and_joins_again_by_itself(
 ) -> None:
     swarm_recipe["phases"][0]["passes"] = 6
     programs.write(swarm_recipe)
-    anchor = programs.anchor("--heartbeat", "1")
+    anchor = programs.anchor(heartbeat=2.0)
     first = programs.peer("a")
     programs.until_step(first, 0)
     frozen = programs.peer("b")
@@ -256,3 +254,23 @@ def test_the_section_without_an_anchor_to_join_is_refused(
     assert "give --join HOST:PORT" in capsys.readouterr().err
     assert train(swarm_recipe, "--join", "127.0.0.1:1")[0] == 2
     assert "elastic.secret_file: the secret file secret cannot be read" in capsys.readouterr().err
+
+
+# ---- the example --------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_the_example_trains_with_a_kill_and_a_join_and_its_replay_is_equal(tmp_path: Path) -> None:
+    script = HERE.parents[1] / "examples" / "elastic_on_one_machine.sh"
+    paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        ["sh", str(script)], capture_output=True, text=True, timeout=290, check=False,
+        env=os.environ
+        | {
+            "PYTHON": sys.executable, "OUT": str(tmp_path / "demo"), "PASSES": "2",
+            "PORT": str(free_ports(1)[0]), "PYTHONPATH": os.pathsep.join(paths),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal: " in done.stdout and "and the final weights" in done.stdout
+    assert "b is gone" in done.stdout
