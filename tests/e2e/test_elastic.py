@@ -130,9 +130,11 @@ def test_peers_that_come_and_die_train_both_phases_alike_and_a_replay_is_equal(
     assert [run["status"] for run in runs] == ["completed"] * 2
     assert equal(programs.weights("a"), programs.weights("c"))
     assert runs[0]["phases"] == runs[1]["phases"]
-    assert [(p["name"], p["first_step"], p["last_step"], p["decoded"]) for p in runs[0]["phases"]] == [
-        ("pretrain", 0, 35, 3 * 60), ("finetune", 36, 47, 3 * 60),
-    ]  # fmt: skip
+    keys = ("name", "first_step", "last_step", "decoded")
+    assert [tuple(phase[key] for key in keys) for phase in runs[0]["phases"]] == [
+        ("pretrain", 0, 35, 3 * 60),
+        ("finetune", 36, 47, 3 * 60),
+    ]
     assert runs[0]["trace"][-1] == runs[1]["trace"][-1]
     assert runs[0]["accuracy"] == runs[1]["accuracy"]
 
