@@ -1,4 +1,4 @@
-"""What `perfect-train --check` says of a swarm: lanes, memory, how well given nodes would be used."""
+"""What `perfect-train --check` says of a swarm: lanes, memory, and how well nodes would be used."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -121,9 +121,7 @@ class ElasticStrategy(ElasticFit):
             link.close()
             raise
         self.log_path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
-        log = StepLog(
-            self.log_path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro}
-        )
+        log = StepLog(self.log_path, {**settings, "micro": shares.micro})
         own_state = "nothing" if own is None else "checkpoint"
         log.begins(link.step, own_state if donated is None else "member")
         trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
