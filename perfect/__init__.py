@@ -1,18 +1,28 @@
 """The method PerFect: pre-train on reused samples, switch, fine-tune on fresh ones.
 
-The stable names are here; `python -m perfect.train config.yaml` is the program.
+The stable names are here; `python -m perfect.train config.yaml` is the program. A name is imported
+when it is first asked for: the anchor of a swarm needs no torch.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from perfect.siblings import check_siblings
 
 check_siblings()
 
-from loaders import ReuseLoader  # noqa: E402
-from perfect.callbacks.loader_callback import LoaderCallback  # noqa: E402
-from perfect.callbacks.phase_switch import PhaseSwitch  # noqa: E402
-from perfect.method.phases import Phase, PlateauDetector, PlateauRule  # noqa: E402
-from perfect.method.schedule import Schedule  # noqa: E402
-from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy  # noqa: E402
+if TYPE_CHECKING:
+    from perfect.public_names import (
+        ElasticStrategy,
+        LoaderCallback,
+        OffloadDDPStrategy,
+        OffloadStrategy,
+        Phase,
+        PhaseSwitch,
+        PlateauDetector,
+        PlateauRule,
+        ReuseLoader,
+        Schedule,
+    )
 
 __all__ = [
     "ElasticStrategy",
@@ -26,3 +36,11 @@ __all__ = [
     "ReuseLoader",
     "Schedule",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'perfect' has no attribute {name!r}")
+    from perfect import public_names
+
+    return getattr(public_names, name)

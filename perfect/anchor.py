@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             tell=_tell,
         )
     except (WireError, OSError) as error:
-        print(f"perfect-anchor: {error}", file=sys.stderr)
+        sys.stderr.write(f"perfect-anchor: {error}\n")
         return 2
     return _serve(anchor)
 
@@ -84,7 +84,8 @@ def _serve(anchor: Anchor) -> int:
 
 
 def _tell(line: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -103,7 +104,7 @@ def _train(config: RunConfig, berth: InReplay, scratch: Path) -> tuple[L.Lightni
         trainer = build_trainer(config, scratch, switch, log, berth, data)
         if not isinstance(config.switch, PlateauSwitch):
             trainer.limit_val_batches = 0  # Only a plateau depends on what validation sees.
-        loaders = (
+        loaders: dict[str, Any] = (
             {"datamodule": data.datamodule}
             if data.datamodule is not None
             else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}

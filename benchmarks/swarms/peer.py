@@ -26,8 +26,8 @@ from torch.utils.data import TensorDataset
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
 from trainers.elastic.peer.elastic_fit import ElasticFit
-from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.working.plain_work import PlainWork
 
 

@@ -31,11 +31,12 @@ PATIENCE_SECONDS = 90.0
 class Nursery:
     """The process that forks the others (nursery.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *program: str) -> None:
+        """`program`: what is run instead, and forks more kinds of processes."""
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.swarms.nursery"], env=environment,
+            [sys.executable, *(program or ("-m", "benchmarks.swarms.nursery"))], env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self._lock = threading.Lock()

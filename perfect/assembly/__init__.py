@@ -5,10 +5,11 @@
 A problem that only the data can show (a batch larger than the data set) is a BuildError with the
 key that it comes from, so that train.py reports it with the line of the file.
 
-May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backends,
-    loaders.errors, loaders.order, loaders.pipeline, loaders.pixels, loaders.sharing,
-    loaders.sources, method, models, offload, offload.running.drivers, offload.sizes, runs, text,
-    trainers, trainers.atomic_checkpoint, trainers.fleet.jobs, trainers.offloading.
+May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backends, loaders.errors,
+    loaders.order, loaders.pipeline, loaders.pixels, loaders.sharing, loaders.sources, method,
+    models, offload, offload.running.drivers, offload.sizes, runs, text, trainers,
+    trainers.atomic_checkpoint, trainers.elastic, trainers.elastic.peer, trainers.elastic.wire,
+    trainers.fleet.jobs, trainers.offloading.
 """
 
 from perfect.assembly.berth import Alone, Berth, InFleet

@@ -3,5 +3,5 @@
 `phase_switch.py` runs phases, `loader_callback.py` carries the state of a loader without phases.
 
 May import: loaders, loaders.order, loaders.sharing, loaders.sources, loaders.stats, method,
-    offload.torch_seams, trainers.lightning_seams.
+    offload.torch_seams, trainers.elastic.peer, trainers.lightning_seams.
 """

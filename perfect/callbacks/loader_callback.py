@@ -1,6 +1,6 @@
 """`LoaderCallback` serves a `ReuseLoader` in the user's own Trainer, without phases.
 
-A view of a `SharedStream` is a loader to it like any other.
+A view of a `SharedStream` is a loader to it like any other, and so is what a swarm deals.
 
     checkpoint    contains the loader's state, as the state of this callback
     train start   the state is restored, whatever Lightning did with it
@@ -19,9 +19,9 @@ from typing import Any
 
 import lightning as L
 
-from loaders import LoaderError, ReuseLoader
-from loaders.sharing.shared_view import SharedView
+from loaders import LoaderError
 from loaders.stats import LoaderStats
+from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
     data_source,
     forget_loader,
@@ -30,10 +30,6 @@ from trainers.lightning_seams import (
     set_reload_epoch,
     should_update_logs,
 )
-
-# ReuseLoader.state_dict() returns this: a few numbers and words.
-LoaderState = dict[str, Any]
-TrainLoader = ReuseLoader | SharedView
 
 
 class LoaderCallback(L.Callback):
@@ -58,8 +54,8 @@ class LoaderCallback(L.Callback):
         if self._loader is None:
             return {} if self._loaded is None else {"loader": self._loaded}
         state = self._loader.state_dict()
-        if state["served_batches"] >= self._epoch_batches:  # limit_train_batches cut it short
-            state = _next_pass(state)
+        if served_in_pass(state) >= self._epoch_batches:  # limit_train_batches cut it short
+            state = next_pass(state)
         return {"loader": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -70,7 +66,7 @@ class LoaderCallback(L.Callback):
         state, self._loaded = self._loaded, None
         if state is not None:
             if not trainer.fit_loop.restarting:  # Lightning begins an epoch
-                state = _next_pass(state)
+                state = next_pass(state)
             loader.load_state_dict(state)
             if _epoch_batches(trainer, loader) != trainer.num_training_batches:
                 _read_again(trainer, loader)
@@ -150,16 +146,9 @@ def _train_loader(trainer: L.Trainer) -> TrainLoader:
     )
 
 
-def _next_pass(state: LoaderState) -> LoaderState:
-    """Return the state after leaving the pass in the middle of which `state` is."""
-    if not state["served_batches"]:
-        return state
-    return state | {"pass": state["pass"] + 1, "served_batches": 0, "running": state["next"]}
-
-
 def _continue_from(before: TrainLoader, loader: TrainLoader) -> None:
     """Give a new loader the pass, the counters and the choice of reuse of the previous loader."""
-    old, new = _next_pass(before.state_dict()), loader.state_dict()
+    old, new = next_pass(before.state_dict()), loader.state_dict()
     new |= {"pass": max(old["pass"], new["pass"]), "served_batches": 0, "stats": old["stats"]}
     if old["tuner"] and new["tuner"]:
         new["tuner"] = old["tuner"]

@@ -5,6 +5,8 @@ SharedView    a view of a stream that several runs read
 LaneShares    what a swarm deals: its batches are those of all peers together
 """
 
+from typing import Any
+
 import lightning as L
 import numpy as np
 
@@ -17,6 +19,8 @@ from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.lightning_seams import data_source, forget_loader
 
 TrainLoader = ReuseLoader | SharedView | LaneShares
+LoaderState = dict[str, Any]
+"""What `state_dict()` of a train loader returns: a few numbers and words."""
 
 
 def find_train_loader(trainer: L.Trainer) -> TrainLoader:
@@ -81,3 +85,20 @@ def latest_serves(loader: TrainLoader) -> np.ndarray:
     info = loader.last_batch
     assert info is not None, "a batch was trained"
     return info.serves
+
+
+def served_in_pass(state: LoaderState) -> int:
+    """The batches that a loader in this state has served of its pass."""
+    lanes = state.get("lanes")
+    return int(state["served_batches"] if lanes is None else lanes["step"])
+
+
+def next_pass(state: LoaderState) -> LoaderState:
+    """Return the state after leaving the pass in the middle of which `state` is."""
+    if not served_in_pass(state):
+        return state
+    lanes = state.get("lanes")
+    if lanes is None:
+        return state | {"pass": state["pass"] + 1, "served_batches": 0, "running": state["next"]}
+    left = {"pass": lanes["pass"] + 1, "step": 0, "running": lanes["next"]}
+    return state | {"lanes": lanes | left}

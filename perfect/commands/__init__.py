@@ -2,5 +2,6 @@
 
 May import: assembly, callbacks, config, errors, loaders, loaders.adopting, loaders.order,
     loaders.slots, loaders.sources, offload, offload.memory, offload.sizes, report, runs, trainers,
-    trainers.fleet.jobs, trainers.lightning_seams.
+    trainers.elastic, trainers.elastic.deciding, trainers.elastic.peer, trainers.fleet.jobs,
+    trainers.lightning_seams.
 """

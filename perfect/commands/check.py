@@ -27,10 +27,12 @@ from perfect.assembly import (
     watched,
 )
 from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.commands.check_swarm import swarm_lines
 from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
+from trainers.elastic.peer.lane_shares import steps_of_pass
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
@@ -49,7 +51,11 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     for phase in phases:
         batch = phase.batch_size or loader.batch_size
         largest = max(largest, batch)
-        per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
+        if config.elastic is not None:
+            lanes = config.elastic.lanes
+            per_pass = steps_of_pass(loader, lanes, batch // lanes, phase.reuse)
+        else:
+            per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
         steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
         passes = steps * config.trainer.accumulate / per_pass
         served = round(passes * samples * phase.reuse)
@@ -75,6 +81,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             f"plateau: the rule may end the reuse phase from epoch {rule.not_before:g} on; it looks"
             f" at windows of {rule.window} checks; the lengths above are those without it"
         )
+    if config.elastic is not None:
+        say += swarm_lines(config, module, loader, out)
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)

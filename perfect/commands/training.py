@@ -27,6 +27,7 @@ from perfect.report import write_report
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
+from perfect.runs.swarm_figures import swarm_table
 from trainers.elastic.errors import ElasticError
 from trainers.fleet.jobs.job_left import JobLeft
 
@@ -69,7 +70,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         )
         with watched(trainer):
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
-            run |= measured(switch, log, trainer)
+            run |= measured(switch, log, trainer) | swarm_table(trainer)
             with switch.averaged(module):
                 trainer.save_checkpoint(folder.final, weights_only=True)
             run |= judge(trainer, module, data, switch)
@@ -91,7 +92,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     finally:
         log.save()
         if status != "completed":
-            run |= measured(switch, log, trainer)
+            run |= measured(switch, log, trainer) | swarm_table(trainer)
         folder.write(run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()

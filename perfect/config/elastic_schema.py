@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from perfect.config.fields import Count, Flag, Section
+from perfect.config.fields import Count, Flag, Rate, Section
 
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -52,7 +52,10 @@ class ElasticConfig(Section):
     """So many peers --check reckons with. A run takes whoever comes."""
     network: Bandwidth | None = None
     """The bandwidth between peers (1Gbps) that --check reckons with."""
+    seconds_per_sample: Rate | None = None
+    """Forward and backward pass on one peer, as --check reckons (None: as this folder's run has
+    measured it)."""
 
 
-OF_A_NODE = ("secret_file", "host", "insecure_network", "peers", "network")
+OF_A_NODE = ("secret_file", "host", "insecure_network", "peers", "network", "seconds_per_sample")
 """These keys may differ from node to node, and from one start of a peer to the next."""

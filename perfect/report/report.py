@@ -20,6 +20,7 @@ from perfect.report.page import note, page, plot, section, table
 from perfect.report.plots import Slopes
 from perfect.report.results import Run, read_run
 from perfect.report.story import Story
+from perfect.report.swarm_section import swarm_section
 from perfect.report.words import DASH, count, duration, fewer, passes, percent
 
 
@@ -43,6 +44,7 @@ def write_report(run_dir: Path) -> Path:
             plot(plots.learning_rate(run.metrics, story, steps))
             or note("No learning rate was logged."),
         ),
+        swarm_section(run),
         stalls_section(run),
         memory_section(run),
         steps_section(run),

@@ -6,10 +6,14 @@ elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from
                       generation, which nobody had planned, to the beginning of the next one
 """
 
+from typing import Any
+
 import lightning as L
 
 from perfect.runs.record import RunLog
+from perfect.runs.swarm_record import swarm_record
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
+from trainers.elastic.replaying.step_log import read_lines
 
 
 class SwarmFigures(L.Callback):
@@ -20,17 +24,33 @@ class SwarmFigures(L.Callback):
 
     def __init__(self, run_log: RunLog) -> None:
         self._log = run_log
+        self._seconds: float | None = None
+
+    def section(self, trainer: L.Trainer) -> dict[str, Any]:
+        """Return the section `elastic` of run.json."""
+        path = getattr(trainer.strategy, "log_path", None)
+        if path is None or not path.exists():
+            return {}
+        return {**swarm_record(read_lines(path)), "seconds_per_sample": self._seconds}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step:
             self._log.resume(trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: object
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         swarm = trainer.strategy
         every = max(1, getattr(trainer, "log_every_n_steps", 50))
-        if not isinstance(swarm, ElasticStrategy) or trainer.global_step % every:
+        if not isinstance(swarm, ElasticStrategy):
+            return
+        self._seconds = swarm.seconds_per_sample or self._seconds
+        if trainer.global_step % every:
             return
         view = swarm.view
         figures = {
@@ -39,6 +59,14 @@ class SwarmFigures(L.Callback):
             "elastic/gap_seconds": sum(seconds for _, seconds in swarm.gaps),
         }
         pl_module.log_dict(figures, on_step=True, on_epoch=False)
+
+
+def swarm_table(trainer: L.Trainer) -> dict[str, Any]:
+    """Return the section `elastic` of run.json; nothing if the run is no swarm's."""
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, SwarmFigures):
+            return {"elastic": callback.section(trainer)}
+    return {}
 
 
 def swarm_words(trainer: L.Trainer) -> list[str]:

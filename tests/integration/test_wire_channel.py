@@ -29,9 +29,8 @@ from trainers.elastic.wire import (
     Unreachable,
     WireTimeout,
     connect,
-    into_tensors,
-    payloads_of,
 )
+from trainers.elastic.wire.tensors import into_tensors, payloads_of
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION
 from trainers.elastic.wire.stream import TlsStream
 

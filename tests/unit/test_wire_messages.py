@@ -11,12 +11,10 @@ from trainers.elastic.wire import (
     BadFrame,
     Message,
     PayloadForm,
-    into_tensors,
-    payloads_of,
-    tensors_of,
 )
 from trainers.elastic.wire.incoming import IncomingFrame, Place
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION, encode
+from trainers.elastic.wire.tensors import into_tensors, payloads_of, tensors_of
 
 
 def received(

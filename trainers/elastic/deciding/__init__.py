@@ -5,6 +5,7 @@
     header.py    what a member says of itself in the middle of a step
     decision.py  what to do next, from the headers of all
     roster.py    the anchor's: who is there, and when a generation begins
+    utilisation.py  a prediction for given nodes, before anything runs
 
 Pure: every file.
 

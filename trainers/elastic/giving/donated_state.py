@@ -9,7 +9,8 @@ from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.giving.plain_tree import put_together
-from trainers.elastic.wire import Address, Channel, Secret, WireTimeout, connect, tensors_of
+from trainers.elastic.wire import Address, Channel, Secret, WireTimeout, connect
+from trainers.elastic.wire.tensors import tensors_of
 
 CONNECT_SECONDS = 10.0
 STATE_SECONDS = 600.0

@@ -18,7 +18,8 @@ from typing import Any
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.giving.plain_tree import take_apart
-from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError, payloads_of
+from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError
+from trainers.elastic.wire.tensors import payloads_of
 
 log = logging.getLogger(__name__)
 

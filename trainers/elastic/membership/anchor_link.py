@@ -78,6 +78,8 @@ class AnchorLink:
         self._changed = threading.Condition()
         self._channel: Channel | None = None
         self._closing = False
+        self._over = False
+        """Whether this peer has ended the whole run."""
         self._hung_up = threading.Event()
         self._view: View | None = None
         self._role: Instruction | None = None
@@ -189,7 +191,8 @@ class AnchorLink:
         self._send("leave")
 
     def ended(self, step: int, digest: str) -> None:
-        """Tell that the whole run has ended here."""
+        """Tell that the whole run has ended here. The anchor may go then."""
+        self._over = True
         self._send("ended", step=step, digest=digest)
 
     def set(self, key: str, value: bytes) -> None:
@@ -279,7 +282,7 @@ class AnchorLink:
                     channel.close()
                 with self._changed:
                     self._channel = None
-                    if self._closing or self._wrong is not None:
+                    if self._closing or self._over or self._wrong is not None:
                         return
                 log.warning("the anchor is gone (%s): training goes on without it", error)
             if not self._connect_again():

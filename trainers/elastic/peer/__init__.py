@@ -2,5 +2,5 @@
 
 May import: elastic, elastic.commits, elastic.deciding, elastic.giving, elastic.membership,
     elastic.replaying, elastic.swarm, elastic.wire, elastic.working, lightning_seams, loaders,
-    loaders.lanes.
+    loaders.lanes, loaders.order, loaders.stats.
 """

@@ -44,6 +44,11 @@ def _of_trainer(trainer: L.Trainer) -> list[str]:
         wrong.append(
             f"devices={trainer.num_devices}: a peer trains on one device; start a peer for each"
         )
+    if every := getattr(trainer, "reload_dataloaders_every_n_epochs", 0):
+        wrong.append(
+            f"reload_dataloaders_every_n_epochs={every}: a swarm deals one loader from the first"
+            " step to the last; leave it at 0"
+        )
     if trainer.accumulate_grad_batches != 1:
         wrong.append(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: lanes are micro-batches"

@@ -74,6 +74,8 @@ class ElasticStrategy(ElasticFit):
         self._alike = dict(alike or {})
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
+        self.log_path: Path | None = None
+        """The log of this peer, once it has joined."""
 
     # ---- the swarm ------------------------------------------------------------------------------
 
@@ -81,6 +83,14 @@ class ElasticStrategy(ElasticFit):
     def view(self) -> View | None:
         """The members of the present generation."""
         return self._commits.view if isinstance(self._commits, SwarmCommits) else None
+
+    @property
+    def seconds_per_sample(self) -> float | None:
+        """How long this peer computes at a sample, as it has measured; None before it has."""
+        rate = self._commits.rate if isinstance(self._commits, SwarmCommits) else 0.0
+        if not rate or self._shares is None:
+            return None
+        return 1 / (rate * self._shares.micro)
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         """Join the swarm. A newcomer gets its state, with which Lightning then begins."""
@@ -110,8 +120,8 @@ class ElasticStrategy(ElasticFit):
             donor.close()
             link.close()
             raise
-        path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
-        log = StepLog(path, {"sum": self._sum, "lanes": shares.lanes.lanes, "micro": shares.micro})
+        self.log_path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
+        log = StepLog(self.log_path, {**settings, "micro": shares.micro})
         own_state = "nothing" if own is None else "checkpoint"
         log.begins(link.step, own_state if donated is None else "member")
         trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
@@ -130,6 +140,7 @@ class ElasticStrategy(ElasticFit):
 
     def _state(self) -> dict[str, Any]:
         state = checkpoint_now(self._module.trainer)
+        _take_back_begun_batch(state)
         state.pop("hyper_parameters", None)  # They may be anything, and every peer has its own.
         state.pop("datamodule_hyper_parameters", None)
         return state
@@ -144,13 +155,24 @@ class ElasticStrategy(ElasticFit):
         return not self._validated_before(done)
 
     def _validated_before(self, done: int) -> bool:
-        every = self._module.trainer.val_check_batch
-        if not self._module.trainer.enable_validation or every is None:
+        """Whether validation has run after the `done` batches of this pass."""
+        trainer = self._module.trainer
+        every = trainer.val_check_batch
+        if not trainer.enable_validation or every is None:
             return False
+        if trainer.check_val_every_n_epoch is None:  # Then batches are counted over all passes.
+            done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         return done % every == 0
 
     def _on_view(self, view: View, rank: int) -> None:
         self._set_rank(rank)
+
+
+def _take_back_begun_batch(state: dict[str, Any]) -> None:
+    """A state is given away in the middle of a batch. The newcomer begins this batch itself, and
+    must not count it twice: what it counts says when it validates."""
+    total = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+    total["ready"] = total["started"] = total["processed"] = total["completed"]
 
 
 def own_address(anchor: Address) -> str:

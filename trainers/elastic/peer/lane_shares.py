@@ -74,11 +74,7 @@ class LaneShares:
 
     def batches_of(self, batch_size: int, reuse: int) -> int:
         """The steps of a whole pass that is served like this."""
-        loader, count = self.loader, self._count
-        shortest, longest = divmod(len(loader.dataset), count)[0], -(-len(loader.dataset) // count)
-        share = shortest if loader.drop_last else longest
-        micro = self._micro_of(batch_size)
-        return batches_per_pass(share, micro, reuse, loader.mode, loader.drop_last)
+        return steps_of_pass(self.loader, self._count, self._micro_of(batch_size), reuse)
 
     def _micro_of(self, whole: int) -> int:
         if whole % self._count:
@@ -134,6 +130,13 @@ class LaneShares:
 
     def close(self) -> None:
         self.lanes.close()
+
+
+def steps_of_pass(loader: ReuseLoader, lanes: int, micro: int, reuse: int) -> int:
+    """The steps of a pass over the loader's samples, in lanes of `micro` samples a step."""
+    samples = len(loader.dataset)
+    share = samples // lanes if loader.drop_last else -(-samples // lanes)
+    return batches_per_pass(share, micro, reuse, loader.mode, loader.drop_last)
 
 
 def lane_shares(loader: Any, lanes: int, global_batch: int | None) -> LaneShares:

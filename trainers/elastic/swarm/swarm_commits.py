@@ -100,6 +100,11 @@ class SwarmCommits:
         self._finished: tuple[int, str] | None = None
         """With which step and digest others have ended the run."""
 
+    @property
+    def rate(self) -> float:
+        """The lanes a second that this peer computes, of late; 0 before it has computed any."""
+        return self._rate
+
     # ---- what the strategy calls ----------------------------------------------------------------
 
     def next(self, work: LaneWork) -> Commit:

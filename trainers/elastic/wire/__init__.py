@@ -1,7 +1,8 @@
 """Messages between peers and the anchor: encrypted, authenticated and framed.
 
 A `Listener` lets in who knows the secret, `connect` is the other side, and a `Channel` is what both
-get. A message is a kind, fields that JSON can hold, and raw bytes. Nothing is ever unpickled.
+get. A message is a kind, fields that JSON can hold, and raw bytes. Nothing is ever unpickled. Only
+`tensors.py` needs torch, which an anchor has not.
 
     connect(addresses, secret)                 Listener(host, port, secret)
       TCP, TLS 1.3            <------------>     a certificate of this listener alone
@@ -18,7 +19,6 @@ from trainers.elastic.wire.listener import Listener
 from trainers.elastic.wire.manifest import Manifest, difference
 from trainers.elastic.wire.message import Message, Payload, PayloadForm
 from trainers.elastic.wire.secret import Secret, read_secret
-from trainers.elastic.wire.tensors import into_tensors, payloads_of, tensors_of
 from trainers.elastic.wire.wire_errors import (
     AddressError,
     BadFrame,
@@ -51,9 +51,6 @@ __all__ = [
     "WrongSecret",
     "connect",
     "difference",
-    "into_tensors",
     "parse_addresses",
-    "payloads_of",
     "read_secret",
-    "tensors_of",
 ]

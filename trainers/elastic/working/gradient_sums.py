@@ -39,7 +39,7 @@ class GradientSums:
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat tensor, in the shapes of the parameters."""
         parts = flat.split([p.numel() for p in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+        return [_laid_out(part, p) for part, p in zip(parts, self._parameters, strict=True)]
 
     def begin(self) -> None:
         """Begin a step: nothing is added up, and backward passes add to the sums."""
@@ -85,6 +85,14 @@ class GradientSums:
         """The parameters whose sums are not finite."""
         named = zip(self._names, self._views, strict=True)
         return [name for name, view in named if not view.isfinite().all()]
+
+
+def _laid_out(part: Tensor, p: Tensor) -> Tensor:
+    """Return a flat part in the shape of a parameter, and in its order in memory (channels last),
+    as autograd and fused updates expect it."""
+    if torch.empty_like(p, device="meta").stride() != p.stride():  # p has holes, or overlaps
+        return part.view(p.shape)
+    return part.as_strided(p.shape, p.stride())
 
 
 class ExactSums:

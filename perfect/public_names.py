@@ -1,0 +1,21 @@
+"""The stable names of perfect, each imported from where it is."""
+
+from loaders import ReuseLoader
+from perfect.callbacks.loader_callback import LoaderCallback
+from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.method.phases import Phase, PlateauDetector, PlateauRule
+from perfect.method.schedule import Schedule
+from trainers import ElasticStrategy, OffloadDDPStrategy, OffloadStrategy
+
+__all__ = [
+    "ElasticStrategy",
+    "LoaderCallback",
+    "OffloadDDPStrategy",
+    "OffloadStrategy",
+    "Phase",
+    "PhaseSwitch",
+    "PlateauDetector",
+    "PlateauRule",
+    "ReuseLoader",
+    "Schedule",
+]

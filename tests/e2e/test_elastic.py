@@ -1,0 +1,278 @@
+"""The programs of a swarm: an anchor, peers that come and die, and a replay of it all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.swarms.swarm import Nursery, Process, free_ports, until
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(300)
+Recipe = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery(str(HERE / "program_nursery.py")) as nursery:
+        yield nursery
+
+
+class Programs:
+    """Processes in one folder, in which every peer has a run folder of its name."""
+
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self.nursery = nursery
+        self.folder = folder
+        self.begun: list[Process] = []
+        self.secret = folder / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_text("0123456789abcdef")
+
+    def begin(self, program: str, name: str, *arguments: str) -> Process:
+        out = self.folder / "said" / f"{name}-{len(self.begun)}"
+        process = Process(
+            self.nursery,
+            {
+                "program": program, "arguments": arguments, "name": name,
+                "cwd": str(self.folder), "out": str(out),
+            },
+        )  # fmt: skip
+        self.begun.append(process)
+        return process
+
+    def anchor(self, *options: str, heartbeat: float = 30.0) -> Process:
+        self.join = f"127.0.0.1:{free_ports(1)[0]}"
+        given = ("--listen", self.join, "--secret-file", "secret", "--heartbeat", str(heartbeat))
+        given += options
+        anchor = self.begin("perfect.anchor", "anchor", *given)
+        until(lambda: "listening" in anchor.said(), "the anchor", 60, anchor.said)
+        return anchor
+
+    def peer(self, name: str, recipe: str = "run.yaml") -> Process:
+        options = ("--join", self.join, "--name", name, "--out", name)
+        return self.begin("perfect.train", name, recipe, *options)
+
+    def replay(self, *runs: str) -> Process:
+        return self.begin("perfect.replay", "replay", *runs)
+
+    def write(self, recipe: Recipe, name: str = "run.yaml") -> None:
+        (self.folder / name).write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        log = self.folder / name / "elastic" / f"{name}.jsonl"
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def step(self, name: str) -> int:
+        return max((line["commit"] for line in self.lines(name) if "commit" in line), default=-1)
+
+    def until_step(self, process: Process, step: int) -> None:
+        name = process.name
+        until(lambda: self.step(name) >= step, f"step {step} of {name}", 120, process.said)
+
+    def run(self, name: str) -> dict[str, Any]:
+        return json.loads((self.folder / name / "run.json").read_text())
+
+    def weights(self, name: str) -> dict[str, torch.Tensor]:
+        return torch.load(self.folder / name / "final.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture
+def programs(nursery: Nursery, tmp_path: Path) -> Iterator[Programs]:
+    found = Programs(nursery, tmp_path)
+    yield found
+    for process in found.begun:
+        process.kill()
+    for process in found.begun:
+        process.wait()
+
+
+@pytest.fixture
+def swarm_recipe(recipe: Recipe) -> Recipe:
+    """60 pictures, 8 lanes of 2: 12 steps a pass of 3 serves, 4 steps a fresh pass."""
+    return recipe | {
+        "loader": {"batch_size": 16, "buffer_batches": 2, "workers": 1},
+        "phases": [
+            {"name": "pretrain", "passes": 3, "reuse": 3, "ema": True,
+             "lr": {"kind": "constant", "lr": 0.05, "warmup": 0.2}},
+            {"name": "finetune", "passes": 3, "ema": True, "lr": {"kind": "linear", "lr": 0.05}},
+        ],
+        "elastic": {"secret_file": "secret", "lanes": 8},
+    }  # fmt: skip
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_peers_that_come_and_die_train_both_phases_alike_and_a_replay_is_equal(
+    programs: Programs, swarm_recipe: Recipe
+) -> None:
+    programs.write(swarm_recipe)
+    anchor = programs.anchor("--min-peers", "2")
+    first, killed = programs.peer("a"), programs.peer("b")
+    programs.until_step(first, 2)
+    newcomer = programs.peer("c")
+    programs.until_step(newcomer, 14)
+    killed.kill()
+    assert (first.wait(), newcomer.wait(), anchor.wait()) == (0, 0, 0), first.said()
+
+    runs = [programs.run(name) for name in "ac"]
+    assert [run["status"] for run in runs] == ["completed"] * 2
+    assert equal(programs.weights("a"), programs.weights("c"))
+    assert runs[0]["phases"] == runs[1]["phases"]
+    keys = ("name", "first_step", "last_step", "decoded")
+    assert [tuple(phase[key] for key in keys) for phase in runs[0]["phases"]] == [
+        ("pretrain", 0, 35, 3 * 60),
+        ("finetune", 36, 47, 3 * 60),
+    ]
+    assert runs[0]["trace"][-1] == runs[1]["trace"][-1]
+    assert runs[0]["accuracy"] == runs[1]["accuracy"]
+
+    replay = programs.replay("a", "b", "c")
+    assert replay.wait() == 0, replay.said()
+    assert f"equal: {runs[0]['steps']} steps, and the final weights" in replay.said()
+
+    swarm = runs[0]["elastic"]
+    assert {peer["name"] for peer in swarm["peers"]} == {"a", "b", "c"}
+    assert [gap["why"] for gap in swarm["gaps"]] == [swarm["generations"][-2]["ended"]]
+    page = (programs.folder / "a" / "report.html").read_text()
+    assert "The swarm" in page and "ended unplanned" in page
+    assert "elastic/peers" in (programs.folder / "a" / "metrics.csv").read_text()
+
+
+def test_a_swarm_that_was_stopped_goes_on_from_a_peers_checkpoint(
+    programs: Programs, swarm_recipe: Recipe
+) -> None:
+    programs.write(swarm_recipe)
+    programs.anchor()
+    peer = programs.peer("a")
+    programs.until_step(peer, 17)
+    peer.kill()
+    peer.wait()
+    again = programs.peer("a")
+    assert again.wait() == 0, again.said()
+    began = [line for line in programs.lines("a") if "begins" in line]
+    assert [line["with"] for line in began] == ["nothing", "checkpoint"]
+    assert 0 < began[1]["begins"] <= 17
+    replay = programs.replay("a")
+    assert replay.wait() == 0, replay.said()
+    assert "and the final weights" in replay.said()
+
+
+def test_a_frozen_peer_is_expelled_and_joins_again_by_itself(
+    programs: Programs, swarm_recipe: Recipe
+) -> None:
+    swarm_recipe["phases"][0]["passes"] = 6
+    programs.write(swarm_recipe)
+    anchor = programs.anchor(heartbeat=2.0)
+    first = programs.peer("a")
+    programs.until_step(first, 0)
+    frozen = programs.peer("b")
+    programs.until_step(frozen, 3)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    until(lambda: "b was silent" in anchor.said(), "the expulsion of b", 60, anchor.said)
+    os.kill(frozen.pid, signal.SIGCONT)
+    assert (first.wait(), frozen.wait()) == (0, 0), frozen.said()
+    assert "this peer joins again" in frozen.said()
+    assert equal(programs.weights("a"), programs.weights("b"))
+
+
+def test_a_peer_of_another_configuration_is_refused_with_the_key_that_differs(
+    programs: Programs, swarm_recipe: Recipe
+) -> None:
+    programs.write(swarm_recipe)
+    other = swarm_recipe | {"optimizer": {"name": "sgd", "lr": 0.3}}
+    programs.write(other, "other.yaml")
+    programs.anchor()
+    first = programs.peer("a")
+    programs.until_step(first, 0)
+    odd = programs.peer("b", "other.yaml")
+    assert odd.wait() == 1
+    assert "config.optimizer.lr is 0.3 here and 0.1 there" in " ".join(odd.said().split())
+    assert first.wait() == 0, first.said()
+
+
+def test_an_altered_log_is_told_with_its_step(programs: Programs, swarm_recipe: Recipe) -> None:
+    swarm_recipe["phases"] = [{"name": "only", "passes": 1}]
+    del swarm_recipe["ema"]
+    programs.write(swarm_recipe)
+    programs.anchor()
+    peer = programs.peer("a")
+    assert peer.wait() == 0, peer.said()
+    log = programs.folder / "a" / "elastic" / "a.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    third = next(line for line in lines if line.get("commit") == 2)
+    third["digest"] = "0" * len(third["digest"])
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = {p: p.stat().st_mtime_ns for p in (programs.folder / "a").rglob("*")}
+    replay = programs.replay("a")
+    assert replay.wait() == 1
+    assert "different: step 2 comes to" in replay.said()
+    assert before == {p: p.stat().st_mtime_ns for p in (programs.folder / "a").rglob("*")}
+
+
+def test_check_says_lanes_memory_and_utilisation(
+    train: Callable[..., tuple[int, Path]], swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"peers": 4, "network": "100Mbps", "seconds_per_sample": 0.5}
+    swarm_recipe["elastic"] |= more
+    assert train(swarm_recipe, "--check")[0] == 0
+    said = capsys.readouterr().out
+    assert "8 lanes of 2 samples are a step of 16" in said and "12 steps a pass" in said
+    assert "warning: 2 lanes for each of 4 peers are few" in said
+    assert "4 peers at 100Mbps: compute 2 s" in said
+    assert "or more keeps it at 90%" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--join", "127.0.0.1:1"], "elastic: is missing, but --join was given"),
+        (["--name", "a"], "elastic: is missing, but --name was given"),
+    ],
+)
+def test_options_of_a_swarm_without_the_section_are_refused(
+    train: Callable[..., tuple[int, Path]], recipe: Recipe, options: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert train(recipe, *options)[0] == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_section_without_an_anchor_to_join_is_refused(
+    train: Callable[..., tuple[int, Path]], swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(swarm_recipe)[0] == 2
+    assert "give --join HOST:PORT" in capsys.readouterr().err
+    assert train(swarm_recipe, "--join", "127.0.0.1:1")[0] == 2
+    assert "elastic.secret_file: the secret file secret cannot be read" in capsys.readouterr().err
+
+
+# ---- the example --------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_the_example_trains_with_a_kill_and_a_join_and_its_replay_is_equal(tmp_path: Path) -> None:
+    script = HERE.parents[1] / "examples" / "elastic_on_one_machine.sh"
+    paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        ["sh", str(script)], capture_output=True, text=True, timeout=290, check=False,
+        env=os.environ
+        | {
+            "PYTHON": sys.executable, "OUT": str(tmp_path / "demo"), "PASSES": "2",
+            "PORT": str(free_ports(1)[0]), "PYTHONPATH": os.pathsep.join(paths),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal: " in done.stdout and "and the final weights" in done.stdout
+    assert "b is gone" in done.stdout

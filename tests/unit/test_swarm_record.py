@@ -1,0 +1,71 @@
+"""What run.json and the report tell of a swarm, from lines as a peer logs them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from perfect.config.schema import RunConfig, dump_config
+from perfect.config.shared_keys import shared_keys
+from perfect.report.report import write_report
+from perfect.runs.swarm_record import PLANNED, swarm_record
+
+LINES: list[dict[str, Any]] = [
+    {"run": {"lanes": 4, "sum": "fast", "micro": 2}, "time": 100.0},
+    {"begins": 0, "with": "nothing", "time": 100.0},
+    {"generation": 1, "members": ["a"], "step": 0, "time": 101.0},
+    {"commit": 0, "added": [["a", [0, 1, 2, 3]]], "digest": "0", "time": 102.0},
+    {"generation": 2, "members": ["a", "b"], "step": 1, "time": 103.0},
+    {"commit": 1, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "1", "time": 104.0},
+    {"generation": 3, "members": ["a"], "step": 2, "time": 105.0},
+    {"gap": 0.25, "why": "b is <gone>", "step": 2, "time": 105.0},
+    {"commit": 2, "added": [["a", [0, 1, 2, 3]]], "digest": "2", "time": 106.0},
+]
+
+
+def test_generations_gaps_and_peers_are_counted_from_the_log() -> None:
+    told = swarm_record(LINES)
+    assert told["lanes"] == 4 and told["began"] == {"step": 0, "with": "nothing"}
+    assert [(g["generation"], g["steps"], g["ended"]) for g in told["generations"]] == [
+        (1, 1, PLANNED), (2, 1, "b is <gone>"), (3, 1, None),
+    ]  # fmt: skip
+    assert [g["seconds"] for g in told["generations"]] == [1.0, 3.0, 5.0]
+    assert told["gaps"] == [{"step": 2, "seconds": 0.25, "why": "b is <gone>"}]
+    assert told["peers"] == [
+        {"name": "a", "lanes": 10, "steps": 3},
+        {"name": "b", "lanes": 2, "steps": 1},
+    ]
+
+
+def test_the_report_shows_who_computed_how_much_and_why_generations_ended(tmp_path: Path) -> None:
+    run = {"status": "completed", "name": "a", "steps": 3, "elastic": swarm_record(LINES)}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    page = write_report(tmp_path).read_text()
+    assert "The swarm" in page and "b is &lt;gone&gt;" in page and "b is <gone>" not in page
+    assert "width:83.33%" in page and "width:16.67%" in page
+    assert "1 generation ended unplanned" in page
+
+
+def test_a_run_without_a_swarm_has_no_such_section(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"status": "completed", "name": "a", "steps": 3}))
+    assert "The swarm" not in write_report(tmp_path).read_text()
+
+
+def test_peers_must_agree_on_all_keys_but_those_of_a_node() -> None:
+    plain = {
+        "model": {"name": "resnet18"},
+        "data": {"name": "cifar10", "root": "here"},
+        "phases": [{"name": "train", "passes": 2}],
+        "elastic": {"secret_file": "one", "lanes": 32},
+    }
+    other = plain | {
+        "data": {"name": "cifar10", "root": "there"},
+        "trainer": {"threads": 3},
+        "elastic": {"secret_file": "two", "lanes": 32, "host": "10.0.0.2"},
+    }
+    one, two = (shared_keys(dump_config(RunConfig.model_validate(c))) for c in (plain, other))
+    assert one == two and one["config.elastic.lanes"] == "32"
+    assert one["config.phases.0.passes"] == "2"
+    changed = shared_keys(
+        dump_config(RunConfig.model_validate(plain | {"optimizer": {"name": "sgd", "lr": 0.3}}))
+    )
+    assert [key for key in one if one[key] != changed[key]] == ["config.optimizer.lr"]
