@@ -16,8 +16,8 @@ from loaders import ReuseLoader
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.peer.elastic_fit import ElasticFit
+from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.peer.strategy import ElasticStrategy
 from trainers.elastic.wire import read_secret
 
 WIDTH = 64

@@ -9,6 +9,7 @@ plan is one of a lane beside the update, so it places all tensors. A newcomer ap
 it has a lane: it plans the update alone, and leaves that plan at its first lane.
 """
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from offload.tracing.capture import capture_step, retraced_step
 from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.training import Parameter, TrainingStep
 from trainers.elastic.planned.host_sums import HostSums
-from trainers.offloading.steps.graph_cache import GraphCache
+from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
@@ -39,6 +40,8 @@ from trainers.offloading.tracing.closure import (
     TrainingForward,
 )
 from trainers.offloading.tracing.hooks import Hooks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +131,7 @@ class LaneGraphs:
                 reads=forward.reads,
                 learned=self._learned,
             )
-        self.captures += 1
+        self._count(f"a lane of {shapes_of(given.batch.key)}")
         self._sums.check_whole()
         self._say_too_large(forward)
         there = {id(tensor) for tensor in graph.program.tensors.values()}
@@ -211,8 +214,12 @@ class LaneGraphs:
             self._updates[key] = offload.capture_update_step(
                 self._module, self._optimizer, totals, clip, device=self._request.target.device
             )
-            self.captures += 1
+            self._count(f"an update of {len(parameters)} parameters")
         return key, self._updates[key]
+
+    def _count(self, what: str) -> None:
+        self.captures += 1
+        log.info("captured %s", what)
 
     def _plan_alone(self, graph: TaskGraph) -> Plan:
         """Plan an update without a lane. A budget that is a share means a share of a lane, so here
