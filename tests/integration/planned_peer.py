@@ -123,10 +123,10 @@ def train(
     loader = ReuseLoader(data(samples), batch_size=32, reuse=2, buffer_batches=2, seed=3, workers=1)
     watch = Watch()
     trainer = L.Trainer(
-        strategy=strategy, accelerator="cpu", max_steps=steps, max_epochs=-1, callbacks=[watch],
+        strategy=strategy, max_steps=steps, max_epochs=-1, callbacks=[watch],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=out,
-        **{"val_check_interval": 3, **more},
+        **{"accelerator": "cpu", "val_check_interval": 3, **more},
     )  # fmt: skip
     trainer.fit(module, loader, DataLoader(data(50), batch_size=30))
     return Ran(watch, trainer, strategy, module)
@@ -138,7 +138,7 @@ def alone(out: Path, budget: str | int | None, steps: int = 8, **more: Any) -> R
     secret = out / "secret"
     secret.touch(0o600)
     secret.write_text(secrets.token_hex(16))
-    given = {key: more.pop(key) for key in ("sum", "checkpoint") if key in more}
+    given = {key: more.pop(key) for key in ("sum", "checkpoint", "device") if key in more}
     with Anchor("127.0.0.1", 0, read_secret(secret), Settings()) as anchor:
         serving = threading.Thread(target=anchor.run)
         serving.start()

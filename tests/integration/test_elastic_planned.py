@@ -57,6 +57,21 @@ def test_a_peer_with_a_budget_has_the_bits_of_one_without(
     assert any("val_loss" in logs for logs in plain.watch.logs)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_peer_with_a_gpu_and_a_budget_has_the_bits_of_one_without(
+    optimizer: str, tmp_path: Path
+) -> None:
+    more = {"optimizer": optimizer, "accelerator": "gpu", "device": "cuda:0", **CLIPS["norm"]}
+    plain = alone(tmp_path / "plain", None, **more)
+    planned = alone(tmp_path / "planned", "100%", **more)
+    assert planned.digests == plain.digests
+    assert planned.watch.logs == plain.watch.logs
+    for a, b in zip(planned.watch.states, plain.watch.states, strict=True):
+        assert [name for name in a if not torch.equal(a[name].cpu(), b[name].cpu())] == []
+
+
 def test_exact_sums_and_a_replay_have_the_same_bits_with_a_budget(tmp_path: Path) -> None:
     plain = alone(tmp_path / "plain", None, sum="exact")
     planned = alone(tmp_path / "planned", "60%", sum="exact")
@@ -150,8 +165,8 @@ def test_a_lane_whose_loss_is_not_finite_is_named(tmp_path: Path) -> None:
 # ---- several peers ------------------------------------------------------------------------------
 
 STEPS = 24
-MIXED = {"steps": STEPS, "val": True, "trainer": {"val_check_interval": 4}}
-PLANNED = {**MIXED, "strategy": {"budget": "60%"}}
+MIXED = {"val": True, "trainer": {"val_check_interval": 4}}
+PLANNED = {**MIXED, "steps": STEPS, "strategy": {"budget": "60%"}}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +176,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     folder = tmp_path_factory.mktemp("mixed")
     with Nursery() as nursery, Swarm(folder, nursery, first=2, heartbeat=HEARTBEAT) as swarm:
         stays = swarm.peer("a", **PLANNED, faults=[hold(8, 2)])
-        killed = swarm.peer("b", **MIXED, faults=[fault("kill", "mid_reduce", 5)])
+        killed = swarm.peer("b", **MIXED, steps=STEPS, faults=[fault("kill", "mid_reduce", 5)])
         killed.wait()
         comes = swarm.peer("c", **PLANNED)
         assert [peer.result()["error"] for peer in (stays, comes)] == ["", ""]
