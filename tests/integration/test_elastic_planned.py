@@ -182,7 +182,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
         assert [peer.result()["error"] for peer in (stays, comes)] == ["", ""]
         replay = swarm.replay(STEPS, [stays, killed, comes], **MIXED)
         assert replay.result()["error"] == ""
-        yield swarm.peers
+        peers = swarm.peers
+    yield peers
 
 
 def test_peers_with_and_without_a_budget_have_equal_weights(mixed: list[Process]) -> None:
