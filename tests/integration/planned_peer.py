@@ -70,22 +70,21 @@ class Watch(L.Callback):
 
     logs: list[dict[str, float]] = field(default_factory=list)
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    captures: list[int] = field(default_factory=list)
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **more: Any
+    ) -> None:
         known = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.logs.append({**known, "lr": trainer.optimizers[0].param_groups[0]["lr"]})
-        self.states.append(state_of(trainer, module))
-        planning = trainer.strategy._planning  # pyright: ignore
-        self.captures.append(planning.work.graphs.captures if planning else 0)
+        self.states.append(state_of(trainer, pl_module))
 
-    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.logs.append({"val_loss": float(trainer.callback_metrics["val_loss"])})
 
 
 def state_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, torch.Tensor]:
     found = {name: t.clone() for name, t in module.state_dict().items()}
-    names = {p: name for name, p in module.named_parameters()}
+    names: dict[Any, str] = {p: name for name, p in module.named_parameters()}
     for p, state in trainer.optimizers[0].state.items():
         found |= {f"{names[p]} {key}": t.clone() for key, t in state.items()}
     return found
@@ -116,7 +115,7 @@ class Ran:
 
 def train(
     out: Path, steps: int = 8, *, optimizer: str = "adamw", module: Any = None,
-    strategy: ElasticFit | None = None, samples: int = 100, **more: Any,
+    strategy: ElasticFit, samples: int = 100, **more: Any,
 ) -> Ran:  # fmt: skip
     """Train alone. `samples` that lanes do not divide make the last step of a pass smaller."""
     module = Classifier(optimizer) if module is None else module

@@ -157,7 +157,7 @@ def test_the_error_of_a_users_own_code_comes_through(tmp_path: Path) -> None:
 def test_a_lane_whose_loss_is_not_finite_is_named(tmp_path: Path) -> None:
     module = Classifier()
     with torch.no_grad():
-        module.layers[0].bias.fill_(torch.inf)
+        next(module.layers[0].parameters()).fill_(torch.inf)
     with pytest.raises(SwarmStopped, match="the loss of lane 0 is not finite at step 0"):
         alone(tmp_path, "60%", 2, module=module)
 
