@@ -155,6 +155,9 @@ class _Walk:
         found = space.best_fit(size) if offset is None else offset
         if found is None:
             refuse_arena(arena, space.used + size, space.capacity, name)
+        if found + size > space.capacity:
+            # A home that another plan chose: the kernels of this graph allocate more beside it.
+            refuse_arena(arena, found + size, space.capacity, name)
         space.take(found, size, name)
         return found
 

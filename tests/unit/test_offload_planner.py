@@ -150,6 +150,16 @@ def test_homes_are_kept_wherever_they_are() -> None:
     assert {b: again.starts[b] for b in homes} == homes
 
 
+def test_a_home_beyond_the_arena_is_refused_with_its_end() -> None:
+    graph = training(4)
+    first = planned(graph, 40, Policy(frozenset({1, 2, 5})))
+    homes = {b: place for b, place in first.starts.items() if graph.buffers[b].persistent}
+    end = max(place.offset + place.nbytes for place in homes.values() if place.arena == 0)
+    with pytest.raises(BudgetTooSmall, match="raise the budget") as refused:
+        build_memgraph(graph, {0: end - UNIT}, Policy(), homes=homes)
+    assert refused.value.needed == end
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 

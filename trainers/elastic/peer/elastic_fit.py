@@ -8,7 +8,7 @@ always, and equal at every peer: `global_step`, schedulers, validation, checkpoi
     optimizer_step  Lightning clips and updates; then the step is applied, and the lanes advance
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import lightning as L
@@ -19,10 +19,12 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
+from offload import Plan
 from trainers.elastic.commits.commit import Commit, Commits
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_refusals import check_run
 from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
+from trainers.elastic.planned.planning import Planning
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
 
@@ -33,8 +35,16 @@ SUMS: tuple[Sum, ...] = get_args(Sum)
 class ElasticFit(SingleDeviceStrategy):
     """The base of what trains by commits."""
 
-    def __init__(self, global_batch: int | None, lanes: int, sum: Sum, **more: Any) -> None:
+    def __init__(
+        self,
+        global_batch: int | None,
+        lanes: int,
+        sum: Sum,
+        budget: str | int | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(**more)
+        self._planning = None if budget is None else Planning(budget)
         if sum not in SUMS:
             raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
         self._sum = sum
@@ -52,6 +62,12 @@ class ElasticFit(SingleDeviceStrategy):
         raise NotImplementedError
 
     # ---- what Lightning asks ---------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of a lane beside the update. It exists after the first lane, with a budget."""
+        work = self._planning.work if self._planning is not None else None
+        return None if work is None else work.plan
 
     @property
     def is_global_zero(self) -> bool:
@@ -72,11 +88,29 @@ class ElasticFit(SingleDeviceStrategy):
             self._shares = lane_shares(dataloader, self._lanes, self._global_batch)
         return self._shares
 
+    def model_to_device(self) -> None:
+        if self._planning is None or self.root_device.type == "cpu":
+            super().model_to_device()
+        else:
+            self._planning.to_device(self._module, self.root_device)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._planning is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        # Without moving them: before there is a plan they belong on the host.
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+
     def setup(self, trainer: L.Trainer) -> None:
+        if self._planning is not None:
+            self._planning.find_target(self)
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         check_run(trainer, self._module)
+        if self._planning is not None:
+            self._planning.check_run(trainer, self._module)
         trainer.fit_loop.setup_data()
         forget_loader(trainer)  # The loop asks again, when it knows where to go on.
         if self._shares is None:
@@ -114,7 +148,8 @@ class ElasticFit(SingleDeviceStrategy):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """The backward passes are done. The step's mean gradient is put in place."""
+        """The backward passes are done. The step's mean gradient is put in place. With a budget the
+        plan clips and updates here, and no gradient is left for Lightning."""
         commit, work = self._commit, self._work
         assert commit is not None and work is not None
         work.apply_commit(commit)
@@ -128,7 +163,10 @@ class ElasticFit(SingleDeviceStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self._planning is None:
+            output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        else:
+            output = closure()
         commit, self._commit = self._commit, None
         assert commit is not None and self._shares is not None and self._commits is not None
         self._shares.advance()
@@ -136,11 +174,24 @@ class ElasticFit(SingleDeviceStrategy):
         self.latest_added = commit.added
         return output
 
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("validation_step", super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("test_step", super().test_step, *args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate("predict_step", super().predict_step, *args, **kwargs)
+
     def teardown(self) -> None:
         commits, self._commits = self._commits, None
         self._work = None
-        if commits is not None:
-            commits.close()
+        try:
+            if commits is not None:
+                commits.close()
+        finally:
+            if self._planning is not None:
+                self._planning.close()
         if self._shares is not None:
             self._shares.close()
             self._shares = None
@@ -180,16 +231,18 @@ class ElasticFit(SingleDeviceStrategy):
             loss = self.precision_plugin.pre_backward(loss, module)
             self.precision_plugin.backward(loss, module, trainer.optimizers[0])
 
-        self._work = PlainWork(
-            module,
-            self.optimizers[0],
-            shares.lanes,
-            on_device,
-            step_of,
-            backward,
-            exact=self._sum == "exact",
-        )
+        given = module, self.optimizers[0], shares.lanes, on_device, step_of, backward
+        exact = self._sum == "exact"
+        if self._planning is None:
+            self._work = PlainWork(*given, exact=exact)
+        else:
+            self._work = self._planning.make_work(*given, takes_index=takes_index, exact=exact)
         return self._work
+
+    def _evaluate(self, kind: str, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._planning is None or kwargs:  # Lightning gives no kwargs, so somebody else calls
+            return eager(*args, **kwargs)
+        return self._planning.evaluate(self._module, kind, eager, *args)
 
     def _set_rank(self, rank: int) -> None:
         self.global_rank = rank

@@ -54,6 +54,7 @@ class ElasticStrategy(ElasticFit):
         name: str = "",
         insecure_network: bool = False,
         alike: Mapping[str, str] | None = None,
+        budget: str | int | None = None,
         **more: Any,
     ) -> None:
         """`global_batch`: the samples of a step, over all peers; the loader's batch size if not
@@ -63,8 +64,10 @@ class ElasticStrategy(ElasticFit):
         `checkpoint`: from which this peer begins where nobody has a newer state. `host`: the
         address at which others reach this peer; the one by which it reaches the anchor if not
         given. `name`: of this peer, unique in the swarm. `alike`: more that must be equal at all
-        peers, by name. `more` is given to Lightning's strategy."""
-        super().__init__(global_batch, lanes, sum, **more)
+        peers, by name. `budget`: lanes and updates run as plans within so many bytes of the device,
+        as of `OffloadStrategy`; peers with and without one train together. `more` is given to
+        Lightning's strategy."""
+        super().__init__(global_batch, lanes, sum, budget, **more)
         self._addresses = parse_addresses(join)
         self._secret = read_secret(secret_file)
         self._checkpoint = checkpoint

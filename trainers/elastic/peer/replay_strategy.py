@@ -19,12 +19,19 @@ class ReplayStrategy(ElasticFit):
 
     strategy_name = "replay"
 
-    def __init__(self, logs: Sequence[Path], global_batch: int | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        logs: Sequence[Path],
+        global_batch: int | None = None,
+        budget: str | int | None = None,
+        **more: Any,
+    ) -> None:
         """`logs`: of one peer that was there from the first step, or of several that together
-        were. `global_batch`: as the swarm had it; the loader's batch size if not given."""
+        were. `global_batch`: as the swarm had it; the loader's batch size if not given. `budget`:
+        of bytes of the device, as of `ElasticStrategy`; the swarm may have had another."""
         self.history = read_history(logs)
         run = self.history.run
-        super().__init__(global_batch, run["lanes"], run["sum"], **more)
+        super().__init__(global_batch, run["lanes"], run["sum"], budget, **more)
         self.replayed = LoggedCommits(self.history)
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:

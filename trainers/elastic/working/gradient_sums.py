@@ -8,6 +8,7 @@ reads them only, so whatever becomes of it, it can be made again.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,17 +17,35 @@ from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.reducing import FixedPoint
 
 
+def check_float32(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raise `CannotBeElastic` if gradients cannot be added up in float32."""
+    for name, p in parameters:
+        if p.dtype != torch.float32:
+            raise CannotBeElastic(
+                f"the parameter {name} is of {p.dtype}, and a swarm adds up gradients in"
+                " float32: keep parameters in float32 (precision bf16-mixed computes in"
+                " bfloat16 and does that)"
+            )
+
+
+class StepSums(Protocol):
+    """The sums of a step's gradients, wherever they are added up."""
+
+    @property
+    def flat(self) -> Tensor: ...
+    @property
+    def touched(self) -> str: ...
+    def begin(self) -> None: ...
+    def clear(self) -> None: ...
+    def end(self) -> None: ...
+    def wrong_names(self) -> list[str]: ...
+
+
 class GradientSums:
     """The sums of one module's parameters that are trained."""
 
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        for name, p in parameters:
-            if p.dtype != torch.float32:
-                raise CannotBeElastic(
-                    f"the parameter {name} is of {p.dtype}, and a swarm adds up gradients in"
-                    " float32: keep parameters in float32 (precision bf16-mixed computes in"
-                    " bfloat16 and does that)"
-                )
+        check_float32(parameters)
         self._parameters = [p for _, p in parameters]
         self._names = [name for name, _ in parameters]
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -43,13 +62,17 @@ class GradientSums:
 
     def begin(self) -> None:
         """Begin a step: nothing is added up, and backward passes add to the sums."""
-        self.flat.zero_()
+        self.clear()
         self._marks = [False] * len(self._parameters)
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._mark(number))
             for number, p in enumerate(self._parameters)
         ]
         self.catch()
+
+    def clear(self) -> None:
+        """Forget what is added up."""
+        self.flat.zero_()
 
     def catch(self) -> None:
         """Let backward passes add to the sums."""
@@ -106,9 +129,8 @@ class ExactSums:
         self.sums.zero_()
 
     def take(self, flat: Tensor, what: str) -> None:
-        """Add one lane's gradients, and empty `flat` for the next lane's."""
+        """Add one lane's gradients. The caller clears them for the next lane's."""
         self._rule.add(self.sums, flat.cpu(), what)
-        flat.zero_()
 
     def floats(self, total: Tensor) -> Tensor:
         """Return what a sum over all lanes stands for."""

@@ -22,7 +22,7 @@ from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.working.digests import digest_of, part_of_step
-from trainers.elastic.working.gradient_sums import ExactSums, GradientSums
+from trainers.elastic.working.gradient_sums import ExactSums, GradientSums, StepSums
 from trainers.elastic.working.lane_logs import LogCatcher
 
 
@@ -50,7 +50,7 @@ class PlainWork:
         self._step_of = step_of
         self._backward = backward
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.gradients = GradientSums(named)
+        self.gradients: StepSums = self._make_sums(named)
         self._exact = ExactSums(self.gradients.flat.numel(), lanes.lanes) if exact else None
         self._parameters = dict(module.named_parameters())
         self.catcher = LogCatcher(module)
@@ -95,14 +95,12 @@ class PlainWork:
     def compute(self, lane: int) -> None:
         taken = self._lanes.take(lane)
         size = len(taken.info.ids)
-        self._roll(seed_of_lane(self._lanes.loader.seed, self._step, lane))
         self._restore_buffers()
-        with self.catcher.catching(size):
-            loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
-        share = size / self._micro
-        self._backward(loss if share == 1.0 else loss * share)
+        seed = seed_of_lane(self._lanes.loader.seed, self._step, lane)
+        loss = self._add_lane(taken.batch, size, seed)
         if self._exact is not None:
             self._exact.take(self.gradients.flat, f"lane {lane} at step {self._step}")
+            self.gradients.clear()
         value = float(loss.detach())
         if not math.isfinite(value):
             self._doubtful.append(lane)
@@ -157,8 +155,10 @@ class PlainWork:
 
     def apply_commit(self, commit: Commit) -> None:
         """Make a commit's mean gradient the parameters' gradients, and put its buffers in place."""
-        mean = commit.total.to(self.gradients.flat.device) / (commit.logs.samples / self._micro)
-        self.gradients.give(mean, commit.logs.touched)
+        assert isinstance(self.gradients, GradientSums)
+        # Divided on the host: a GPU multiplies by the inverse, which has other bits.
+        mean = commit.total / (commit.logs.samples / self._micro)
+        self.gradients.give(mean.to(self.gradients.flat.device), commit.logs.touched)
         self._put_buffers(commit.buffers)
 
     def _put_buffers(self, buffers: Sequence[Tensor]) -> None:
@@ -167,6 +167,18 @@ class PlainWork:
                 buffer.copy_(value)
 
     # ---- details --------------------------------------------------------------------------------
+
+    def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> StepSums:
+        return GradientSums(named)
+
+    def _add_lane(self, batch: Any, size: int, seed: int) -> Tensor:
+        """Add the gradients of a lane to the sums, and return its loss."""
+        self._roll(seed)
+        with self.catcher.catching(size):
+            loss = self._loss_of(self._step_of(self._on_device(batch), self._batch_index))
+        share = size / self._micro
+        self._backward(loss if share == 1.0 else loss * share)
+        return loss
 
     def _state_tensors(self) -> list[Tensor]:
         found: list[Tensor] = [*self._parameters.values(), *self._module.buffers()]

@@ -1,0 +1,206 @@
+"""A peer whose lanes and updates run as plans has the bits of one without a budget.
+
+one peer with a budget   =   one peer without: logs, weights, optimizer state, digests of commits
+two peers, one of each kind, a kill, a newcomer  =  their replay without a budget
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.swarms.swarm import Nursery, Process, Swarm
+from offload import BudgetTooSmall
+from trainers.elastic.errors import CannotBeElastic, SwarmStopped
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- one peer -----------------------------------------------------------------------------------
+
+
+def least(out: Path, **more: Any) -> int:
+    """Return the smallest budget, which the refusal of a smaller one names."""
+    with pytest.raises(BudgetTooSmall, match="raise the budget to") as refused:
+        alone(out, 64, 1, **more)
+    return refused.value.needed
+
+
+@pytest.mark.parametrize(
+    "optimizer, clip, budget",
+    [("sgd", "norm", "60%"), ("adamw", "value", "100%"), ("adamw", "norm", "least")],
+)
+def test_a_peer_with_a_budget_has_the_bits_of_one_without(
+    optimizer: str, clip: str, budget: str, tmp_path: Path
+) -> None:
+    more = {"optimizer": optimizer, **CLIPS[clip]}
+    nbytes: Any = least(tmp_path / "refused", **more) if budget == "least" else budget
+    plain = alone(tmp_path / "plain", None, **more)
+    planned = alone(tmp_path / "planned", nbytes, **more)
+    assert_equal(planned, plain)
+    assert planned.digests == plain.digests
+    assert any("val_loss" in logs for logs in plain.watch.logs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_peer_with_a_gpu_and_a_budget_has_the_bits_of_one_without(
+    optimizer: str, tmp_path: Path
+) -> None:
+    more = {"optimizer": optimizer, "accelerator": "gpu", "device": "cuda:0", **CLIPS["norm"]}
+    plain = alone(tmp_path / "plain", None, **more)
+    planned = alone(tmp_path / "planned", "100%", **more)
+    assert planned.digests == plain.digests
+    assert planned.watch.logs == plain.watch.logs
+    for a, b in zip(planned.watch.states, plain.watch.states, strict=True):
+        assert [name for name in a if not torch.equal(a[name].cpu(), b[name].cpu())] == []
+
+
+def test_exact_sums_and_a_replay_have_the_same_bits_with_a_budget(tmp_path: Path) -> None:
+    plain = alone(tmp_path / "plain", None, sum="exact")
+    planned = alone(tmp_path / "planned", "60%", sum="exact")
+    assert_equal(planned, plain)
+    assert planned.digests == plain.digests
+    log = tmp_path / "plain" / "elastic" / "one.jsonl"
+    again = replayed(tmp_path / "again", [log], "60%")
+    assert again.strategy.replayed.compared == len(plain.digests)
+    assert_equal(again, plain)
+
+
+def test_a_checkpoint_of_a_peer_with_a_budget_goes_on_without_and_the_other_way(
+    tmp_path: Path,
+) -> None:
+    whole = alone(tmp_path / "whole", None, 6)
+    for first, then in (("60%", None), (None, "60%")):
+        folder = tmp_path / f"{first}"
+        begun = alone(folder, first, 4)
+        path = folder / "four.ckpt"
+        begun.trainer.save_checkpoint(path)
+        goes_on = alone(tmp_path / f"{first} {then}", then, 6, checkpoint=path)
+        for name, tensor in goes_on.watch.states[-1].items():
+            assert torch.equal(tensor, whole.watch.states[-1][name]), name
+
+
+def test_after_the_fit_every_tensor_has_memory_of_its_own(tmp_path: Path) -> None:
+    ran = alone(tmp_path, "60%", 2)
+    states = [s for state in ran.trainer.optimizers[0].state.values() for s in state.values()]
+    for tensor in (*ran.module.parameters(), *ran.module.buffers(), *states):
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+class ReadsGradients(Classifier):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        pass
+
+
+class ReadsItsLoss(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        self.seen = found["loss"].item()
+        return found
+
+
+class Halved(Classifier):
+    """Half of its weights are nobody's."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.layers[0].parameters(), 0.1)
+
+
+class Mistaken(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise KeyError("the user's own")
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        (ReadsGradients, "on_before_optimizer_step.*leaves no gradients"),
+        (ReadsItsLoss, "item"),
+        (Halved, "layers.4.weight requires a gradient, and the optimizer does not have it"),
+    ],
+)
+def test_what_cannot_be_planned_is_named_before_the_first_step(
+    kind: type[Classifier], message: str, tmp_path: Path
+) -> None:
+    module = kind()
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(CannotBeElastic, match=f"(?s)budget='60%'.*{message}"):
+        alone(tmp_path, "60%", 2, module=module)
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_the_error_of_a_users_own_code_comes_through(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="the user's own"):
+        alone(tmp_path, "60%", 2, module=Mistaken())
+
+
+def test_a_lane_whose_loss_is_not_finite_is_named(tmp_path: Path) -> None:
+    module = Classifier()
+    with torch.no_grad():
+        next(module.layers[0].parameters()).fill_(torch.inf)
+    with pytest.raises(SwarmStopped, match="the loss of lane 0 is not finite at step 0"):
+        alone(tmp_path, "60%", 2, module=module)
+
+
+# ---- several peers ------------------------------------------------------------------------------
+
+STEPS = 24
+MIXED = {"val": True, "trainer": {"val_check_interval": 4}}
+PLANNED = {**MIXED, "steps": STEPS, "strategy": {"budget": "60%"}}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+    """Two begin, one of them with a budget; the other one is killed in the middle of a reduce; one
+    with a budget comes. Then their replay, without one."""
+    folder = tmp_path_factory.mktemp("mixed")
+    with Nursery() as nursery, Swarm(folder, nursery, first=2, heartbeat=HEARTBEAT) as swarm:
+        stays = swarm.peer("a", **PLANNED, faults=[hold(8, 2)])
+        killed = swarm.peer("b", **MIXED, steps=STEPS, faults=[fault("kill", "mid_reduce", 5)])
+        killed.wait()
+        comes = swarm.peer("c", **PLANNED)
+        assert [peer.result()["error"] for peer in (stays, comes)] == ["", ""]
+        replay = swarm.replay(STEPS, [stays, killed, comes], **MIXED)
+        assert replay.result()["error"] == ""
+        peers = swarm.peers
+    yield peers
+
+
+def test_peers_with_and_without_a_budget_have_equal_weights(mixed: list[Process]) -> None:
+    stays, killed, comes, replay = map(by_step, mixed)
+    assert sorted(stays) == sorted(replay) == list(range(1, STEPS + 1))
+    assert stays == replay
+    for other in (killed, comes):
+        assert other
+        assert other == {step: stays[step] for step in other}
+    assert mixed[3].result()["compared"] == STEPS
+    assert_exact(mixed[:3], STEPS)
+
+
+def test_another_deal_captures_nothing_anew(mixed: list[Process]) -> None:
+    """Two deals, a kill in between and lanes that came from another peer; the last lanes of a pass
+    are smaller, so there are two graphs of lanes."""
+    stays, _, comes, _ = (peer.said() for peer in mixed)
+    for said in (stays, comes):
+        assert said.count("captured an update") == 1
+        assert 1 <= said.count("captured a lane") <= 2

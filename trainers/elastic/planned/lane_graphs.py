@@ -1,0 +1,253 @@
+"""The graphs of one peer, over the same tensors in one runner: lanes, and the update.
+
+    lane of 8 samples --key--> a graph that adds its gradients to the sums; captured once
+    lane of 3 samples --key--> another one: the last lanes of a pass may be smaller
+    commit            --key--> a graph that divides the totals, clips and updates
+
+Which lanes fall to this peer is no part of a key, so another deal captures nothing anew. The first
+plan is one of a lane beside the update, so it places all tensors. A newcomer applies commits before
+it has a lane: it plans the update alone, and leaves that plan at its first lane.
+"""
+
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+import offload
+from offload import BudgetTooSmall, Clip, Plan, Runner, TaskGraph
+from offload.measuring.fake_answers import Learned
+from offload.optimizer.fixed_settings import fixed_settings
+from offload.sizes import is_share
+from offload.torch_seams import hook_keys, mark_stepped
+from offload.tracing.capture import capture_step, retraced_step
+from offload.tracing.fixed_at_capture import torch_settings
+from offload.tracing.training import Parameter, TrainingStep
+from trainers.elastic.planned.host_sums import HostSums
+from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
+from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
+from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.tracing.closure import (
+    BatchParts,
+    StepArguments,
+    StepRecipe,
+    TrainingForward,
+)
+from trainers.offloading.tracing.hooks import Hooks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneGraph:
+    """The graph of a lane. This object is also its key in the runner."""
+
+    validity: GraphValidity
+    graph: TaskGraph
+    touched: frozenset[Parameter]
+    """The parameters that get a gradient."""
+
+    @property
+    def recipe(self) -> StepRecipe:
+        return self.validity.recipe
+
+
+class LaneGraphs:
+    """Captures, plans and runs the lanes and the updates of one fit."""
+
+    def __init__(
+        self, module: L.LightningModule, optimizer: Optimizer, request: PlanRequest, sums: HostSums
+    ) -> None:
+        self.plan: Plan | None = None
+        """The plan that places all tensors."""
+        self.runner: Runner | None = None
+        self.captures = 0
+        """The number of graphs that were captured."""
+        self._module = module
+        self._optimizer = optimizer
+        self._request = request
+        self._sums = sums
+        self._cache: GraphCache[LaneGraph] = GraphCache("the lane", self._forget)
+        self._updates: dict[Hashable, TaskGraph] = {}
+        self._added: set[Hashable] = set()
+        """The updates that are in the runner."""
+        self._has_lane = False
+        """Whether the runner's plan is one of a lane."""
+        self._learned = Learned()
+        self._too_large: list[str] = []
+
+    # ---- lanes ----------------------------------------------------------------------------------
+
+    def lane_for(self, given: StepArguments, share: float) -> LaneGraph:
+        """Return the graph of such a lane, and capture it if there is none. `share`: by how much
+        its loss is multiplied, because it has fewer samples than others."""
+        key = (given.batch.key, share, *self._situation())
+        found = self._cache.find(key)
+        if found is None:
+            found = self._cache.renewed(key, lambda: self._retraced(given, share))
+        if found is not None:
+            return found
+        self._cache.warn_if_many(key, given.batch, self._module.current_epoch)
+        found = self._captured(given, share)
+        if self._has_lane:
+            assert self.runner is not None
+            self.runner.add(found, found.graph)
+        else:
+            self._begin(found)
+        self._cache.put(key, found)
+        return found
+
+    def run(self, lane: LaneGraph, parts: BatchParts) -> Sequence[Any]:
+        """Add the gradients of a lane to the sums. Return the outputs besides the loss."""
+        assert self.runner is not None
+        _, *outputs = self.runner.run(lane, *parts.tensors)
+        self._sums.touch(lane.touched)
+        return outputs
+
+    def _begin(self, lane: LaneGraph) -> None:
+        """Make the plan of a lane beside the update, and the runner of all steps."""
+        self.close()
+        touched = tuple(p for p in self._sums.sums if p in lane.touched)
+        key, update = self._update_of(touched)
+        self.plan = self._request.plan(offload.beside(lane.graph, update))
+        self.runner = self._request.target.runner(self.plan, lane)
+        self._has_lane = True
+        self.runner.add(key, update)
+        self._added.add(key)
+
+    def _captured(self, given: StepArguments, share: float) -> LaneGraph:
+        forward, step = self._lane(given, share)
+        with torch.enable_grad():
+            graph = capture_step(
+                step,
+                *given.batch.tensors,
+                device=self._request.target.device,
+                reads=forward.reads,
+                learned=self._learned,
+            )
+        self._count(f"a lane of {shapes_of(given.batch.key)}")
+        self._sums.check_whole()
+        self._say_too_large(forward)
+        there = {id(tensor) for tensor in graph.program.tensors.values()}
+        touched = frozenset(p for p, total in self._sums.sums.items() if id(total) in there)
+        return LaneGraph(GraphValidity(forward.recipe(), graph.program.sketch), graph, touched)
+
+    def _retraced(self, given: StepArguments, share: float) -> Retraced:
+        """Trace the lane once, without capturing it."""
+        forward, step = self._lane(given, share)
+        with torch.enable_grad():
+            sketch = retraced_step(
+                step,
+                *given.batch.tensors,
+                device=self._request.target.device,
+                reads=forward.reads,
+                learned=self._learned,
+            )
+        return Retraced(sketch, forward.recipe())
+
+    def _lane(self, given: StepArguments, share: float) -> tuple[TrainingForward, TrainingStep]:
+        hooks = Hooks(self._module, self._optimizer)
+        forward = TrainingForward(self._module, given, hooks)
+
+        def weighted(*tensors: Tensor) -> tuple[Tensor, Any]:
+            loss, more = forward(*tensors)
+            return loss if share == 1.0 else loss * share, more
+
+        sums = self._sums.sums
+        # Every lane adds to its sum, the first one too: 0 + g has another sign than g where g is
+        # -0.0, and the bits must be those of a peer without a plan.
+        step = TrainingStep(
+            weighted, self._optimizer, hooks.reaches(), False, sums, frozenset(sums)
+        )
+        return forward, step
+
+    def _situation(self) -> tuple[Any, ...]:
+        return (
+            torch_settings(),
+            torch.is_autocast_enabled(self._request.target.device.type),
+            tuple([p.requires_grad for p in self._module.parameters()]),
+            hook_keys(self._module.parameters()),
+            fixed_settings(self._optimizer),
+        )
+
+    def _say_too_large(self, forward: TrainingForward) -> None:
+        """Warn once of what the step reads and nobody can watch in every step."""
+        new = [label for label in forward.reads.too_large if label not in self._too_large]
+        self._too_large += new
+        if new:
+            rank_zero_warn(
+                f"ElasticStrategy does not watch {', '.join(new)}, which the step reads: a change"
+                " of it is not found. Keep it in a tensor"
+            )
+
+    # ---- the update -----------------------------------------------------------------------------
+
+    def update(self, total: Tensor, touched: str, count: float) -> None:
+        """Divide a flat total by `count`, clip the gradients of those parameters that `touched`
+        names, and update these."""
+        parameters = self._sums.named(touched)
+        if not parameters:
+            mark_stepped(self._optimizer)
+            return
+        key, graph = self._update_of(parameters)
+        if self.runner is None:
+            self.plan = self._plan_alone(graph)
+            self.runner = self._request.target.runner(self.plan, key)
+            self._added.add(key)
+        elif key not in self._added:
+            self.runner.add(key, graph)
+            self._added.add(key)
+        self._sums.scatter(total)
+        self.runner.run(key, torch.tensor(count, dtype=torch.float64))
+
+    def _update_of(self, parameters: tuple[Parameter, ...]) -> tuple[Hashable, TaskGraph]:
+        clip = self._clip()
+        key = (tuple(map(id, parameters)), clip, *self._situation())
+        if key not in self._updates:
+            totals = {p: self._sums.totals[p] for p in parameters}
+            self._updates[key] = offload.capture_update_step(
+                self._module, self._optimizer, totals, clip, device=self._request.target.device
+            )
+            self._count(f"an update of {len(parameters)} parameters")
+        return key, self._updates[key]
+
+    def _count(self, what: str) -> None:
+        self.captures += 1
+        log.info("captured %s", what)
+
+    def _plan_alone(self, graph: TaskGraph) -> Plan:
+        """Plan an update without a lane. A budget that is a share means a share of a lane, so here
+        it is raised to what the update needs."""
+        try:
+            return self._request.plan(graph)
+        except BudgetTooSmall as error:
+            if not is_share(self._request.budget):
+                raise
+            return replace(self._request, budget=error.needed).plan(graph)
+
+    def _clip(self) -> Clip | None:
+        trainer = self._module.trainer
+        if not trainer.gradient_clip_val or trainer.gradient_clip_val <= 0:
+            return None
+        by = trainer.gradient_clip_algorithm
+        return Clip(float(trainer.gradient_clip_val), "norm" if by is None else str(by.value))
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give all tensors memory of their own again. It is safe to call again."""
+        runner, self.runner = self.runner, None
+        self._added.clear()
+        self._has_lane = False
+        if runner is not None:
+            runner.close()
+
+    def _forget(self, lane: LaneGraph) -> None:
+        if self.runner is not None:
+            self.runner.forget(lane)
