@@ -9,6 +9,7 @@ The first three are there after a kill, too. What a caller wants at a certain mo
 (faults.py).
 """
 
+import datetime
 import hashlib
 import json
 import logging
@@ -28,6 +29,7 @@ from loaders import ReuseLoader
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.elastic.wire import certificate
 from trainers.elastic.working.plain_work import PlainWork
 
 
@@ -129,6 +131,19 @@ def write_serves(out: Path) -> None:
     PlainWork.compute = noted
 
 
+def set_clock(ahead: float) -> None:
+    """Let this process take it to be so many seconds later than it is."""
+    wall = time.time
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Later":
+            return cls.fromtimestamp(wall() + ahead, tz)
+
+    time.time = lambda: wall() + ahead
+    certificate.datetime = Later  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def strategy_of(settings: dict[str, Any]) -> ElasticFit:
     if logs := settings.get("replay"):
         return ReplayStrategy([Path(log) for log in logs])
@@ -148,6 +163,8 @@ def main(settings: dict[str, Any]) -> None:
     out = Path(settings["out"])
     faults = Faults([Fault(**told) for told in settings.get("faults", [])], out)
     faults.install()
+    if "clock" in settings:
+        set_clock(settings["clock"])
     write_serves(out)
     torch.manual_seed(settings.get("seed", 7))
     module = Net(settings)

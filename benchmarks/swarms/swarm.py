@@ -1,6 +1,6 @@
 """An anchor and peers, as processes of this machine.
 
-with Nursery() as nursery, Swarm(folder, nursery, first=3) as swarm:
+with Nursery() as nursery, Swarm(folder, nursery) as swarm:
     peers = [swarm.peer(f"p{i}", steps=20) for i in range(3)]
     peers[0].kill()
     results = [peer.result() for peer in peers[1:]]
@@ -25,7 +25,7 @@ from trainers.elastic.anchor.anchor import Anchor
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.01
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 60.0
 
 
 class Nursery:

@@ -45,14 +45,14 @@ def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Three begin; one is killed in the middle of a reduce; one comes in the middle of the first
     pass, right after a validation; one leaves; one comes in the second pass."""
     folder = tmp_path_factory.mktemp("changing")
-    with Swarm(folder, nursery, first=3, heartbeat=HEARTBEAT) as swarm:
-        holds = [hold(8, 3), hold(17, 3)]
-        usual = {**CHECKED, "faults": holds}
-        killed = {**CHECKED, "faults": [fault("kill", "mid_reduce", 5)]}
-        leaves = {**CHECKED, "faults": [holds[0], fault("term", "batch_end", 14)]}
+    with Swarm(folder, nursery, heartbeat=HEARTBEAT) as swarm:
+        begin, first, second = hold(0, 3), hold(9, 3), hold(18, 3)
+        usual = {**CHECKED, "faults": [begin, first, second]}
+        killed = {**CHECKED, "faults": [begin, fault("kill", "mid_reduce", 5)]}
+        leaves = {**CHECKED, "faults": [begin, first, fault("term", "batch_end", 14)]}
         peers = [swarm.peer("a", **usual), swarm.peer("b", **killed), swarm.peer("c", **leaves)]
         peers[1].wait()
-        peers.append(swarm.peer("d", **{**usual, "faults": holds[1:]}))
+        peers.append(swarm.peer("d", **{**usual, "faults": [second]}))
         peers[2].wait()
         peers.append(swarm.peer("e", **CHECKED))
         results = {peer.name: peer.result() for peer in peers if peer.name in "ade"}
@@ -107,9 +107,9 @@ def test_fast_sums_keep_survivors_equal_and_replay_whoever_did_what(
     nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     usual: dict[str, Any] = {"steps": 16, "reuses": {0: 3}, "samples": 100}
-    with Swarm(tmp_path_factory.mktemp("fast"), nursery, first=2, heartbeat=HEARTBEAT) as swarm:
-        stays = swarm.peer("a", **usual, faults=[hold(10, 2)])
-        killed = swarm.peer("b", **usual, faults=[fault("kill", "before_reduce", 6)])
+    with Swarm(tmp_path_factory.mktemp("fast"), nursery, heartbeat=HEARTBEAT) as swarm:
+        stays = swarm.peer("a", **usual, faults=[hold(0, 2), hold(10, 2)])
+        killed = swarm.peer("b", **usual, faults=[hold(0, 2), fault("kill", "before_reduce", 6)])
         killed.wait()
         comes = swarm.peer("c", **usual)
         ended, joined = stays.result(), comes.result()
