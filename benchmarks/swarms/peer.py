@@ -26,9 +26,9 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
-from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.elastic.swarm.swarm_commits import SwarmCommits
 from trainers.elastic.wire import certificate
 from trainers.elastic.working.plain_work import PlainWork
 
@@ -82,14 +82,20 @@ class Watch(L.Callback):
         self.validated: list[tuple[int, float]] = []
         self.seconds: list[float] = []
         """When each step had ended, on this machine's monotonic clock."""
+        self.cpu: list[float] = []
+        """The CPU seconds that this process had taken then."""
         self.faults = faults
         self.out = Path(settings["out"])
         self.reuses = {int(step): reuse for step, reuse in settings.get("reuses", {}).items()}
-        self.digests = self.out.joinpath("digests.txt").open("a", buffering=1)
+        self.digests = None
+        if settings.get("serves", True):
+            self.digests = self.out.joinpath("digests.txt").open("a", buffering=1)
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         self.seconds.append(time.monotonic())
-        self.digests.write(f"{trainer.global_step} {digest(module)}\n")
+        self.cpu.append(time.process_time())
+        if self.digests is not None:
+            self.digests.write(f"{trainer.global_step} {digest(module)}\n")
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         self.out.joinpath("step").write_text(str(trainer.global_step))
@@ -131,6 +137,26 @@ def write_serves(out: Path) -> None:
     PlainWork.compute = noted
 
 
+def time_calls(names: list[str]) -> dict[str, list[float]]:
+    """Let calls of `SwarmCommits` be timed: the seconds of each of them, by name."""
+    timed: dict[str, list[float]] = {name: [] for name in names}
+
+    def around(name: str) -> None:
+        call = getattr(SwarmCommits, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            result = call(*args, **kwargs)
+            timed[name].append(time.monotonic() - began)
+            return result
+
+        setattr(SwarmCommits, name, wrapped)
+
+    for name in names:
+        around(name)
+    return timed
+
+
 def set_clock(ahead: float) -> None:
     """Let this process take it to be so many seconds later than it is."""
     wall = time.time
@@ -144,7 +170,9 @@ def set_clock(ahead: float) -> None:
     certificate.datetime = Later  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def strategy_of(settings: dict[str, Any]) -> ElasticFit:
+def strategy_of(settings: dict[str, Any]) -> Any:
+    if settings.get("plain"):
+        return "auto"
     if logs := settings.get("replay"):
         return ReplayStrategy([Path(log) for log in logs])
     return ElasticStrategy(
@@ -165,7 +193,9 @@ def main(settings: dict[str, Any]) -> None:
     faults.install()
     if "clock" in settings:
         set_clock(settings["clock"])
-    write_serves(out)
+    if settings.get("serves", True):
+        write_serves(out)
+    timed = time_calls(settings.get("timed", []))
     torch.manual_seed(settings.get("seed", 7))
     module = Net(settings)
     faults.module = module
@@ -203,6 +233,7 @@ def main(settings: dict[str, Any]) -> None:
             "step": 0 if trainer is None else trainer.global_step, "digest": digest(module),
             "losses": watch.losses, "rates": watch.rates, "validated": watch.validated,
             "error": error, "began": began, "seconds": watch.seconds, "gaps": gaps,
+            "timed": timed, "cpu": watch.cpu,
             "threads": [t.name for t in threading.enumerate()],
         }  # fmt: skip
         if trainer is not None and isinstance(trainer.strategy, ReplayStrategy):
