@@ -1,14 +1,14 @@
 """Claim: peers come, go and die, and a run neither loses a sample nor waits for long.
 
-    python benchmarks/elastic_cpu.py soak        100 kills with joins: lost, twice, diverged, replayed
-    python benchmarks/elastic_cpu.py gaps        how long a swarm stands: a death, a frozen peer, no anchor
-    python benchmarks/elastic_cpu.py latency     header and vote of 4 peers
-    python benchmarks/elastic_cpu.py reduce      the canonical reduce against gloo's ring, at 400 Mbps
-    python benchmarks/elastic_cpu.py speeds      peers of speeds 1 : 2 : 3: the share of the ideal
-    python benchmarks/elastic_cpu.py joining     steps while a newcomer copies; hivemind's livelock case
-    python benchmarks/elastic_cpu.py overhead    one peer against plain Lightning's accumulation
-    python benchmarks/elastic_cpu.py peers       the same kill: torchft, hivemind, torchrun (--peers DIR)
-    python benchmarks/elastic_cpu.py all         one after the other
+    python benchmarks/elastic_cpu.py soak      100 kills with joins: lost, twice, diverged, replayed
+    python benchmarks/elastic_cpu.py gaps      how long a death, a frozen peer, no anchor hold up
+    python benchmarks/elastic_cpu.py latency   headers and vote of 4 peers
+    python benchmarks/elastic_cpu.py reduce    the canonical reduce and gloo's ring, at 400 Mbps
+    python benchmarks/elastic_cpu.py speeds    peers of speeds 1 : 2 : 3: the share of the ideal
+    python benchmarks/elastic_cpu.py joining   steps while a newcomer copies; hivemind's livelock
+    python benchmarks/elastic_cpu.py overhead  one peer against plain Lightning's accumulation
+    python benchmarks/elastic_cpu.py peers     the same kill: torchft, hivemind, torchrun (--peers)
+    python benchmarks/elastic_cpu.py all       one after the other
 
 Method  Peers are processes of this machine (benchmarks/swarms). Seconds mean something on an idle
         machine only; counts and bits on any. What is compared runs in turns in one run.
@@ -26,6 +26,7 @@ from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.swarms
+from elastic.setting import Setting
 from offloading.report import Report, write
 
 RESULTS = Path(__file__).parent / "results"
@@ -36,7 +37,7 @@ PARTS = (
 
 def measure(part: str, args: argparse.Namespace) -> Report:
     """Imports what it needs: a process that measures imports this file, too."""
-    return import_module(f"elastic.{part}").measure(args.smoke, args.repeats, args.work)
+    return import_module(f"elastic.{part}").measure(Setting(args.smoke, args.repeats, args.work))
 
 
 def arguments() -> argparse.Namespace:

@@ -14,6 +14,7 @@ from offloading.report import Asked, Report, table
 
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
+from elastic.setting import Setting
 
 PEERS, STEPS, AT, ANCHOR_AT = 4, 40, 20, 12
 HEARTBEAT = 2.0
@@ -78,13 +79,13 @@ def without_anchor(folder: Path, nursery: Nursery, and_peer: bool) -> dict[str, 
         }  # fmt: skip
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: of everything. More of them say more of p95."""
     report = Report("gaps", "a swarm goes on at once", {"peers": PEERS, "heartbeat": HEARTBEAT})
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             folder = Path(place) / str(turn)
-            for phase in PHASES[:2] if smoke else PHASES:
+            for phase in PHASES[:2] if asked.smoke else PHASES:
                 report.rows.append(killed(folder / phase, nursery, phase))
             report.rows.append(frozen(folder / "frozen", nursery))
             report.rows.append(without_anchor(folder / "anchor", nursery, and_peer=False))

@@ -1,7 +1,7 @@
-"""What a newcomer costs the others while it copies, and the case in which hivemind never lets it in.
+"""What a newcomer costs the others while it copies, and the case in which hivemind lets none in.
 
-    16.8 million parameters, 201 MB with Adam's moments, 96 samples a step, links of 400 Mbps:
-    a step is shorter than a copy, so who copies a snapshot is out of date when it has it.
+16.8 million parameters, 201 MB with Adam's moments, 96 samples a step, links of 400 Mbps:
+a step is shorter than a copy, so who copies a snapshot is out of date when it has it.
 """
 
 import json
@@ -16,6 +16,7 @@ from offloading.report import Asked, Report, table
 
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Swarm, until
+from elastic.setting import Setting
 
 WIDTH, SMOKE_WIDTH = 16_800_000 // 13, 20_000
 """Of a net with 13 parameters a unit."""
@@ -66,9 +67,9 @@ def one(folder: Path, nursery: Nursery, width: int, net: Network | None) -> dict
             "most": max(copying), "steps until it is in": joined - asked_at}  # fmt: skip
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: swarms."""
-    width = SMOKE_WIDTH if smoke else WIDTH
+    width = SMOKE_WIDTH if asked.smoke else WIDTH
     emulated = available()
     report = Report(
         "joining", "a newcomer comes in, and holds nobody up",
@@ -77,7 +78,7 @@ def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
     )  # fmt: skip
     network = Network(3, MEGABITS) if emulated else nullcontext()
     with tempfile.TemporaryDirectory() as place, network as net, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             report.rows.append(one(Path(place) / str(turn), nursery, width, net))
     keys = ["before", "while it copies", "most", "steps until it is in"]
     report.tables["Seconds of a step"] = table(
@@ -86,6 +87,6 @@ def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
     slower = statistics.median(row["while it copies"] / row["before"] for row in report.rows)
     report.asked = [
         Asked("a step while a newcomer copies, over one before", 1.2, slower),
-        Asked("newcomers that came in", repeats, len(report.rows), at_least=True),
+        Asked("newcomers that came in", asked.repeats, len(report.rows), at_least=True),
     ]
     return report

@@ -7,6 +7,7 @@ from pathlib import Path
 from offloading.report import Asked, Report, table
 
 from benchmarks.swarms.swarm import Nursery, Swarm
+from elastic.setting import Setting
 
 PEERS, STEPS, SMOKE_STEPS = 4, 200, 20
 CALLS = {"_exchanged": "a header", "_reduced": "the reduce", "_voted": "the vote"}
@@ -14,14 +15,14 @@ HEADERS = 2
 """A step without a fault has two rounds of headers: before the lanes and after them."""
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: swarms."""
-    steps = SMOKE_STEPS if smoke else STEPS
+    steps = SMOKE_STEPS if asked.smoke else STEPS
     report = Report("latency", "a commit costs milliseconds", {"peers": PEERS, "steps": steps})
     begin = {"do": "hold", "at": "attempt", "step": 0, "until": PEERS}
     usual = {"steps": steps, "serves": False, "timed": list(CALLS), "faults": [begin]}
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             with Swarm(Path(place) / str(turn), nursery, heartbeat=30.0) as swarm:
                 peers = [swarm.peer(f"p{n}", **usual) for n in range(PEERS)]
                 for peer in peers:
@@ -36,7 +37,7 @@ def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
     both = (HEADERS * medians["_exchanged"] + medians["_voted"]) * 1e3
     report.asked = [Asked("headers and vote of a step, p50", 10.0, both, "ms")]
     report.remarks = [
-        f"A step has {HEADERS} rounds of headers. The second one waits for the slowest peer's lanes,"
-        " which is counted here as well."
+        f"A step has {HEADERS} rounds of headers. The second one waits for the slowest peer's"
+        " lanes, which is counted here as well."
     ]
     return report

@@ -9,6 +9,7 @@ from typing import Any
 from offloading.report import Asked, Report, ratios, spread, table
 
 from benchmarks.swarms.swarm import Nursery, Swarm
+from elastic.setting import Setting
 
 LANES, MICRO, WIDTH = 16, 64, 2048
 STEPS, SMOKE_STEPS, WARM = 40, 6, 2
@@ -33,15 +34,15 @@ def one(folder: Path, nursery: Nursery, steps: int, plain: bool) -> dict[str, fl
     return found
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: of both, in turns."""
-    steps = SMOKE_STEPS if smoke else STEPS
+    steps = SMOKE_STEPS if asked.smoke else STEPS
     report = Report(
         "overhead", "the strategy alone costs next to nothing",
         {"lanes": LANES, "samples of a lane": MICRO, "width": WIDTH, "steps": steps},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             for plain in (True, False) if turn % 2 else (False, True):
                 found = one(Path(place) / f"{turn}{plain}", nursery, steps, plain)
                 report.rows.append({"turn": turn, "plain": plain, **found})

@@ -15,6 +15,7 @@ from torch.distributed import AllreduceOptions, ReduceOp
 
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process
+from elastic.setting import Setting
 from trainers.elastic.reducing import Graveyard, all_gather_bytes, form_group, reduce_in_order
 
 MEMBERS, MEGABITS = 3, 400
@@ -52,9 +53,7 @@ def member(settings: dict[str, Any]) -> None:
     """One member: ours and gloo's in turns, each after a round of headers."""
     torch.set_num_threads(1)
     rank, size = settings["rank"], MEMBERS
-    group = form_group(
-        FileStore(Path(settings["store"])), 1, rank, size, settings["host"], SECONDS
-    )
+    group = form_group(FileStore(Path(settings["store"])), 1, rank, size, settings["host"], SECONDS)
     mine = torch.randn(settings["numbers"], generator=torch.Generator().manual_seed(rank))
     out = torch.empty_like(mine)
     found: dict[str, list[float]] = {"ours": [], "ring": []}
@@ -82,9 +81,9 @@ def ring(group: Any, tensor: torch.Tensor) -> None:
     group._living().allreduce([tensor], options).wait()
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: groups."""
-    numbers = SMOKE_NUMBERS if smoke else NUMBERS
+    numbers = SMOKE_NUMBERS if asked.smoke else NUMBERS
     emulated = available()
     report = Report(
         "reduce",
@@ -94,7 +93,7 @@ def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
     )  # fmt: skip
     network = Network(MEMBERS, MEGABITS) if emulated else nullcontext()
     with tempfile.TemporaryDirectory() as place, network as net, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             folder = Path(place) / str(turn)
             (folder / "store").mkdir(parents=True)
             members = []
@@ -106,7 +105,7 @@ def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
                 members.append(Process(nursery, {
                     "program": "call", "function": "benchmarks.elastic.reduce:member", **where,
                     "out": str(folder / f"m{rank}"), "store": str(folder / "store"), "rank": rank,
-                    "numbers": numbers, "turns": 1 if smoke else TURNS,
+                    "numbers": numbers, "turns": 1 if asked.smoke else TURNS,
                 }))  # fmt: skip
             found = [one.result(600) for one in members]
             for name in ("ours", "ring"):

@@ -18,6 +18,7 @@ from offloading.report import Asked, Report, table
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.ledger import account
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, until
+from elastic.setting import Setting
 
 KILLS, SMOKE_KILLS = 100, 3
 PEERS = 4
@@ -36,7 +37,9 @@ def one_round(folder: Path, nursery: Nursery, seed: int, steps: int) -> dict[str
     first = usual | {"faults": [begin]}
     with Swarm(folder, nursery, heartbeat=HEARTBEAT) as swarm:
         stays = swarm.peer("stays", **first)
-        living: list[Process] = [swarm.peer(f"p{n}", **mortal(dice, first, steps)) for n in range(3)]
+        living: list[Process] = [
+            swarm.peer(f"p{n}", **mortal(dice, first, steps)) for n in range(3)
+        ]
         came, deaths = len(living), 0
         while stays.code is None:
             until(
@@ -51,7 +54,7 @@ def one_round(folder: Path, nursery: Nursery, seed: int, steps: int) -> dict[str
                     came += 1
         ends = [peer.result() for peer in (stays, *living) if peer.wait() == 0]
         found = account([p.out for p in swarm.peers], LANES, steps, SAMPLES, [REUSE])
-        replay = swarm.replay(steps, swarm.peers, **usual).result(300)
+        replay = swarm.replay(swarm.peers, **usual).result(300)
         # A newcomer that comes when the run has ended is refused: it was in nobody's way.
         late = "SwarmRefused: the run has ended"
         wrong = [r["error"] for r in ends if r["error"] and not r["error"].startswith(late)]
@@ -73,12 +76,12 @@ def mortal(dice: random.Random, usual: dict[str, Any], steps: int) -> dict[str, 
     return {**usual, "faults": [*usual.get("faults", []), death]}
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats` says nothing here: there are rounds until there were enough kills."""
-    wanted, steps = (SMOKE_KILLS, 30) if smoke else (KILLS, STEPS)
+    wanted, steps = (SMOKE_KILLS, 30) if asked.smoke else (KILLS, STEPS)
     report = Report("soak", "no death costs a sample or a bit", {"peers": PEERS, "steps": steps})
     with (
-        nullcontext(str(work)) if work else tempfile.TemporaryDirectory() as place,
+        nullcontext(str(asked.work)) if asked.work else tempfile.TemporaryDirectory() as place,
         Nursery() as nursery,
     ):
         done = Path(place) / "rounds.jsonl"

@@ -13,6 +13,7 @@ from typing import Any
 from offloading.report import Asked, Report, spread, table
 
 from benchmarks.swarms.swarm import Nursery, Swarm
+from elastic.setting import Setting
 
 SPEEDS = (1, 2, 3)
 LANES = 16 * len(SPEEDS)
@@ -28,27 +29,28 @@ def one(folder: Path, nursery: Nursery, steps: int, slowest: float) -> dict[str,
         "timed": ["_compute"], "faults": [begin],
     }  # fmt: skip
     with Swarm(folder, nursery, heartbeat=30.0) as swarm:
-        peers = [
-            swarm.peer(f"p{speed}", **usual, slow=slowest / speed) for speed in SPEEDS
-        ]
+        peers = [swarm.peer(f"p{speed}", **usual, slow=slowest / speed) for speed in SPEEDS]
         results = [peer.result(600) for peer in peers]
     ends = results[0]["seconds"][WARM:]
     step = statistics.median(later - one for one, later in pairwise(ends))
     # What a lane takes beside its sleep is ours to answer for: so the ideal has sleeps only.
     ideal = LANES / sum(speed / slowest for speed in SPEEDS)
     lanes = statistics.median(
-        max(several) for several in zip(*(r["timed"]["_compute"][-steps + WARM :] for r in results), strict=False)
+        max(several)
+        for several in zip(
+            *(r["timed"]["_compute"][-steps + WARM :] for r in results), strict=False
+        )
     )
     return {"step": step, "lanes": lanes, "ideal": ideal, "share": ideal / step,
             "share of lanes": ideal / lanes}  # fmt: skip
 
 
-def measure(smoke: bool, repeats: int, work: Path | None = None) -> Report:
+def measure(asked: Setting) -> Report:
     """`repeats`: swarms."""
-    steps, slowest = (SMOKE_STEPS, SLOWEST / 10) if smoke else (STEPS, SLOWEST)
+    steps, slowest = (SMOKE_STEPS, SLOWEST / 10) if asked.smoke else (STEPS, SLOWEST)
     report = Report("speeds", "no peer waits for a slower one", {"lanes": LANES, "steps": steps})
     with tempfile.TemporaryDirectory() as place, Nursery() as nursery:
-        for turn in range(repeats):
+        for turn in range(asked.repeats):
             report.rows.append(one(Path(place) / str(turn), nursery, steps, slowest))
     report.tables["Peers of speeds 1 : 2 : 3"] = table(
         ["ideal step", "step", "its lanes", "share of the ideal", "of lanes alone"],

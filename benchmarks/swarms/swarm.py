@@ -177,10 +177,10 @@ class Swarm:
         until(address.exists, f"the address of {name}", PATIENCE_SECONDS, process.said)
         return process
 
-    def replay(self, steps: int, peers: list[Process] | None = None, **settings: Any) -> Process:
+    def replay(self, peers: list[Process] | None = None, **settings: Any) -> Process:
         """Train again in one process what the logs of peers tell."""
         logs = [str(peer.log) for peer in peers or self.peers]
-        return self.peer("replay", replay=logs, steps=steps, **settings)
+        return self.peer("replay", replay=logs, **settings)
 
     def close(self) -> None:
         for process in self.processes:

@@ -4,7 +4,6 @@ Sums are exact, so every step of a survivor must have the weights of one process
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "checkpoints": 3}
 PEERS = "abcd"
 AT = 5
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +58,9 @@ def test_survivors_of_a_kill_go_on_with_every_sample(
             assert found.items() <= expected.items()
         assert_exact(peers, STEPS)
         whole = sorted(path.name for path in tmp_path.glob("*/checkpoints/*.ckpt"))
-        assert [name.rpartition("step=")[2] for name in whole] == ["12.ckpt", "3.ckpt", "6.ckpt", "9.ckpt"][
-            : len(whole)
-        ]
+        assert [name.rpartition("step=")[2] for name in whole] == [
+            "12.ckpt",
+            "3.ckpt",
+            "6.ckpt",
+            "9.ckpt",
+        ][: len(whole)]

@@ -26,13 +26,6 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        assert nursery.tasks == 1
-        yield nursery
-
-
-@pytest.fixture(scope="module")
 def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """One process that never had peers."""
     with Swarm(tmp_path_factory.mktemp("alone"), nursery) as swarm:
@@ -56,7 +49,7 @@ def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iter
         peers[2].wait()
         peers.append(swarm.peer("e", **CHECKED))
         results = {peer.name: peer.result() for peer in peers if peer.name in "ade"}
-        swarm.replay(STEPS, peers, **CHECKED).wait()
+        swarm.replay(peers, **CHECKED).wait()
         yield Told(swarm.peers, results, swarm.told)
 
 
@@ -116,6 +109,6 @@ def test_fast_sums_keep_survivors_equal_and_replay_whoever_did_what(
         assert ended["digest"] == joined["digest"]
         assert by_step(killed).items() <= by_step(stays).items()
         assert by_step(comes).items() <= by_step(stays).items()
-        replay = swarm.replay(16, **usual).result()
+        replay = swarm.replay(**usual).result()
         assert (replay["error"], replay["compared"]) == ("", 16)
         assert replay["digest"] == ended["digest"]
