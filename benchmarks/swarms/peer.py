@@ -37,15 +37,18 @@ class Net(L.LightningModule):
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
         width = settings.get("width", 16)
+        self.odd = settings.get("odd", "")
+        """What a swarm refuses: manual, optimizers, sync_norm or sync_dist."""
+        self.automatic_optimization = self.odd != "manual"
         middle: list[torch.nn.Module] = []
         if settings.get("norm", True):
-            middle = [torch.nn.BatchNorm1d(width)]
+            kind = torch.nn.SyncBatchNorm if self.odd == "sync_norm" else torch.nn.BatchNorm1d
+            middle = [kind(width)]
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(8, width), *middle, torch.nn.ReLU(),
             torch.nn.Dropout(settings.get("dropout", 0.2)), torch.nn.Linear(width, 4),
         )  # fmt: skip
         self.slow = settings.get("slow", 0.0)
-        self.odd = settings.get("odd", "")
         self.no_number = False
 
     def training_step(self, batch: Any) -> torch.Tensor:
@@ -65,6 +68,9 @@ class Net(L.LightningModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self.layers(inputs), labels))
 
     def configure_optimizers(self) -> Any:
+        if self.odd == "optimizers":
+            halves = self.layers[0], self.layers[-1]
+            return [torch.optim.SGD(half.parameters(), lr=0.1) for half in halves]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
         return {
@@ -179,7 +185,7 @@ def strategy_of(settings: dict[str, Any]) -> Any:
         lanes=settings.get("lanes", 8),
         join=settings["join"],
         secret_file=settings["secret"],
-        name=settings["name"],
+        name=settings.get("called", settings["name"]),
         sum=settings.get("sum", "fast"),
         **settings.get("strategy", {}),
     )
@@ -202,7 +208,7 @@ def main(settings: dict[str, Any]) -> None:
     loader = ReuseLoader(
         data(settings.get("samples", 200), settings.get("data", 1)),
         batch_size=settings.get("batch", 32), reuse=settings.get("reuse", 2), buffer_batches=2,
-        seed=3, workers=1,
+        seed=settings.get("loader_seed", 3), workers=1,
     )  # fmt: skip
     watch = Watch(settings, faults)
     callbacks: list[L.Callback] = [watch]

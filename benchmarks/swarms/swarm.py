@@ -25,7 +25,9 @@ from trainers.elastic.anchor.anchor import Anchor
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.01
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
+PATIENT = 20.0
+"""A heartbeat with which a busy machine expels nobody."""
 
 
 class Nursery:
@@ -152,9 +154,9 @@ class Swarm:
         self.join = ""
         self.own: Anchor | None = None
         if own_anchor:
-            self.own = make_anchor({"secret": self.secret, **anchor}, self.told.append)
+            self.own = make_anchor({"secret": self.secret, "heartbeat": PATIENT, **anchor}, self.told.append)
             self.join = str(self.own.address)
-            self._thread = threading.Thread(target=self.own.run, name="perfect-test-anchor")
+            self._thread = threading.Thread(target=self.own.run, name="swarm-anchor")
             self._thread.start()
 
     def peer(self, name: str, **settings: Any) -> Process:

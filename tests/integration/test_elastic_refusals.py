@@ -1,0 +1,101 @@
+"""What a swarm does not take is refused with the reason, and those who are there train on."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_swarms import HEARTBEAT
+
+pytestmark = pytest.mark.timeout(300)
+
+OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
+    "manual optimization": ({"odd": "manual"}, "manual optimization steps when it wants"),
+    "several optimizers": ({"odd": "optimizers"}, "there are 2 optimizers, and a swarm has one"),
+    "SyncBatchNorm": ({"odd": "sync_norm"}, "layers.1 is a SyncBatchNorm"),
+    "sync_dist": ({"odd": "sync_dist"}, "self.log('train_loss', sync_dist=...)"),
+    "accumulation": (
+        {"trainer": {"accumulate_grad_batches": 2}}, "accumulate_grad_batches=2: lanes are",
+    ),
+    "devices": ({"trainer": {"devices": 2}}, "devices=2"),
+    "lanes that do not divide": (
+        {"lanes": 7}, "a global batch of 32 cannot be divided into 7 equal lanes",
+    ),
+    "a sum of another name": ({"sum": "slow"}, "sum='slow': choose one of fast, exact"),
+}  # fmt: skip
+OF_THE_SWARM: dict[str, tuple[dict[str, Any], str]] = {
+    "other lanes": ({"lanes": 4}, "strategy.lanes"),
+    "another sum": ({"sum": "exact"}, "strategy.sum"),
+    "another batch": ({"batch": 64}, "batch of a lane"),
+    "another model": ({"width": 17}, "model"),
+    "other data": ({"data": 2}, "data"),
+    "fewer samples": ({"samples": 199}, "samples"),
+    "another seed of the loader": ({"loader_seed": 4}, "seed"),
+}  # fmt: skip
+
+
+def error_of(peer: Process) -> str:
+    return peer.result()["error"]
+
+
+@pytest.fixture(scope="module")
+def swarm(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """A swarm in which a peer trains all the time."""
+    with Swarm(tmp_path_factory.mktemp("swarm"), nursery, heartbeat=HEARTBEAT) as swarm:
+        trains = swarm.peer("trains", steps=10**6, slow=0.01, serves=False)
+        trains.until_step(2)
+        yield swarm
+        before = trains.step
+        until(lambda: trains.step > before, "another step", 60, trains.said)
+
+
+@pytest.mark.parametrize("what", OF_THE_RUN)
+def test_a_run_that_cannot_be_trained_exactly_is_refused_before_its_first_step(
+    nursery: Nursery, tmp_path: Path, what: str
+) -> None:
+    settings, why = OF_THE_RUN[what]
+    with Swarm(tmp_path, nursery, heartbeat=HEARTBEAT) as swarm:
+        peer = swarm.peer("odd", steps=3, **settings)
+        error = error_of(peer)
+        assert why in error
+        assert error.startswith("CannotBeElastic: ")
+        assert peer.step == 0
+
+
+@pytest.mark.parametrize("what", OF_THE_SWARM)
+def test_a_peer_that_trains_something_else_is_refused_with_the_key(swarm: Swarm, what: str) -> None:
+    settings, key = OF_THE_SWARM[what]
+    error = error_of(swarm.peer(what.replace(" ", "_"), steps=3, **settings))
+    assert error.startswith("SwarmRefused: this peer does not train the same: ")
+    assert key in error
+
+
+def test_a_name_that_is_there_already_is_refused(swarm: Swarm) -> None:
+    again = swarm.peer("trains2", steps=3, called="trains")
+    assert "a peer named trains is there already" in error_of(again)
+
+
+def test_a_wrong_secret_is_refused(swarm: Swarm, tmp_path: Path) -> None:
+    wrong = tmp_path / "secret"
+    wrong.touch(0o600)
+    wrong.write_text("0123456789abcdef" * 2)
+    error = error_of(swarm.peer("stranger", steps=3, secret=str(wrong)))
+    assert error.startswith("WrongSecret: ")
+    assert any("not let in" in line for line in swarm.told)
+
+
+def test_an_address_that_stands_there_twice_is_refused(swarm: Swarm) -> None:
+    error = error_of(swarm.peer("doubled", steps=3, join=f"{swarm.join},{swarm.join}"))
+    assert "twice: name each address once" in error
+
+
+def test_an_anchor_that_cannot_be_reached_is_named(swarm: Swarm) -> None:
+    [port] = free_ports(1)
+    error = error_of(swarm.peer("lonely", steps=3, join=f"127.0.0.1:{port}"))
+    assert error.startswith("Unreachable: ")
+    assert f"127.0.0.1:{port}" in error
