@@ -38,7 +38,7 @@ class Net(L.LightningModule):
         super().__init__()
         width = settings.get("width", 16)
         self.odd = settings.get("odd", "")
-        """What a swarm refuses: manual, optimizers, sync_norm or sync_dist."""
+        """What a swarm refuses: manual, optimizers, sync_norm, sync_dist or state."""
         self.automatic_optimization = self.odd != "manual"
         middle: list[torch.nn.Module] = []
         if settings.get("norm", True):
@@ -90,12 +90,16 @@ class Watch(L.Callback):
         """When each step had ended, on this machine's monotonic clock."""
         self.cpu: list[float] = []
         """The CPU seconds that this process had taken then."""
+        self.odd = settings.get("odd", "")
         self.faults = faults
         self.out = Path(settings["out"])
         self.reuses = {int(step): reuse for step, reuse in settings.get("reuses", {}).items()}
         self.digests = None
         if settings.get("serves", True):
             self.digests = self.out.joinpath("digests.txt").open("a", buffering=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"odd": self} if self.odd == "state" else {}
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         self.seconds.append(time.monotonic())

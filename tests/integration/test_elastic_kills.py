@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from products import every_value
 
 from benchmarks.swarms.faults import PHASES
@@ -57,10 +58,8 @@ def test_survivors_of_a_kill_go_on_with_every_sample(
             assert AT <= max(found) <= AT + 1
             assert found.items() <= expected.items()
         assert_exact(peers, STEPS)
-        whole = sorted(path.name for path in tmp_path.glob("*/checkpoints/*.ckpt"))
-        assert [name.rpartition("step=")[2] for name in whole] == [
-            "12.ckpt",
-            "3.ckpt",
-            "6.ckpt",
-            "9.ckpt",
-        ][: len(whole)]
+        kept = {}
+        for path in tmp_path.glob("*/checkpoints/*.ckpt"):  # None of them is half a file.
+            kept[torch.load(path, weights_only=True)["global_step"]] = path
+        # The one that is due at the step at which its writer dies is nobody's.
+        assert {3, 9, 12} <= kept.keys() <= {3, 6, 9, 12}

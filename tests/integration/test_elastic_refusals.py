@@ -80,6 +80,18 @@ def test_a_name_that_is_there_already_is_refused(swarm: Swarm) -> None:
     assert "a peer named trains is there already" in error_of(again)
 
 
+def test_a_newcomer_is_refused_where_a_state_cannot_be_sent_and_nobody_else_ends(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with Swarm(tmp_path, nursery) as swarm:
+        trains = swarm.peer("trains", steps=10**6, slow=0.01, odd="state")
+        trains.until_step(2)
+        error = error_of(swarm.peer("comes", steps=3, odd="state"))
+        assert error.startswith("SwarmRefused: a newcomer needs the state at ")
+        assert "is a Watch, which cannot be sent" in error
+        trains.until_step(trains.step + 3)
+
+
 def test_a_wrong_secret_is_refused(swarm: Swarm, tmp_path: Path) -> None:
     wrong = tmp_path / "secret"
     wrong.touch(0o600)

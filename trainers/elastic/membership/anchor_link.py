@@ -8,6 +8,7 @@ generations. While no anchor can be reached, the members train on.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -120,11 +121,15 @@ class AnchorLink:
 
     # ---- for the trainer's thread ----------------------------------------------------------------
 
-    def role(self, after: int = 0) -> Instruction:
-        """Wait for the anchor's order to a newcomer; one that is newer than number `after`."""
+    def role(self, after: int = 0, seconds: float = math.inf) -> Instruction:
+        """Wait for the anchor's order to a newcomer; one that is newer than number `after`. Raise
+        `Expelled` if none comes in `seconds`."""
+        end = time.monotonic() + seconds
         with self._changed:
             while self._role is None or self._role.number <= after:
                 self._wait("the anchor's answer")
+                if time.monotonic() > end:
+                    raise Expelled("the anchor named nobody else who has the state: start again")
             return self._role
 
     def alive(self) -> None:
