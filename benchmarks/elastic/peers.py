@@ -89,8 +89,10 @@ def commands(
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return what is begun before the peers, and the peers."""
     [port] = free_ports(1)
-    usual = {"steps": steps, "width": WIDTH, "first": str(folder / "first"), "every": 5,
-             "checkpoint": str(folder / "newest.pt"), "lighthouse": f"http://localhost:{port}"}  # fmt: skip
+    usual = {
+        "steps": steps, "width": WIDTH, "first": str(folder / "first"), "every": 5,
+        "checkpoint": str(folder / "newest.pt"), "lighthouse": f"http://localhost:{port}",
+    }  # fmt: skip
 
     def peer(rank: int, *before: str) -> list[str]:
         given = json.dumps(usual | {"rank": rank, "out": str(folder / f"p{rank}")})

@@ -40,7 +40,7 @@ class Notes:
 
     def __init__(self, out: str) -> None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        self._file = Path(out, "steps.jsonl").open("a", buffering=1)
+        self._path = Path(out, "steps.jsonl")
 
     def step(self, step: int, model: torch.nn.Module, **more: Any) -> None:
         found, total = hashlib.blake2b(digest_size=8), 0.0
@@ -48,4 +48,5 @@ class Notes:
             found.update(p.detach().numpy().tobytes())
             total += float(p.detach().double().abs().sum())
         told = {"step": step, "when": time.monotonic(), "digest": found.hexdigest(), "sum": total}
-        self._file.write(json.dumps(told | more) + "\n")
+        with self._path.open("a") as file:
+            file.write(json.dumps(told | more) + "\n")

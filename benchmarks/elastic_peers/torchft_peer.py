@@ -22,8 +22,8 @@ def main() -> None:
         inner.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)), min_replica_size=1, load_state_dict=load,
-        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)), min_replica_size=1,
+        load_state_dict=load, state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
         replica_id=f"peer{given['rank']}", store_addr="localhost", store_port=store.port,
         rank=0, world_size=1, timeout=timedelta(seconds=10),
     )  # fmt: skip

@@ -154,7 +154,9 @@ class Swarm:
         self.join = ""
         self.own: Anchor | None = None
         if own_anchor:
-            self.own = make_anchor({"secret": self.secret, "heartbeat": PATIENT, **anchor}, self.told.append)
+            self.own = make_anchor(
+                {"secret": self.secret, "heartbeat": PATIENT, **anchor}, self.told.append
+            )
             self.join = str(self.own.address)
             self._thread = threading.Thread(target=self.own.run, name="swarm-anchor")
             self._thread.start()

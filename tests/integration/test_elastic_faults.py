@@ -223,7 +223,7 @@ def test_a_flipped_bit_stops_two_peers_because_none_is_a_majority(
         ]
         for peer in peers:
             result = peer.result()
-            assert result["error"].startswith("SwarmStopped: the weights of a, b differ"), result
+            assert re.match("SwarmStopped: the weights of (a, b|b, a) differ", result["error"])
             assert result["step"] == 6
 
 
@@ -237,17 +237,11 @@ def test_a_loss_that_is_no_number_stops_all_and_names_lane_and_samples(
         a = swarm.peer("a", **usual, faults=[begin, bad])
         b = swarm.peer("b", **usual, faults=[begin])
         errors = [peer.result()["error"] for peer in (a, b)]
-        lane, ids = next(
-            (lane, ids)
-            for step, lane, _, ids in map(
-                json.loads, a.out.joinpath("serves.jsonl").read_text().splitlines()
-            )
-            if step == 5
-        )
+        serves = map(json.loads, a.out.joinpath("serves.jsonl").read_text().splitlines())
+        lane, ids = next((lane, ids) for step, lane, _, ids in serves if step == 5)
         for error in errors:
-            assert error.startswith("SwarmStopped: a: "), error
-            assert f"lane {lane} " in error
-            assert str(ids) in error
+            assert error.startswith("SwarmStopped: a: step 5 cannot be made of lane"), error
+            assert f"of lane {lane} with samples {ids}: its loss is not finite" in error
         assert [peer.result()["step"] for peer in (a, b)] == [5, 5]
 
 

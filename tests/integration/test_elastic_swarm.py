@@ -1,7 +1,6 @@
 """Peers come, die and go, and every step is that of one process that never had peers."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture(scope="module")
-def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Three begin; one is killed in the middle of a reduce; one comes in the middle of the first
     pass, right after a validation; one leaves; one comes in the second pass."""
     folder = tmp_path_factory.mktemp("changing")
@@ -50,7 +49,7 @@ def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iter
         peers.append(swarm.peer("e", **CHECKED))
         results = {peer.name: peer.result() for peer in peers if peer.name in "ade"}
         swarm.replay(peers, **CHECKED).wait()
-        yield Told(swarm.peers, results, swarm.told)
+    return Told(swarm.peers, results, swarm.told)
 
 
 def test_every_step_has_the_weights_of_one_process_that_never_had_peers(
