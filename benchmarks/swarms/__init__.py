@@ -5,6 +5,6 @@ nursery.py    imports once, and forks a process for each peer: half a second ins
 peer.py       what a peer trains, and what it writes down
 anchor.py     an anchor as a process of its own
 faults.py     what happens to a peer at a certain moment of a certain step
-proxy.py      a wire between two processes that can be cut
+network.py    namespaces with slow links between them, which can be cut
 ledger.py     who has committed which samples: lost, taken twice, diverged
 """

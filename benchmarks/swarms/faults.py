@@ -14,10 +14,13 @@ The moments are found by wrapping what a step calls. All are in the peer's own p
     applied       the step is in the weights
 """
 
+import contextlib
 import errno
+import gc
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +49,7 @@ class Fault:
     """One."""
 
     do: str
-    """kill, stop, term, interrupt, flip, nan, disk, wait, hold"""
+    """kill, kill_other, stop, term, interrupt, flip, nan, disk, cut, wait, hold"""
     at: str
     step: int
     """It happens at this step or a later one: so many steps were applied before."""
@@ -55,6 +58,8 @@ class Fault:
     seconds: float = 0.0
     until: int = 0
     """hold: wait before this step until there are so many members."""
+    pid: int = 0
+    """kill_other: whom."""
 
 
 class Faults:
@@ -87,6 +92,10 @@ class Faults:
         match fault.do:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "kill_other":
+                os.kill(fault.pid, signal.SIGKILL)
+            case "cut":
+                cut_links()
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "term":
@@ -188,3 +197,23 @@ class Faults:
             return result
 
         setattr(where, name, wrapped)
+
+
+def cut_links() -> None:
+    """End all connections between this peer's group and others; those to the anchor stay."""
+    known = python_sockets()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            link = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        with link:
+            # Gloo's sockets are of no object of Python's; those of the wire are.
+            if link.type == socket.SOCK_STREAM and fd not in known:
+                with contextlib.suppress(OSError):
+                    link.getpeername()
+                    link.shutdown(socket.SHUT_RDWR)
+
+
+def python_sockets() -> set[int]:
+    return {one.fileno() for one in gc.get_objects() if isinstance(one, socket.socket)}

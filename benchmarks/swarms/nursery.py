@@ -16,14 +16,23 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.swarms import anchor, peer
+from benchmarks.swarms import anchor, network, peer
+
+
+def call(settings: dict[str, Any]) -> None:
+    """`"function": "module:name"` is called with the settings."""
+    module, name = settings["function"].split(":")
+    getattr(import_module(module), name)(settings)
+
 
 PROGRAMS: Mapping[str, Callable[[dict[str, Any]], None]] = {
     "peer": peer.main,
     "anchor": anchor.main,
+    "call": call,
 }
 
 
@@ -39,6 +48,8 @@ def child(settings: dict[str, Any]) -> int:
     os.dup2(said, 1)
     os.dup2(said, 2)
     try:
+        if "namespace" in settings:
+            network.enter(settings["namespace"])
         PROGRAMS[settings["program"]](settings)
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # as an end does
         return 0

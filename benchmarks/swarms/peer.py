@@ -9,6 +9,7 @@ The first three are there after a kill, too. What a caller wants at a certain mo
 (faults.py).
 """
 
+import datetime
 import hashlib
 import json
 import logging
@@ -25,9 +26,10 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
-from trainers.elastic.peer.elastic_fit import ElasticFit
-from trainers.elastic.peer.replay_strategy import ReplayStrategy
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
+from trainers.elastic.peer.replay_strategy import ReplayStrategy
+from trainers.elastic.swarm.swarm_commits import SwarmCommits
+from trainers.elastic.wire import certificate
 from trainers.elastic.working.plain_work import PlainWork
 
 
@@ -35,15 +37,18 @@ class Net(L.LightningModule):
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
         width = settings.get("width", 16)
+        self.odd = settings.get("odd", "")
+        """What a swarm refuses: manual, optimizers, sync_norm, sync_dist or state."""
+        self.automatic_optimization = self.odd != "manual"
         middle: list[torch.nn.Module] = []
         if settings.get("norm", True):
-            middle = [torch.nn.BatchNorm1d(width)]
+            kind = torch.nn.SyncBatchNorm if self.odd == "sync_norm" else torch.nn.BatchNorm1d
+            middle = [kind(width)]
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(8, width), *middle, torch.nn.ReLU(),
             torch.nn.Dropout(settings.get("dropout", 0.2)), torch.nn.Linear(width, 4),
         )  # fmt: skip
         self.slow = settings.get("slow", 0.0)
-        self.odd = settings.get("odd", "")
         self.no_number = False
 
     def training_step(self, batch: Any) -> torch.Tensor:
@@ -63,6 +68,9 @@ class Net(L.LightningModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self.layers(inputs), labels))
 
     def configure_optimizers(self) -> Any:
+        if self.odd == "optimizers":
+            halves = self.layers[0], self.layers[-1]
+            return [torch.optim.SGD(half.parameters(), lr=0.1) for half in halves]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
         return {
@@ -80,14 +88,24 @@ class Watch(L.Callback):
         self.validated: list[tuple[int, float]] = []
         self.seconds: list[float] = []
         """When each step had ended, on this machine's monotonic clock."""
+        self.cpu: list[float] = []
+        """The CPU seconds that this process had taken then."""
+        self.odd = settings.get("odd", "")
         self.faults = faults
         self.out = Path(settings["out"])
         self.reuses = {int(step): reuse for step, reuse in settings.get("reuses", {}).items()}
-        self.digests = self.out.joinpath("digests.txt").open("a", buffering=1)
+        self.digests = None
+        if settings.get("serves", True):
+            self.digests = self.out.joinpath("digests.txt").open("a", buffering=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"odd": self} if self.odd == "state" else {}
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         self.seconds.append(time.monotonic())
-        self.digests.write(f"{trainer.global_step} {digest(module)}\n")
+        self.cpu.append(time.process_time())
+        if self.digests is not None:
+            self.digests.write(f"{trainer.global_step} {digest(module)}\n")
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         self.out.joinpath("step").write_text(str(trainer.global_step))
@@ -129,14 +147,49 @@ def write_serves(out: Path) -> None:
     PlainWork.compute = noted
 
 
-def strategy_of(settings: dict[str, Any]) -> ElasticFit:
+def time_calls(names: list[str]) -> dict[str, list[float]]:
+    """Let calls of `SwarmCommits` be timed: the seconds of each of them, by name."""
+    timed: dict[str, list[float]] = {name: [] for name in names}
+
+    def around(name: str) -> None:
+        call = getattr(SwarmCommits, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            result = call(*args, **kwargs)
+            timed[name].append(time.monotonic() - began)
+            return result
+
+        setattr(SwarmCommits, name, wrapped)
+
+    for name in names:
+        around(name)
+    return timed
+
+
+def set_clock(ahead: float) -> None:
+    """Let this process take it to be so many seconds later than it is."""
+    wall = time.time
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Later":
+            return cls.fromtimestamp(wall() + ahead, tz)
+
+    time.time = lambda: wall() + ahead
+    certificate.datetime = Later  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def strategy_of(settings: dict[str, Any]) -> Any:
+    if settings.get("plain"):
+        return "auto"
     if logs := settings.get("replay"):
         return ReplayStrategy([Path(log) for log in logs])
     return ElasticStrategy(
         lanes=settings.get("lanes", 8),
         join=settings["join"],
         secret_file=settings["secret"],
-        name=settings["name"],
+        name=settings.get("called", settings["name"]),
         sum=settings.get("sum", "fast"),
         **settings.get("strategy", {}),
     )
@@ -148,14 +201,18 @@ def main(settings: dict[str, Any]) -> None:
     out = Path(settings["out"])
     faults = Faults([Fault(**told) for told in settings.get("faults", [])], out)
     faults.install()
-    write_serves(out)
+    if "clock" in settings:
+        set_clock(settings["clock"])
+    if settings.get("serves", True):
+        write_serves(out)
+    timed = time_calls(settings.get("timed", []))
     torch.manual_seed(settings.get("seed", 7))
     module = Net(settings)
     faults.module = module
     loader = ReuseLoader(
         data(settings.get("samples", 200), settings.get("data", 1)),
         batch_size=settings.get("batch", 32), reuse=settings.get("reuse", 2), buffer_batches=2,
-        seed=3, workers=1,
+        seed=settings.get("loader_seed", 3), workers=1,
     )  # fmt: skip
     watch = Watch(settings, faults)
     callbacks: list[L.Callback] = [watch]
@@ -186,6 +243,7 @@ def main(settings: dict[str, Any]) -> None:
             "step": 0 if trainer is None else trainer.global_step, "digest": digest(module),
             "losses": watch.losses, "rates": watch.rates, "validated": watch.validated,
             "error": error, "began": began, "seconds": watch.seconds, "gaps": gaps,
+            "timed": timed, "cpu": watch.cpu,
             "threads": [t.name for t in threading.enumerate()],
         }  # fmt: skip
         if trainer is not None and isinstance(trainer.strategy, ReplayStrategy):

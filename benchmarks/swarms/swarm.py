@@ -1,6 +1,6 @@
 """An anchor and peers, as processes of this machine.
 
-with Nursery() as nursery, Swarm(folder, nursery, first=3) as swarm:
+with Nursery() as nursery, Swarm(folder, nursery) as swarm:
     peers = [swarm.peer(f"p{i}", steps=20) for i in range(3)]
     peers[0].kill()
     results = [peer.result() for peer in peers[1:]]
@@ -26,6 +26,8 @@ from trainers.elastic.anchor.anchor import Anchor
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.01
 PATIENCE_SECONDS = 90.0
+PATIENT = 20.0
+"""A heartbeat with which a busy machine expels nobody."""
 
 
 class Nursery:
@@ -153,9 +155,11 @@ class Swarm:
         self.join = ""
         self.own: Anchor | None = None
         if own_anchor:
-            self.own = make_anchor({"secret": self.secret, **anchor}, self.told.append)
+            self.own = make_anchor(
+                {"secret": self.secret, "heartbeat": PATIENT, **anchor}, self.told.append
+            )
             self.join = str(self.own.address)
-            self._thread = threading.Thread(target=self.own.run, name="perfect-test-anchor")
+            self._thread = threading.Thread(target=self.own.run, name="swarm-anchor")
             self._thread.start()
 
     def peer(self, name: str, **settings: Any) -> Process:
@@ -178,10 +182,10 @@ class Swarm:
         until(address.exists, f"the address of {name}", PATIENCE_SECONDS, process.said)
         return process
 
-    def replay(self, steps: int, peers: list[Process] | None = None, **settings: Any) -> Process:
+    def replay(self, peers: list[Process] | None = None, **settings: Any) -> Process:
         """Train again in one process what the logs of peers tell."""
         logs = [str(peer.log) for peer in peers or self.peers]
-        return self.peer("replay", replay=logs, steps=steps, **settings)
+        return self.peer("replay", replay=logs, **settings)
 
     def close(self) -> None:
         for process in self.processes:

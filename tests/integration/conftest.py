@@ -45,3 +45,13 @@ def watch() -> Iterator[Callable[[int | None], Ended]]:
     yield start
     for handle in handles:
         os.close(handle)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Any]:
+    """Forks the processes of swarms. It imports for seconds, once."""
+    from benchmarks.swarms.swarm import Nursery
+
+    with Nursery() as nursery:
+        assert nursery.tasks == 1, "a process with several threads must not be forked"
+        yield nursery

@@ -1,7 +1,6 @@
 """Peers come, die and go, and every step is that of one process that never had peers."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        assert nursery.tasks == 1
-        yield nursery
-
-
-@pytest.fixture(scope="module")
 def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """One process that never had peers."""
     with Swarm(tmp_path_factory.mktemp("alone"), nursery) as swarm:
@@ -41,23 +33,23 @@ def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture(scope="module")
-def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def changing(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Three begin; one is killed in the middle of a reduce; one comes in the middle of the first
     pass, right after a validation; one leaves; one comes in the second pass."""
     folder = tmp_path_factory.mktemp("changing")
-    with Swarm(folder, nursery, first=3, heartbeat=HEARTBEAT) as swarm:
-        holds = [hold(8, 3), hold(17, 3)]
-        usual = {**CHECKED, "faults": holds}
-        killed = {**CHECKED, "faults": [fault("kill", "mid_reduce", 5)]}
-        leaves = {**CHECKED, "faults": [holds[0], fault("term", "batch_end", 14)]}
+    with Swarm(folder, nursery, heartbeat=HEARTBEAT) as swarm:
+        begin, first, second = hold(0, 3), hold(9, 3), hold(18, 3)
+        usual = {**CHECKED, "faults": [begin, first, second]}
+        killed = {**CHECKED, "faults": [begin, fault("kill", "mid_reduce", 5)]}
+        leaves = {**CHECKED, "faults": [begin, first, fault("term", "batch_end", 14)]}
         peers = [swarm.peer("a", **usual), swarm.peer("b", **killed), swarm.peer("c", **leaves)]
         peers[1].wait()
-        peers.append(swarm.peer("d", **{**usual, "faults": holds[1:]}))
+        peers.append(swarm.peer("d", **{**usual, "faults": [second]}))
         peers[2].wait()
         peers.append(swarm.peer("e", **CHECKED))
         results = {peer.name: peer.result() for peer in peers if peer.name in "ade"}
-        swarm.replay(STEPS, peers, **CHECKED).wait()
-        yield Told(swarm.peers, results, swarm.told)
+        swarm.replay(peers, **CHECKED).wait()
+    return Told(swarm.peers, results, swarm.told)
 
 
 def test_every_step_has_the_weights_of_one_process_that_never_had_peers(
@@ -107,15 +99,15 @@ def test_fast_sums_keep_survivors_equal_and_replay_whoever_did_what(
     nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     usual: dict[str, Any] = {"steps": 16, "reuses": {0: 3}, "samples": 100}
-    with Swarm(tmp_path_factory.mktemp("fast"), nursery, first=2, heartbeat=HEARTBEAT) as swarm:
-        stays = swarm.peer("a", **usual, faults=[hold(10, 2)])
-        killed = swarm.peer("b", **usual, faults=[fault("kill", "before_reduce", 6)])
+    with Swarm(tmp_path_factory.mktemp("fast"), nursery, heartbeat=HEARTBEAT) as swarm:
+        stays = swarm.peer("a", **usual, faults=[hold(0, 2), hold(10, 2)])
+        killed = swarm.peer("b", **usual, faults=[hold(0, 2), fault("kill", "before_reduce", 6)])
         killed.wait()
         comes = swarm.peer("c", **usual)
         ended, joined = stays.result(), comes.result()
         assert ended["digest"] == joined["digest"]
         assert by_step(killed).items() <= by_step(stays).items()
         assert by_step(comes).items() <= by_step(stays).items()
-        replay = swarm.replay(16, **usual).result()
+        replay = swarm.replay(**usual).result()
         assert (replay["error"], replay["compared"]) == ("", 16)
         assert replay["digest"] == ended["digest"]

@@ -30,9 +30,9 @@ from trainers.elastic.wire import (
     WireTimeout,
     connect,
 )
-from trainers.elastic.wire.tensors import into_tensors, payloads_of
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION
 from trainers.elastic.wire.stream import TlsStream
+from trainers.elastic.wire.tensors import into_tensors, payloads_of
 
 HERE = Path(__file__).parent
 SECRET = Secret(b"the secret of this test")

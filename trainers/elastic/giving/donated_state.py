@@ -8,6 +8,7 @@ from torch import Tensor
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
 from trainers.elastic.deciding.view import Member
+from trainers.elastic.errors import SwarmRefused
 from trainers.elastic.giving.plain_tree import put_together
 from trainers.elastic.wire import Address, Channel, Secret, WireTimeout, connect
 from trainers.elastic.wire.tensors import tensors_of
@@ -28,6 +29,8 @@ class DonatedState:
     def receive(self) -> tuple[dict[str, Any], int]:
         """Return the checkpoint of the donor, and the step after which it was made."""
         message = self._channel.receive(STATE_SECONDS)
+        if message.kind == "refuse":
+            raise SwarmRefused(message.fields["why"])
         tensors: list[Tensor] = []
         for _ in range(message.fields["tensors"]):
             tensors += tensors_of(self._channel.receive(STATE_SECONDS, limit=MOST_BYTES))

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainers.elastic.commits.commit import Commit
+from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.giving.plain_tree import take_apart
 from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError
 from trainers.elastic.wire.tensors import payloads_of
@@ -60,7 +61,16 @@ class Donor:
             asked, self._asked = self._asked, []
         if not asked:
             return
-        plain, tensors = take_apart(state())
+        try:
+            plain, tensors = take_apart(state())
+        except CannotBeElastic as error:
+            # It is the newcomers that cannot come: whoever trains here goes on.
+            log.error("newcomers are refused: %s", error)
+            for channel in asked:
+                with contextlib.suppress(WireError):
+                    channel.send("refuse", why=str(error))
+                channel.close()
+            return
         for channel in asked:
             waiting: queue.Queue[Commit | None] = queue.Queue(MOST_WAITING)
             thread = threading.Thread(

@@ -8,6 +8,7 @@ generations. While no anchor can be reached, the members train on.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ class AnchorLink:
         self._changed = threading.Condition()
         self._channel: Channel | None = None
         self._closing = False
-        self._over = False
+        self._run_ended = False
         """Whether this peer has ended the whole run."""
         self._hung_up = threading.Event()
         self._view: View | None = None
@@ -122,11 +123,15 @@ class AnchorLink:
 
     # ---- for the trainer's thread ----------------------------------------------------------------
 
-    def role(self, after: int = 0) -> Instruction:
-        """Wait for the anchor's order to a newcomer; one that is newer than number `after`."""
+    def role(self, after: int = 0, seconds: float = math.inf) -> Instruction:
+        """Wait for the anchor's order to a newcomer; one that is newer than number `after`. Raise
+        `Expelled` if none comes in `seconds`."""
+        end = time.monotonic() + seconds
         with self._changed:
             while self._role is None or self._role.number <= after:
                 self._wait("the anchor's answer")
+                if time.monotonic() > end:
+                    raise Expelled("the anchor named nobody else who has the state: start again")
             return self._role
 
     def alive(self) -> None:
@@ -192,7 +197,7 @@ class AnchorLink:
 
     def ended(self, step: int, digest: str) -> None:
         """Tell that the whole run has ended here. The anchor may go then."""
-        self._over = True
+        self._run_ended = True
         self._send("ended", step=step, digest=digest)
 
     def set(self, key: str, value: bytes) -> None:
@@ -282,7 +287,7 @@ class AnchorLink:
                     channel.close()
                 with self._changed:
                     self._channel = None
-                    if self._closing or self._over or self._wrong is not None:
+                    if self._closing or self._run_ended or self._wrong is not None:
                         return
                 log.warning("the anchor is gone (%s): training goes on without it", error)
             if not self._connect_again():

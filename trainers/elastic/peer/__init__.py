@@ -1,6 +1,6 @@
 """A peer as Lightning sees it: the strategy, the loader of shares, and what is refused.
 
-May import: elastic, elastic.commits, elastic.deciding, elastic.giving, elastic.membership,
-    elastic.planned, elastic.replaying, elastic.swarm, elastic.wire, elastic.working,
-    lightning_seams, loaders, loaders.lanes, loaders.order, loaders.stats, offload.
+May import: atomic_checkpoint, elastic, elastic.commits, elastic.deciding, elastic.giving,
+    elastic.membership, elastic.planned, elastic.replaying, elastic.swarm, elastic.wire,
+    elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order, loaders.stats, offload.
 """

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -20,6 +21,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 
 from offload import Plan
+from trainers.atomic_checkpoint import AtomicCheckpointIO
 from trainers.elastic.commits.commit import Commit, Commits
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_refusals import check_run
@@ -105,6 +107,9 @@ class ElasticFit(SingleDeviceStrategy):
     def setup(self, trainer: L.Trainer) -> None:
         if self._planning is not None:
             self._planning.find_target(self)
+        if type(self.checkpoint_io) is TorchCheckpointIO:
+            # The peer that writes may be killed while it does.
+            self.checkpoint_io = AtomicCheckpointIO()
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return

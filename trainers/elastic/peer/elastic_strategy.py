@@ -8,6 +8,7 @@ The peer with rank 0 in its generation writes logs and checkpoints. Validation r
 whole, so what it decides is decided alike.
 """
 
+import logging
 import socket
 import uuid
 from collections.abc import Mapping
@@ -18,22 +19,27 @@ import lightning as L
 
 from trainers.elastic.commits.commit import Commits
 from trainers.elastic.deciding.view import Member, View
-from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.errors import CannotBeElastic, Expelled
 from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
-from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.membership.anchor_link import AnchorLink, Instruction
 from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.peer.run_digests import run_digests
 from trainers.elastic.replaying.step_log import StepLog
 from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
-from trainers.elastic.wire import Address, parse_addresses, read_secret
+from trainers.elastic.wire import Address, ChannelClosed, Unreachable, parse_addresses, read_secret
 from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
+
+log = logging.getLogger(__name__)
 
 LOGS = "elastic"
 """The folder, in the trainer's, in which every peer keeps its log."""
 NO_WRITER = 1
 """The rank of a newcomer that is no member yet: it writes no logs and checkpoints."""
+
+PATIENCE = 3
+"""So many heartbeats a newcomer waits to hear of another donor where its own is gone."""
 
 
 class ElasticStrategy(ElasticFit):
@@ -116,8 +122,7 @@ class ElasticStrategy(ElasticFit):
                 begin_with_checkpoint(trainer, own)
             elif role.donor is not None:
                 self._set_rank(NO_WRITER)
-                donated = DonatedState(role.donor, self._secret)
-                state, link.step = donated.receive()
+                donated, state, link.step = self._donated(link, role)
                 begin_with_checkpoint(trainer, state)
         except BaseException:
             donor.close()
@@ -131,6 +136,25 @@ class ElasticStrategy(ElasticFit):
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps
         return commits
+
+    def _donated(
+        self, link: AnchorLink, role: Instruction
+    ) -> tuple[DonatedState, dict[str, Any], int]:
+        """Return who gives the state, the state and its step. Where a donor dies meanwhile, the
+        anchor names another one."""
+        while True:
+            assert role.donor is not None
+            donated = None
+            try:
+                donated = DonatedState(role.donor, self._secret)
+                return donated, *donated.receive()
+            except (ChannelClosed, Unreachable) as error:
+                if donated is not None:
+                    donated.close()
+                log.warning("%s did not give its whole state: %s", role.donor.name, error)
+            role = link.role(role.number, PATIENCE * link.heartbeat)
+            if role.donor is None:
+                raise Expelled("whoever had the state is gone: start this peer again")
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None

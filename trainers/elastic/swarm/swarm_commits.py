@@ -47,6 +47,7 @@ from trainers.elastic.reducing import (
     reduce_in_order,
 )
 from trainers.elastic.replaying.step_log import StepLog
+from trainers.elastic.wire import ChannelClosed
 from trainers.elastic.working.digests import digest_of
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class SwarmCommits:
                 self._donated = None
                 return None
             wait = POLL_SECONDS if self._formed is None else LAST_COMMITS_SECONDS
-            if (commit := self._donated.next(wait)) is not None:
+            if (commit := self._donors_next(wait)) is not None:
                 return commit
             if self._formed is not None:
                 raise Expelled(f"commit {self._step} of the donor did not come in {wait:g} s")
@@ -172,6 +173,16 @@ class SwarmCommits:
                 self._link.ready(self._donated.donor.name)
                 self._told_ready = True
             self._formed = self._link.formed()
+
+    def _donors_next(self, wait: float) -> Commit | None:
+        assert self._donated is not None
+        try:
+            return self._donated.next(wait)
+        except ChannelClosed as error:
+            raise Expelled(
+                f"{self._donated.donor.name}, from whom this peer has its state, is gone before"
+                f" this peer became a member: start it again ({error})"
+            ) from error
 
     # ---- generations ----------------------------------------------------------------------------
 

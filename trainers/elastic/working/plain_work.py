@@ -21,6 +21,7 @@ from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs, in_units, sum_of_units
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.reducing import FixedPointError
 from trainers.elastic.working.digests import digest_of, part_of_step
 from trainers.elastic.working.gradient_sums import ExactSums, GradientSums, StepSums
 from trainers.elastic.working.lane_logs import LogCatcher
@@ -62,7 +63,7 @@ class PlainWork:
         """The buffers with which every lane begins."""
         self._first_buffers: list[Tensor] = []
         self._lanes_with_samples: tuple[int, ...] = ()
-        self._doubtful: list[int] = []
+        self._doubtful: dict[int, str] = {}
         self._begun = False
 
     def open(self, step: int, batch_index: int, micro: int) -> None:
@@ -75,7 +76,7 @@ class PlainWork:
         if step != self._step:
             raise CannotBeElastic(f"step {step} was asked for, and the trainer is at {self._step}")
         self._samples, self._loss = 0, 0
-        self._doubtful = []
+        self._doubtful = {}
         self.catcher.begin()
         self._begun = True
         self._committed = [buffer.detach().clone() for buffer in self._module.buffers()]
@@ -98,12 +99,16 @@ class PlainWork:
         self._restore_buffers()
         seed = seed_of_lane(self._lanes.loader.seed, self._step, lane)
         loss = self._add_lane(taken.batch, size, seed)
-        if self._exact is not None:
-            self._exact.take(self.gradients.flat, f"lane {lane} at step {self._step}")
-            self.gradients.clear()
         value = float(loss.detach())
         if not math.isfinite(value):
-            self._doubtful.append(lane)
+            self._doubtful[lane] = "its loss is not finite"
+        if self._exact is not None:
+            try:
+                self._exact.take(self.gradients.flat, f"lane {lane}")
+            except FixedPointError as error:
+                # Others have to hear of it: all stop, and not this peer alone.
+                self._doubtful.setdefault(lane, str(error))
+            self.gradients.clear()
         self._samples += size
         self._loss = sum_of_units(self._loss, in_units(value * size))
         if lane == self._lanes_with_samples[0]:
@@ -135,9 +140,9 @@ class PlainWork:
         return digest_of(part_of_step(self._state_tensors(), step))
 
     def trouble(self) -> str:
-        for lane in self._doubtful:
+        for lane, why in self._doubtful.items():
             ids = self._lanes.ids(lane).ids.tolist()
-            return f"the loss of lane {lane} is not finite at step {self._step}, of samples {ids}"
+            return f"step {self._step} cannot be made of lane {lane} with samples {ids}: {why}"
         if self._samples and (names := self.gradients.wrong_names()):
             lanes = ", ".join(names[:3])
             return f"gradients are not finite at step {self._step}, of parameters {lanes}"

@@ -1,0 +1,1 @@
+"""What `elastic_cpu.py` measures, a part a file."""
