@@ -128,14 +128,17 @@ class PaperAnchor:
                 if name in self.down:
                     self.down[name].append(word)
 
+    def hear_all(self) -> None:
+        for peer in self.swarm.awake():
+            while peer.anchor is self and self.up.get(peer.name):
+                self.deliver(peer.name)
+
     def tick(self) -> None:
         """Living peers say so, and all they have said arrives; then silence is noticed."""
+        self.hear_all()
         for peer in self.swarm.awake():
             if peer.anchor is self:
-                while self.up.get(peer.name):
-                    self.deliver(peer.name)
-                if peer.alive:
-                    self.say(self.roster.beat(peer.name, peer.step, self.swarm.now))
+                self.say(self.roster.beat(peer.name, peer.step, self.swarm.now))
         self.say(self.roster.tick(self.swarm.now))
 
 
@@ -503,6 +506,8 @@ class PaperSwarm:
 
     def time_passes(self, seconds: float) -> None:
         self.connect_all()
+        for anchor in self.anchors.values():
+            anchor.hear_all()
         self.now += seconds
         for anchor in self.anchors.values():
             anchor.tick()

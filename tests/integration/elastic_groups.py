@@ -18,7 +18,7 @@ if multiprocessing.parent_process() is not None:
     bare = sys.modules.setdefault("trainers", ModuleType("trainers"))
     bare.__path__ = [str(Path(__file__).parents[2] / "trainers")]
 
-from trainers.elastic.reducing import Graveyard, Place, form_group
+from trainers.elastic.reducing import Graveyard, GroupPlace, form_group
 
 HOST = "127.0.0.1"
 
@@ -89,7 +89,7 @@ def _member(
     before = tasks()
     graveyard = Graveyard()
     try:
-        group = form_group(Files(folder), Place(1, rank, size, HOST), 60.0, always, graveyard)
+        group = form_group(Files(folder), GroupPlace(1, rank, size, HOST), 60.0, always, graveyard)
         answer = job(group, pipe, **options)
         group.abandon(graveyard)
         del group

@@ -16,7 +16,7 @@ from trainers.elastic.reducing import (
     Graveyard,
     Group,
     GroupBroken,
-    Place,
+    GroupPlace,
     all_gather_bytes,
     form_group,
     reduce_in_order,
@@ -87,7 +87,7 @@ class FreezingFiles(Files):
 
 def forms_with_a_frozen_member(group: Group, _: Connection, where: str) -> tuple[float, list[str]]:
     """Return how late the others came away, and the threads that were left at the end."""
-    place = Place(2, group.rank, group.size, HOST)
+    place = GroupPlace(2, group.rank, group.size, HOST)
     if group.rank == 1:
         form_group(FreezingFiles(Path(where)), place, 60.0, always, Graveyard())
     before = tasks()
@@ -107,7 +107,7 @@ def many_generations(group: Group, _: Connection, where: str, count: int) -> dic
     memory: list[int] = []
     threads: list[int] = []
     for generation in range(2, count + 2):
-        place = Place(generation, group.rank, group.size, HOST)
+        place = GroupPlace(generation, group.rank, group.size, HOST)
         fresh = form_group(files, place, 60.0, always, graveyard)
         all_gather_bytes(fresh, b"header", 100, always)
         alive = Deadline(0.0)

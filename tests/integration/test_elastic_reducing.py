@@ -26,7 +26,7 @@ from elastic_jobs import (
 
 from trainers.elastic.reducing import (
     Graveyard,
-    Place,
+    GroupPlace,
     ReducingError,
     form_group,
     reduce_in_order,
@@ -111,12 +111,12 @@ class Empty:
 
 def test_what_the_rendezvous_raises_ends_forming() -> None:
     with pytest.raises(Ended, match="generation 7/"):
-        form_group(Empty(), Place(7, 0, 2, HOST), 60.0, always, Graveyard())
+        form_group(Empty(), GroupPlace(7, 0, 2, HOST), 60.0, always, Graveyard())
 
 
 def test_contributors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     graveyard = Graveyard()
-    group = form_group(Files(tmp_path), Place(1, 0, 1, HOST), 60.0, always, graveyard)
+    group = form_group(Files(tmp_path), GroupPlace(1, 0, 1, HOST), 60.0, always, graveyard)
     ones = torch.ones(2)
     with pytest.raises(ReducingError, match="at least one rank"):
         reduce_in_order(group, ones, torch.empty(2), always, [])

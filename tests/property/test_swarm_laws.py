@@ -105,7 +105,8 @@ class TwoAnchorsMachine(SwarmMachine):
 
 FEW = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 TestOneAnchor = SwarmMachine.TestCase
+TestOneAnchor.settings = FEW
 TestCutLinks = CutLinkMachine.TestCase
+TestCutLinks.settings = FEW
 TestTwoAnchors = TwoAnchorsMachine.TestCase
-for case in (TestOneAnchor, TestCutLinks, TestTwoAnchors):
-    case.settings = FEW
+TestTwoAnchors.settings = FEW

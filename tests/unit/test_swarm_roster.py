@@ -231,6 +231,14 @@ def test_a_member_that_has_not_heard_of_its_generation_is_taken_along() -> None:
     assert gate(roster, "a", 5) == [(Form, "a", "b")]
 
 
+def test_who_comes_back_after_a_change_was_announced_hears_of_it() -> None:
+    roster = Roster(SETTINGS, NOW)
+    roster.came_back(member("a"), view(7, "ab"), 5, NOW)
+    roster.came(member("n"), 0, NOW)
+    assert said(roster.ready("n", "a", NOW)) == [(Announce, "a")]
+    assert said(roster.came_back(member("b"), view(7, "ab"), 5, NOW)) == [(Announce, "b")]
+
+
 def test_a_newcomer_that_has_not_heard_of_its_generation_is_not_waited_for() -> None:
     for newcomer_first in (False, True):
         roster = Roster(SETTINGS, NOW)

@@ -150,6 +150,8 @@ class Roster:
             said += self._break(f"{name} has not heard of this generation")
         if self.broken:
             said.append(Break((name,), view.generation, "a newer generation shall begin"))
+        elif self.announced:
+            said.append(Announce((name,), self.generation))
         return [*said, *self._next(now)]
 
     def beat(self, name: str, step: int, now: float) -> list[Word]:

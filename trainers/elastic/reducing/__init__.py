@@ -13,7 +13,7 @@ from trainers.elastic.reducing.canonical import reduce_in_order, sum_in_order
 from trainers.elastic.reducing.exact import FixedPoint
 from trainers.elastic.reducing.exchange import all_gather_bytes
 from trainers.elastic.reducing.graveyard import Graveyard
-from trainers.elastic.reducing.group import Group, Place, Rendezvous, form_group
+from trainers.elastic.reducing.group import Group, GroupPlace, Rendezvous, form_group
 from trainers.elastic.reducing.reducing_errors import (
     FixedPointError,
     FrameError,
@@ -29,7 +29,7 @@ __all__ = [
     "Graveyard",
     "Group",
     "GroupBroken",
-    "Place",
+    "GroupPlace",
     "ReducingError",
     "Rendezvous",
     "all_gather_bytes",

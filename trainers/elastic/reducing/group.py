@@ -110,7 +110,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """A member's place in a generation."""
 
     generation: int
@@ -122,7 +122,7 @@ class Place:
 
 def form_group(
     store: Rendezvous,
-    place: Place,
+    place: GroupPlace,
     timeout: float,
     alive: Callable[[], None],
     graveyard: Graveyard,

@@ -41,7 +41,7 @@ from trainers.elastic.reducing import (
     Graveyard,
     Group,
     GroupBroken,
-    Place,
+    GroupPlace,
     all_gather_bytes,
     form_group,
     reduce_in_order,
@@ -194,7 +194,7 @@ class SwarmCommits:
         rank = view.rank(self._link.member.name)
         host = self._link.member.host
         timeout = 2 * self._link.heartbeat
-        place = Place(view.generation, rank, len(view.members), host)
+        place = GroupPlace(view.generation, rank, len(view.members), host)
         self._group = form_group(self._link, place, timeout, self._link.alive, self._graveyard)
         self.view = view
         self._host.on_view(view, rank)
