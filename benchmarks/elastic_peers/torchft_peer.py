@@ -23,7 +23,8 @@ def main() -> None:
 
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=10)), min_replica_size=1,
-        load_state_dict=load, state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
         replica_id=f"peer{given['rank']}", store_addr="localhost", store_port=store.port,
         rank=0, world_size=1, timeout=timedelta(seconds=10),
     )  # fmt: skip
