@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import lightning as L
 
@@ -19,7 +20,7 @@ from trainers.elastic.deciding.utilisation import (
 )
 from trainers.elastic.peer.lane_shares import steps_of_pass
 
-STATES = {"adamw": 2, "sgd": 1}
+STATES = MappingProxyType({"adamw": 2, "sgd": 1})
 """So many numbers our optimizers keep of each weight; SGD without momentum keeps none."""
 
 

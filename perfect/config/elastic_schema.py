@@ -6,13 +6,14 @@
 """
 
 import re
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
 from perfect.config.fields import Count, Flag, Rate, Section
 
-_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_FACTORS = MappingProxyType({"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12})
 
 
 def parse_bandwidth(given: object) -> float:

@@ -16,14 +16,21 @@ from elastic_swarms import HEARTBEAT
 pytestmark = pytest.mark.timeout(300)
 
 OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
-    "manual optimization": ({"odd": "manual"}, "manual optimization steps when it wants"),
-    "several optimizers": ({"odd": "optimizers"}, "there are 2 optimizers, and a swarm has one"),
+    "manual optimization": (
+        {"odd": "manual", "clip": None}, "manual optimization steps when it wants",
+    ),
+    "several optimizers": (
+        {"odd": "optimizers", "clip": None}, "there are 2 optimizers, and a swarm has one",
+    ),
     "SyncBatchNorm": ({"odd": "sync_norm"}, "layers.1 is a SyncBatchNorm"),
     "sync_dist": ({"odd": "sync_dist"}, "self.log('train_loss', sync_dist=...)"),
     "accumulation": (
         {"trainer": {"accumulate_grad_batches": 2}}, "accumulate_grad_batches=2: lanes are",
     ),
     "devices": ({"trainer": {"devices": 2}}, "devices=2"),
+    "validation after every batch": (
+        {"val": True, "trainer": {"val_check_interval": 1}}, "newcomers would never be let in",
+    ),
     "lanes that do not divide": (
         {"lanes": 7}, "a global batch of 32 cannot be divided into 7 equal lanes",
     ),
