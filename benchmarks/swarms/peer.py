@@ -59,8 +59,7 @@ class Net(L.LightningModule):
         if self.no_number:
             self.no_number = False
             loss = loss * float("nan")
-        more = {"sync_dist": True} if self.odd == "sync_dist" else {}
-        self.log("train_loss", loss, **more)
+        self.log("train_loss", loss, sync_dist=self.odd == "sync_dist")
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -101,21 +100,25 @@ class Watch(L.Callback):
     def state_dict(self) -> dict[str, Any]:
         return {"odd": self} if self.odd == "state" else {}
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
+        batch_idx: int,
+    ) -> None:  # fmt: skip
         self.seconds.append(time.monotonic())
         self.cpu.append(time.process_time())
         if self.digests is not None:
-            self.digests.write(f"{trainer.global_step} {digest(module)}\n")
+            self.digests.write(f"{trainer.global_step} {digest(pl_module)}\n")
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         self.out.joinpath("step").write_text(str(trainer.global_step))
         self.faults.reached("batch_end", trainer.global_step)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.current_epoch in self.reuses:
-            trainer.train_dataloader.set_reuse(self.reuses[trainer.current_epoch])
+            loader: Any = trainer.train_dataloader
+            loader.set_reuse(self.reuses[trainer.current_epoch])
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         found = float(trainer.callback_metrics["val_loss"])
         self.validated.append((trainer.global_step, found))
 

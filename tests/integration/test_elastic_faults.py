@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from products import only_first
 
+from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -179,6 +180,42 @@ def test_a_link_between_two_living_peers_is_cut_and_nothing_is_lost(
         end_well(peers, expected)
         assert peers[0].result()["gaps"]
         assert_exact(peers, STEPS)
+
+
+@pytest.mark.skipif(not available(), reason="makes network namespaces, which root may on Linux")
+def test_a_link_that_is_cut_in_silence_is_noticed_and_the_youngest_peer_makes_room(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    usual = {**USUAL, "steps": 400, "slow": 0.01}
+    with (
+        Network(3, tag="tf") as net,
+        Swarm(tmp_path, nursery, host=net.anchor_host, heartbeat=SHORT) as swarm,
+    ):
+        peers = []
+        for number, name in enumerate("abc"):
+            where = {"namespace": net.names[number], "strategy": {"host": net.hosts[number]}}
+            peers.append(swarm.peer(name, **usual, **where, faults=[hold(0, 3)]))
+            until(lambda n=name: f"{n} has come" in swarm.told, "the peer", 60, peers[-1].said)
+        peers[0].until_step(5)
+        net.cut(1, 2)
+        until(lambda: any(p.code is not None for p in peers), "the expulsion", 80, peers[0].said)
+        expelled = next(peer for peer in peers if peer.code is not None)
+        assert "cannot reach each other" in expelled.result()["error"]
+        stay = [peer for peer in peers if peer is not expelled]
+        at = stay[0].step
+        stay[0].until_step(at + 5)
+        assert len({by_step(peer)[at + 3] for peer in stay}) == 1
+
+
+def test_more_peers_than_lanes_stay_equal_and_some_of_them_compute_nothing(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with Swarm(tmp_path, nursery, heartbeat=HEARTBEAT) as swarm:
+        usual = {**USUAL, "lanes": 2, "faults": [hold(0, 3)]}
+        peers = [swarm.peer(name, **usual) for name in "abc"]
+        assert len({peer.result()["digest"] for peer in peers}) == 1
+        assert [peer.result()["error"] for peer in peers] == [""] * 3
+        assert any(not peer.out.joinpath("serves.jsonl").read_text() for peer in peers)
 
 
 def test_a_full_disk_at_a_checkpoint_is_told_and_stops_nobody(

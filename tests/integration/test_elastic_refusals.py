@@ -24,6 +24,9 @@ OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
         {"trainer": {"accumulate_grad_batches": 2}}, "accumulate_grad_batches=2: lanes are",
     ),
     "devices": ({"trainer": {"devices": 2}}, "devices=2"),
+    "validation after every batch": (
+        {"val": True, "trainer": {"val_check_interval": 1}}, "newcomers would never be let in",
+    ),
     "lanes that do not divide": (
         {"lanes": 7}, "a global batch of 32 cannot be divided into 7 equal lanes",
     ),

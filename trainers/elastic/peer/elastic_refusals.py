@@ -54,6 +54,12 @@ def _of_trainer(trainer: L.Trainer) -> list[str]:
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: lanes are micro-batches"
             " already; leave it at 1 and choose lanes="
         )
+    every = trainer.val_check_interval
+    if trainer.enable_validation and isinstance(every, int) and every == 1:
+        wrong.append(
+            "val_check_interval=1: no run goes on exactly right after a validation, so newcomers"
+            " would never be let in; validate after every second batch, or less often"
+        )
     plugin: Any = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
         wrong.append(

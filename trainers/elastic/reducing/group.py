@@ -11,6 +11,7 @@ from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImport
 from trainers import torch_seams
 from trainers.elastic.reducing.forming import Forming
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
+from trainers.elastic.reducing.link_watch import end_when_unreachable, open_sockets
 from trainers.elastic.reducing.reducing_errors import GroupBroken, ReducingError
 
 _T = TypeVar("_T")
@@ -136,6 +137,7 @@ def form_group(
     generation, rank, size, host = place.generation, place.rank, place.size, place.host
     if not 0 <= rank < size:
         raise ReducingError(f"rank {rank} is not one of {size} members: ranks are 0 to {size - 1}")
+    before = open_sockets()
     inner = _CallbackStore(store, f"generation {generation}/", timeout)
 
     def make() -> Any:
@@ -157,4 +159,5 @@ def form_group(
             f"generation {generation}: rank {rank} of {size} at {host} could not connect to the"
             f" others within {timeout:g} s: {error}"
         ) from error
+    end_when_unreachable(open_sockets() - before, timeout)
     return Group(formed, generation, rank, size)
