@@ -39,7 +39,7 @@ class Net(L.LightningModule):
         width = settings.get("width", 16)
         self.odd = settings.get("odd", "")
         """What a swarm refuses: manual, optimizers, sync_norm, sync_dist or state."""
-        self.automatic_optimization = self.odd != "manual"
+        self.automatic_optimization = self.odd not in ("manual", "optimizers")
         middle: list[torch.nn.Module] = []
         if settings.get("norm", True):
             kind = torch.nn.SyncBatchNorm if self.odd == "sync_norm" else torch.nn.BatchNorm1d
@@ -228,7 +228,7 @@ def main(settings: dict[str, Any]) -> None:
         strategy = strategy_of(settings)
         trainer = L.Trainer(
             strategy=strategy, accelerator="cpu", max_steps=settings["steps"], max_epochs=-1,
-            gradient_clip_val=1.0, callbacks=callbacks, logger=False,
+            gradient_clip_val=settings.get("clip", 1.0), callbacks=callbacks, logger=False,
             enable_checkpointing=bool(every), enable_progress_bar=False,
             enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=out,
             **settings.get("trainer", {}),

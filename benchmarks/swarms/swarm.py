@@ -111,7 +111,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        return self.settings["name"]
+        return self.settings.get("name", self.out.name)
 
     @property
     def step(self) -> int:

@@ -16,8 +16,12 @@ from elastic_swarms import HEARTBEAT
 pytestmark = pytest.mark.timeout(300)
 
 OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
-    "manual optimization": ({"odd": "manual"}, "manual optimization steps when it wants"),
-    "several optimizers": ({"odd": "optimizers"}, "there are 2 optimizers, and a swarm has one"),
+    "manual optimization": (
+        {"odd": "manual", "clip": None}, "manual optimization steps when it wants",
+    ),
+    "several optimizers": (
+        {"odd": "optimizers", "clip": None}, "there are 2 optimizers, and a swarm has one",
+    ),
     "SyncBatchNorm": ({"odd": "sync_norm"}, "layers.1 is a SyncBatchNorm"),
     "sync_dist": ({"odd": "sync_dist"}, "self.log('train_loss', sync_dist=...)"),
     "accumulation": (
