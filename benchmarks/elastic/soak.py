@@ -7,6 +7,7 @@ so a round can be looked at again; `--work DIR` keeps the rounds that are done, 
 
 import json
 import random
+import shutil
 import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -35,6 +36,7 @@ def one_round(folder: Path, nursery: Nursery, seed: int, steps: int) -> dict[str
     usual = {**USUAL, "steps": steps}
     begin = {"do": "hold", "at": "attempt", "step": 0, "until": PEERS}
     first = usual | {"faults": [begin]}
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
     with Swarm(folder, nursery, heartbeat=HEARTBEAT) as swarm:
         stays = swarm.peer("stays", **first)
         living: list[Process] = [

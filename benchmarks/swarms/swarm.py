@@ -184,7 +184,7 @@ class Swarm:
 
     def replay(self, peers: list[Process] | None = None, **settings: Any) -> Process:
         """Train again in one process what the logs of peers tell."""
-        logs = [str(peer.log) for peer in peers or self.peers]
+        logs = [str(peer.log) for peer in peers or self.peers if peer.log.exists()]
         return self.peer("replay", replay=logs, **settings)
 
     def close(self) -> None:
