@@ -225,6 +225,7 @@ def test_a_full_disk_at_a_checkpoint_is_told_and_stops_nobody(
         usual = {**USUAL, "checkpoints": 3}
         full = fault("disk", "checkpoint", 5)
         writer = swarm.peer("a", **usual, faults=[hold(0, 2), full])
+        until(lambda: "a has come" in swarm.told, "the writer", 60, writer.said)
         other = swarm.peer("b", **usual, faults=[hold(0, 2)])
         end_well([writer, other], expected)
         assert "No space left on device" in writer.said()
