@@ -9,7 +9,7 @@ PaperAnchor      messages to and from a roster, in order for each peer; late or 
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainers.elastic.deciding.decision import (
     Apply,
@@ -32,6 +32,9 @@ from trainers.elastic.deciding.roster_words import (
     Word,
 )
 from trainers.elastic.deciding.view import Member, View
+
+if TYPE_CHECKING:
+    from paper_swarm import PaperSwarm
 
 Life = Generator[None]
 

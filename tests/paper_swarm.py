@@ -1,22 +1,19 @@
 """A swarm on paper: real `decide`, `deal` and `Roster`, made-up lanes, wires and deaths.
 
-Every commit is looked at as it is applied. A `LawBroken` names what must never happen. Peers, groups
-and anchors are in paper_peers.py.
+Every commit is looked at as it is applied. A `LawBroken` names what must never happen. Peers,
+groups and anchors are in paper_peers.py.
 """
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+
+from paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
 
 from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster_words import (
     Form,
 )
 from trainers.elastic.deciding.view import View
-
-Life = Generator[None]
-
-
-from paper_peers import LawBroken, PaperAnchor, PaperGroup, PaperPeer
 
 
 class PaperSwarm:

@@ -1,7 +1,7 @@
 """Namespaces of this machine's network, one a peer, with links of a certain rate between them.
 
     node 0 --veth--+                      Each way of each link has a token bucket of its own.
-    node 1 --veth--+-- bridge, 10.77.0.1  The bridge is where the anchor listens.
+    node 1 --veth--+-- bridge, 10.X.Y.1   The bridge is where the anchor listens.
     node 2 --veth--+
 
 Only root may make them, and only Linux has them. `enter` takes this process into one, for good.
@@ -25,10 +25,12 @@ class Network:
     def __init__(self, nodes: int, megabits: int = 0, tag: str = "pt") -> None:
         """`megabits` a second each way; 0: as fast as the machine is."""
         self.nodes, self.megabits = nodes, megabits
+        # Two processes may have a network each, at the same time.
+        tag, net = f"{tag}{os.getpid()}", f"10.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
         self.bridge = f"{tag}br"
         self.names = [f"{tag}n{number}" for number in range(nodes)]
-        self.hosts = [f"10.77.0.{10 + number}" for number in range(nodes)]
-        self.anchor_host = "10.77.0.1"
+        self.hosts = [f"{net}.{10 + number}" for number in range(nodes)]
+        self.anchor_host = f"{net}.1"
 
     def __enter__(self) -> "Network":
         self.__exit__()

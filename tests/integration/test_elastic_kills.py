@@ -12,7 +12,7 @@ import torch
 from products import every_value
 
 from benchmarks.swarms.faults import PHASES
-from benchmarks.swarms.swarm import Nursery, Swarm
+from benchmarks.swarms.swarm import Nursery, Swarm, until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
@@ -42,10 +42,12 @@ def test_survivors_of_a_kill_go_on_with_every_sample(
         for number, name in enumerate(PEERS):
             faults = [hold(0, len(PEERS))]
             if number < count:
-                # The first peer alone writes checkpoints, so the others die right before.
+                # The first peer alone writes checkpoints. The others die right before.
                 at = "applied" if phase == "checkpoint" and number else phase
                 faults.append(fault("kill", at, AT, members=len(PEERS)))
             peers.append(swarm.peer(name, **USUAL, faults=faults))
+            # Who comes first has rank 0, and writes checkpoints.
+            until(lambda n=name: f"{n} has come" in swarm.told, name, 60, peers[-1].said)
         killed, survivors = peers[:count], peers[count:]
         results = [peer.result() for peer in survivors]
         assert [peer.wait() for peer in killed] == [-9] * count
