@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import lightning as L
 
@@ -19,9 +18,6 @@ from trainers.elastic.deciding.utilisation import (
     predict,
 )
 from trainers.elastic.peer.lane_shares import steps_of_pass
-
-STATES = MappingProxyType({"adamw": 2, "sgd": 1})
-"""So many numbers our optimizers keep of each weight; SGD without momentum keeps none."""
 
 
 def swarm_lines(
@@ -54,9 +50,8 @@ def _memory(config: RunConfig, module: L.LightningModule, trained: int) -> str:
     said = f"a peer holds weights {say_size(weights)}, sums {say_size(sums)}"
     if config.model.class_path is not None:
         return f"{said}, and what your optimizer keeps"
-    kept = STATES[config.optimizer.name]
-    if config.optimizer.name == "sgd" and not config.optimizer.momentum:
-        kept = 0
+    # AdamW keeps two numbers of each weight, SGD with momentum one.
+    kept = 2 if config.optimizer.name == "adamw" else int(config.optimizer.momentum > 0)
     state = 4 * trained * kept
     return f"{said}, optimizer {say_size(state)}: {say_size(weights + sums + state)} in all"
 

@@ -6,14 +6,13 @@
 """
 
 import re
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
 from perfect.config.fields import Count, Flag, Rate, Section
 
-_FACTORS = MappingProxyType({"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12})
+UNITS = ("", "k", "M", "G", "T")
 
 
 def parse_bandwidth(given: object) -> float:
@@ -23,7 +22,7 @@ def parse_bandwidth(given: object) -> float:
     )
     if found is None or not float(found.group(1)):
         raise ValueError(f"must be a bandwidth such as 400Mbps or 1Gbps, not {given!r}")
-    return float(found.group(1)) * _FACTORS[found.group(2).lower()]
+    return float(found.group(1)) * 1000.0 ** UNITS.index(found.group(2))
 
 
 def _bandwidth(given: object) -> object:

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from benchmarks.swarms.swarm import Nursery, Process, free_ports, until
+from perfect.anchor import main as anchor_main
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(300)
@@ -256,6 +257,56 @@ def test_the_section_without_an_anchor_to_join_is_refused(
     assert "give --join HOST:PORT" in capsys.readouterr().err
     assert train(swarm_recipe, "--join", "127.0.0.1:1")[0] == 2
     assert "elastic.secret_file: the secret file secret cannot be read" in capsys.readouterr().err
+
+
+# ---- the anchor ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_an_anchor_ends_when_it_is_asked(programs: Programs, number: int, code: int) -> None:
+    anchor = programs.anchor()
+    anchor.kill(number)
+    assert anchor.wait() == code, anchor.said()
+    assert "Traceback" not in anchor.said()
+
+
+def test_an_address_in_use_is_told_in_one_line(programs: Programs) -> None:
+    programs.anchor()
+    second = programs.begin(
+        "perfect.anchor", "second", "--listen", programs.join, "--secret-file", "secret"
+    )
+    assert second.wait() == 2
+    [line] = second.said().splitlines()
+    assert line.startswith("perfect-anchor: ") and programs.join in line and "in use" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "nowhere"], "has no port: write HOST:PORT"),
+        (["--listen", "0.0.0.0:29400"], "insecure"),
+        (["--listen", "127.0.0.1:29400", "--min-peers", "0"], "--min-peers 0: give 1 or more"),
+        (["--listen", "127.0.0.1:29400", "--heartbeat", "0"], "--heartbeat 0: give seconds"),
+        (["--listen", "127.0.0.1:29400", "--heartbeat", "nan"], "--heartbeat nan: give seconds"),
+    ],
+)
+def test_what_an_anchor_cannot_be_started_with_is_told(
+    programs: Programs, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = anchor_main([*options, "--secret-file", str(programs.secret)])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_anchor_needs_neither_torch_nor_lightning() -> None:
+    script = "import sys, perfect.anchor; print({'torch', 'lightning', 'numpy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 # ---- the example --------------------------------------------------------------------------------

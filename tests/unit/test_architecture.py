@@ -154,8 +154,8 @@ def test_all_of_a_package_is_exactly_what_it_exports(package: str) -> None:
     bound: set[str] = set()
     declared: list[str] | None = None
     body = tree(ROOT / package / "__init__.py").body
-    lazy = [inner for node in body if isinstance(node, ast.If) for inner in node.body]
-    for node in [*body, *lazy]:
+    late = [node for part in body if isinstance(part, ast.If) for node in part.body]  # for types
+    for node in [*body, *late]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
             bound |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

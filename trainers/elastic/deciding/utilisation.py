@@ -34,7 +34,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Utilisation:
+class NodeUse:
     """The parts of a step, in seconds."""
 
     compute: float
@@ -43,13 +43,13 @@ class Utilisation:
     utilisation: float
 
 
-def predict(nodes: Nodes, global_batch: int, lanes: int) -> Utilisation:
+def predict(nodes: Nodes, global_batch: int, lanes: int) -> NodeUse:
     """Return what a step of `global_batch` samples in `lanes` lanes takes."""
     wire = wire_seconds(nodes)
     ideal = global_batch * nodes.seconds_per_sample / nodes.peers
     compute = ideal / _balance(nodes.peers, lanes)
     commit = COMMIT_SECONDS if nodes.peers > 1 else 0.0
-    return Utilisation(compute, wire, commit, ideal / (compute + wire + commit))
+    return NodeUse(compute, wire, commit, ideal / (compute + wire + commit))
 
 
 def wire_seconds(nodes: Nodes) -> float:
