@@ -36,7 +36,7 @@ def one(folder: Path, nursery: Nursery, width: int, net: Network | None) -> dict
             return {}
         return {"strategy": {"host": net.hosts[number]}, "namespace": net.names[number]}
 
-    anchor = {} if net is None else {"host": net.anchor_host}
+    anchor: dict[str, Any] = {} if net is None else {"host": net.anchor_host}
     begin = {"do": "hold", "at": "attempt", "step": 0, "until": 2}
     with Swarm(folder, nursery, heartbeat=60.0, **anchor) as swarm:
         first = swarm.peer("a", **usual, **where(0), faults=[begin])

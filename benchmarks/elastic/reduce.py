@@ -16,7 +16,13 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process
 from elastic.setting import Setting
-from trainers.elastic.reducing import Graveyard, all_gather_bytes, form_group, reduce_in_order
+from trainers.elastic.reducing import (
+    Graveyard,
+    GroupPlace,
+    all_gather_bytes,
+    form_group,
+    reduce_in_order,
+)
 
 MEMBERS, MEGABITS = 3, 400
 NUMBERS, SMOKE_NUMBERS = 8 << 20, 1 << 16
@@ -53,7 +59,9 @@ def member(settings: dict[str, Any]) -> None:
     """One member: ours and gloo's in turns, each after a round of headers."""
     torch.set_num_threads(1)
     rank, size = settings["rank"], MEMBERS
-    group = form_group(FileStore(Path(settings["store"])), 1, rank, size, settings["host"], SECONDS)
+    graveyard = Graveyard()
+    place = GroupPlace(1, rank, size, settings["host"])
+    group = form_group(FileStore(Path(settings["store"])), place, SECONDS, always, graveyard)
     mine = torch.randn(settings["numbers"], generator=torch.Generator().manual_seed(rank))
     out = torch.empty_like(mine)
     found: dict[str, list[float]] = {"ours": [], "ring": []}
@@ -67,7 +75,7 @@ def member(settings: dict[str, Any]) -> None:
                 ring(group, mine.clone())
             all_gather_bytes(group, b"done", 10, always)
             found[name].append(time.monotonic() - began)
-    graveyard = Graveyard()
+
     group.abandon(graveyard)
     graveyard.close()
     told = {name: seconds[1:] for name, seconds in found.items()}  # the first ones warm up

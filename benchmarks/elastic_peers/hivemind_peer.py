@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-import hivemind
+import hivemind  # pyright: ignore[reportMissingImports]: in a venv of its own
 import torch
 from common import BATCH, Notes, batch, loss_of, net, settings
 

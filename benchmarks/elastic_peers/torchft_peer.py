@@ -5,9 +5,15 @@ from datetime import timedelta
 
 import torch
 from common import Notes, batch, loss_of, net, settings
-from torch.distributed import TCPStore
-from torchft import Manager, Optimizer, ProcessGroupGloo
-from torchft.ddp import DistributedDataParallel
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torchft import (  # pyright: ignore[reportMissingImports]: in a venv of its own
+    Manager,
+    Optimizer,
+    ProcessGroupGloo,
+)
+from torchft.ddp import (  # pyright: ignore[reportMissingImports]: in a venv of its own
+    DistributedDataParallel,
+)
 
 
 def main() -> None:

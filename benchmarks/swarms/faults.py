@@ -105,8 +105,8 @@ class Faults:
             case "wait":
                 threading.Event().wait(fault.seconds)
             case "nan":
-                assert self.module is not None
-                self.module.no_number = True
+                module: Any = self.module
+                module.no_number = True
             case "disk":
                 raise OSError(errno.ENOSPC, "No space left on device")
             case "hold":
@@ -135,7 +135,8 @@ class Faults:
             compute(work, lane)
             self.reached("compute")
 
-        PlainWork.begin, PlainWork.compute = begins, computes
+        patched: Any = PlainWork
+        patched.begin, patched.compute = begins, computes
         self._around(swarm_commits, "reduce_in_order", "before_reduce", "after_reduce")
         self._around(canonical, "_gather", "mid_reduce", "")
         self._around(swarm_commits, "form_group", "forming", "")
@@ -173,8 +174,11 @@ class Faults:
             self.reached("gate")
             enter(of, **how)
 
-        commits.applied, commits._voted, commits._enter = applies, votes, enters
-        group.Group.all_gather, commits._attempt = gathers, attempts
+        patched: Any = commits
+        patched.applied, patched._voted, patched._enter = applies, votes, enters
+        patched._attempt = attempts
+        of_groups: Any = group.Group
+        of_groups.all_gather = gathers
 
     def _hold(self, of: Any) -> None:
         for fault in [f for f in self.wanted if f.do == "hold" and self._step >= f.step]:
