@@ -41,6 +41,11 @@ def main(argv: list[str] | None = None) -> int:
         help="peers know other anchors, too, so a minority that is cut off must not train",
     )
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="peers ask another anchor first: a run goes on here, and none begins",
+    )
+    parser.add_argument(
         "--insecure-network", action="store_true", help="allow to listen on all interfaces"
     )
     args = parser.parse_args(argv)
@@ -48,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--min-peers {args.min_peers}: give 1 or more")
     if not args.heartbeat > 0:
         parser.error(f"--heartbeat {args.heartbeat:g}: give seconds above 0")
-    settings = Settings(args.min_peers, args.heartbeat, only_anchor=not args.other_anchors)
+    alone = not (args.other_anchors or args.standby)
+    settings = Settings(args.min_peers, args.heartbeat, only_anchor=alone, standby=args.standby)
     try:
         address = Address.parse(args.listen)
         anchor = Anchor(
