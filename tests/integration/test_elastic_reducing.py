@@ -33,6 +33,8 @@ from trainers.elastic.reducing import (
     sum_in_order,
 )
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(size: int, tmp_path: Path) -> None:
