@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.peer import elastic_refusals
 from trainers.elastic.peer.elastic_refusals import check_run
 
 
@@ -87,7 +88,7 @@ def test_what_would_not_be_exact_is_refused_with_what_to_do(
 
 
 def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(L.Trainer, "num_devices", 2)
+    monkeypatch.setattr(elastic_refusals, "devices_asked_for", lambda _: 2)
     with pytest.raises(CannotBeElastic, match=r"devices=2.*start a peer for each"):
         checked(nothing, Net())
 
