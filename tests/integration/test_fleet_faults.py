@@ -211,8 +211,16 @@ def test_a_stopped_job_whose_weights_cannot_be_written_says_so(
     full_for(tmp_path / "jobs" / "full", monkeypatch)
     result = fleet.fit()
     assert states(result) == {"full": "failed", "good": "finished"}
-    assert "was stopped at step 4" in result.jobs["full"].why
-    assert f"{STOPPED} could not be written" in result.jobs["full"].why
+    full = result.jobs["full"]
+    assert full.step in (3, 4), "a turn that had begun when it was asked is ended"
+    assert f"was stopped at step {full.step}" in full.why
+    assert f"{STOPPED} could not be written" in full.why
+
+
+def test_a_watch_that_asks_for_a_stop_at_every_event_sees_the_end(tmp_path: Path) -> None:
+    fleet = make(tmp_path, quantum=1, watch=lambda state, event: fleet.stop("a"))
+    add(fleet, "a", PLAIN)
+    assert states(fleet.fit()) == {"a": "stopped"}
 
 
 @pytest.mark.parametrize(("spared", "kept"), [(0, 0), (1, 1)])

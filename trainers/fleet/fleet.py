@@ -175,9 +175,12 @@ class Fleet:
             raise FleetError(f"job {name} was added after fit() had ended: make another Fleet")
 
     def stop(self, name: str) -> None:
-        """End a job early; its weights are kept. It may be called from any thread."""
+        """End a job early; its weights are kept. It may be called from any thread, and again."""
         if name not in self._jobs:
             raise FleetError(f"there is no job {name!r}: the jobs are {', '.join(self._jobs)}")
+        job = self._state.jobs.get(name) if self._state is not None else None
+        if job is not None and (job.ended or job.ending in ("stopped", "failed")):
+            return  # a `watch` that asks at every event would never see the last one
         self._events.put(StopAsked(name, "stop() was called"))
 
     def on_end(self, call: OnEnd) -> None:
