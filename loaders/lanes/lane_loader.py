@@ -169,6 +169,8 @@ class LaneLoader:
             return
         self._pass_index, self._step = self._pass_index + 1, 0
         self._running = self._order = None
+        if not begun:
+            self._following = None  # it was the order of the pass that nobody took anything of
         self._ended = begun
         self._identity.expect(None)
 

@@ -257,6 +257,15 @@ def test_a_batch_size_that_changes_between_passes_and_a_limit_hold_on_all_peers(
     assert served([[0, 1, 2, 3]]) == served([[3], [1, 0], [2]])
 
 
+def test_a_pass_of_which_nothing_is_taken_leaves_the_next_ones_their_own_order() -> None:
+    with LaneLoader(loader(), 3) as peer:
+        a_pass(peer)
+        for _ in range(len(peer)):
+            peer.advance()
+        assert peer.position == (2, 0)
+        assert a_pass(peer) == reference(3)[2]
+
+
 def test_a_state_carries_how_passes_are_served_to_a_joiner() -> None:
     with LaneLoader(loader(), 3) as peer, LaneLoader(loader(), 3) as joiner:
         peer.hold([0, 1, 2])
