@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from loaders import ReuseLoader
 from loaders.errors import StateError
+from loaders.identity import loader_identity
 from loaders.pixels.decoding import PictureDecoder
 from loaders.sources.datasets import PictureFiles
 
@@ -89,7 +90,7 @@ def resume(data: Any, state: dict[str, Any], **options: Any) -> ReuseLoader:
 
 DATA: dict[str, tuple[Any, Any]] = {
     "array": (lambda v: Rows(np.array(rows(v))), "holds other values"),
-    "large array": (lambda v: Rows(np.full((SAMPLES, 600_000), v, np.float32)), "other values"),
+    "large array": (lambda v: Rows(np.full((SAMPLES, 10_000), v, np.float32)), "other values"),
     "list": (lambda v: Rows(rows(v)), "holds other values"),
     "objects": (lambda v: Rows(np.array([str(r) for r in rows(v)], object)), "other values"),
     "tensors": (tensors, "holds other values"),
@@ -109,7 +110,10 @@ DATA: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("make", "said"), DATA.values(), ids=DATA)
-def test_a_state_of_other_data_of_the_same_length_is_refused(make: Any, said: str) -> None:
+def test_a_state_of_other_data_of_the_same_length_is_refused(
+    make: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_identity, "WHOLE_BYTES", 1 << 20)  # of more, blocks are looked at
     state = json.loads(json.dumps(ReuseLoader(make(0), 4, 2, workers=1).state_dict()))
     resume(make(0), state)
     with pytest.raises(StateError, match=rf"of other data.*{said}.*take 'identity' out"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from graph_edits import with_task
+from plan_amounts import least
 
 import offload
 from offload import BudgetTooSmall, Costs, GraphBuilder, GraphError, Plan, Role, Runner, TaskGraph
@@ -73,12 +74,6 @@ def training(layers: int = 8, activation: int = 48 * KIB, weight: int = 160 * KI
     graph = builder.graph()
     graph.check()
     return graph
-
-
-def least(graph: TaskGraph, **more: Any) -> int:
-    with pytest.raises(BudgetTooSmall) as refused:
-        offload.plan(graph, 1, **more)
-    return refused.value.needed
 
 
 def moved(plan: Plan, kind: str) -> int:

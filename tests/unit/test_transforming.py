@@ -11,7 +11,7 @@ import torch
 
 from loaders import ReuseLoader
 
-SIZE = 24
+SIZE = 16
 
 
 class Pictures:
