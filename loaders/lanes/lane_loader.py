@@ -171,7 +171,7 @@ class LaneLoader:
         self._running = self._order = None
         if not begun:
             self._following = None  # it was the order of the pass that nobody took anything of
-        self._ended = begun
+        self._ended = self._ended or begun
         self._identity.expect(None)
 
     @property
