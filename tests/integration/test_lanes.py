@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eventually import eventually
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lane_peers import CROP, Bits, a_pass, bits, loader, reference
@@ -103,9 +104,10 @@ def test_a_lane_that_comes_takes_the_memory_of_one_that_goes() -> None:
             peer.hold(lanes)
             for lane in lanes:
                 bits(peer, lane)
-            assert peer.stats.buffer_bytes == taken
+            # A lane that goes while a thread still reads for it gives its memory back after that.
+            eventually(lambda: peer.stats.buffer_bytes == taken)
         peer.hold([4])
-        assert peer.stats.buffer_bytes == taken // 2
+        eventually(lambda: peer.stats.buffer_bytes == taken // 2)
 
 
 def test_a_batch_that_is_kept_does_not_change() -> None:

@@ -3,8 +3,7 @@
 import itertools
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from eventually import eventually
 
 from benchmarks.twins.fleet_jobs import QUIET
 from loaders import ReuseLoader, SharedStream
@@ -28,13 +28,6 @@ pytestmark = [
     pytest.mark.timeout(60),
     *(pytest.mark.filterwarnings(line) for line in QUIET),
 ]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until, "it did not come to this"
-        time.sleep(0.001)
 
 
 class Source:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from eventually import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,16 +40,6 @@ def in_thread(run: Callable[[], Any]) -> Iterator[threading.Thread]:
         raise errors[0]
 
 
-def until(there: Callable[[], object]) -> None:
-    """Wait for something that another thread is about to do."""
-    over = threading.Event()
-    for _ in range(int(PATIENCE / 1e-3)):
-        if there():
-            return
-        over.wait(1e-3)
-    raise AssertionError("it did not come")
-
-
 def test_where_no_step_runs_a_guest_is_granted_at_once() -> None:
     gate = Gate()
     with gate.granted() as guest:
@@ -67,7 +58,7 @@ def test_a_guest_comes_between_two_nodes_and_the_step_goes_on_after_it() -> None
     with gate.held():
         ran.append("F1")
         with in_thread(ask):
-            until(lambda: gate.wanted)
+            eventually(lambda: gate.wanted)
             assert ran == ["F1"]
             stand_aside()
             ran.append("F2")
@@ -92,7 +83,7 @@ def test_a_step_that_begins_while_a_guest_is_there_waits() -> None:
     with in_thread(guest):
         assert entered.wait(PATIENCE)
         with in_thread(step):
-            until(lambda: gate._aside)
+            eventually(lambda: gate._aside)
             over.set()
     assert ran == ["guest", "F1"]
 
@@ -107,7 +98,7 @@ def test_the_highest_priority_comes_first_and_among_equals_who_asked_first() -> 
     with ExitStack() as threads, gate.held():
         for count, (name, priority) in enumerate([("a", 0), ("b", 1), ("c", 1), ("d", 2)]):
             threads.enter_context(in_thread(partial(ask, name, priority)))
-            until(lambda count=count: len(gate._waiting) == count + 1)
+            eventually(lambda count=count: len(gate._waiting) == count + 1)
         stand_aside()
         ran.append("step")
     assert ran == ["d", "b", "c", "a", "step"]
@@ -124,7 +115,7 @@ def test_a_guest_inside_comes_only_while_a_step_stands_aside() -> None:
     with gate.held():
         pass
     with in_thread(ask):
-        until(lambda: gate._waiting)
+        eventually(lambda: gate._waiting)
         ran.append("between two steps")
         with gate.held():  # it comes before the first node
             ran.append("F1")
@@ -159,7 +150,7 @@ def test_guests_with_memory_of_their_own_come_while_the_step_only_computes_in_py
     with gate.held(), ExitStack() as threads:
         with only_python():
             threads.enter_context(in_thread(borrow))
-            until(lambda: gate._waiting)
+            eventually(lambda: gate._waiting)
             threads.enter_context(in_thread(ask))
             assert over.wait(PATIENCE)
             ran.append("python")
@@ -177,7 +168,7 @@ def test_after_the_last_step_nobody_waits_for_one() -> None:
             over.set()
 
     with in_thread(ask):
-        until(lambda: gate._waiting)
+        eventually(lambda: gate._waiting)
         gate.close()
         assert over.wait(PATIENCE)
     with gate.granted(inside=True):
@@ -193,7 +184,7 @@ def test_a_guest_that_raises_gives_back() -> None:
 
     with gate.held():
         with in_thread(ask):
-            until(lambda: gate.wanted)
+            eventually(lambda: gate.wanted)
             stand_aside()
         ran.append("step")
     with gate.granted():
@@ -247,7 +238,7 @@ def test_a_ctrl_c_waits_until_the_guest_has_given_back() -> None:
         assert entered.wait(PATIENCE)
 
         def interrupt() -> None:
-            until(lambda: gate._aside)
+            eventually(lambda: gate._aside)
             signal.raise_signal(signal.SIGINT)
             over.set()
 
