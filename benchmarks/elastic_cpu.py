@@ -20,6 +20,7 @@ import argparse
 import datetime
 import logging
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -64,6 +65,7 @@ def main() -> None:
     from perfect.runs.record import environment
 
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no peer is left behind
     warnings.filterwarnings("ignore")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

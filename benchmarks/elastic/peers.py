@@ -132,7 +132,8 @@ def measured(other: Other, python: Path, folder: Path, steps: int) -> dict[str, 
         for command in (*before, *peers):
             begin(command)
         outs = [folder / f"p{rank}" for rank in range(PEERS)]
-        patiently(lambda: len(notes_of(outs[-1])) >= AT, f"step {AT} of {other.name}")
+        said = [folder / f"said{number}.txt" for number in range(len(before), len(processes))]
+        patiently(lambda: len(notes_of(outs[-1])) >= AT, f"step {AT} of {other.name}", said[-1])
         killed = time.monotonic()
         end(processes[-1])
         survivors = outs[:-1]
@@ -141,6 +142,7 @@ def measured(other: Other, python: Path, folder: Path, steps: int) -> dict[str, 
                 sum(note["when"] > killed for note in notes_of(out)) >= AFTER for out in survivors
             ),
             f"steps of {other.name} after the death",
+            said[0],
         )
     finally:
         for process in processes:
@@ -181,11 +183,13 @@ def ours(folder: Path, nursery: Nursery, steps: int) -> dict[str, Any]:
                 "steps made again": 0, "steps with unequal weights after it": unequal}  # fmt: skip
 
 
-def patiently(is_so: Callable[[], bool], what: str) -> None:
+def patiently(is_so: Callable[[], bool], what: str, said: Path) -> None:
+    """Wait until something is so. `said`: what a process has printed, for the error."""
     end = time.monotonic() + SECONDS
     while not is_so():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not come in {SECONDS:g} s")
+            last = said.read_text(errors="replace").strip().rpartition("\n")[2]
+            raise TimeoutError(f"{what} did not come in {SECONDS:g} s; it last said: {last}")
         time.sleep(0.02)
 
 
