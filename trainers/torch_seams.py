@@ -45,6 +45,9 @@ def gloo_group(
     options = _GlooOptions()
     options._devices = [_create_device(hostname=host, lazy_init=False)]
     options._timeout = forming
-    group = _gloo(store, rank, size, options)
+    try:
+        group = _gloo(store, rank, size, options)
+    finally:
+        del options  # An error's traceback would keep the device, and its thread with it.
     _set_timeout(group, operation)
     return group

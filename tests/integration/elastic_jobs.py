@@ -1,11 +1,13 @@
 """What members do in the tests of reducing: functions that a fresh process can import."""
 
+import ctypes
+import gc
 import os
 import signal
 import time
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -87,40 +89,81 @@ class FreezingFiles(Files):
 
 def forms_with_a_frozen_member(group: Group, _: Connection, where: str) -> tuple[float, list[str]]:
     """Return how late the others came away, and the threads that were left at the end."""
-    place = GroupPlace(2, group.rank, group.size, HOST)
-    if group.rank == 1:
+    frozen = group.rank == 1
+    # The member with the higher address connects, so that each of the others waits for the frozen
+    # one. Where they connect they would be through: its host's system answers.
+    place = GroupPlace(2, group.rank, group.size, "127.0.0.2" if frozen else HOST)
+    if frozen:
         form_group(FreezingFiles(Path(where)), place, 60.0, always, Graveyard())
     before = tasks()
-    graveyard, alive = Graveyard(), Deadline(1.0)
-    late = 0.0  # A member that connects to the frozen one is connected: its host's system answers.
+    graveyard, alive = Graveyard(), Deadline(0.5)
+    late = 0.0
     try:
-        form_group(Files(Path(where)), place, 3.0, alive, graveyard).abandon(graveyard)
+        form_group(Files(Path(where)), place, 2.0, alive, graveyard).abandon(graveyard)
     except Ended:
         late = time.monotonic() - alive.raised
     graveyard.close()
     return late, left_over(before)
 
 
-def many_generations(group: Group, _: Connection, where: str, count: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What is to be told of generations that were abandoned one right after the other."""
+
+    resident: list[int]
+    """Bytes of memory, at the first sample, the next one, ..."""
+    allocated: list[int]
+    """Bytes that are in use of what malloc has given."""
+    threads: list[list[str]]
+    """Those that were not there before."""
+    most_waiting: int
+    """Groups that had not ended yet."""
+
+
+def many_generations(
+    group: Group, _: Connection, where: str, count: int, every: int, first: int
+) -> Abandoned:
+    """Form and abandon groups; look at the memory every so many generations, from the first on."""
     files = Files(Path(where))
+    before = tasks()
     graveyard = Graveyard()
-    memory: list[int] = []
-    threads: list[int] = []
-    for generation in range(2, count + 2):
-        place = GroupPlace(generation, group.rank, group.size, HOST)
+    told = Abandoned([], [], [], 0)
+    for generation in range(1, count + 1):
+        place = GroupPlace(generation + 1, group.rank, group.size, HOST)
         fresh = form_group(files, place, 60.0, always, graveyard)
         all_gather_bytes(fresh, b"header", 100, always)
         alive = Deadline(0.0)
         if group.rank == 0:
-            # The other members never come to this reduce.
-            with pytest.raises(Ended):
+            # The other member never comes to this reduce, and may have hung up already.
+            with pytest.raises((Ended, GroupBroken)):
                 reduce_in_order(fresh, torch.ones(1 << 16), torch.empty(1 << 16), alive)
         fresh.abandon(graveyard)
         del fresh
-        if generation % 50 == 0:
+        told = replace(told, most_waiting=max(told.most_waiting, graveyard.waiting))
+        if generation >= first and not (generation - first) % every:
             while graveyard.waiting:
                 os.sched_yield()
-            memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
-            threads.append(len(tasks()))
+            told.threads.append(left_over(before))
+            told.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+            told.allocated.append(allocated())
     graveyard.close()
-    return {"memory": memory, "threads": threads}
+    return told
+
+
+class Mallinfo2(ctypes.Structure):
+    """What the C library tells of its heaps: struct mallinfo2 of malloc.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+def allocated() -> int:
+    """Return the bytes that are in use of what malloc has given, in all its heaps."""
+    gc.collect()
+    library = ctypes.CDLL("libc.so.6")
+    library.mallinfo2.restype = Mallinfo2
+    told = library.mallinfo2()
+    return told.uordblks + told.hblkhd

@@ -38,25 +38,39 @@ class Forming:
             while not self._over.wait(POLL_SECONDS):
                 alive()
         except BaseException:
-            with self._lock:
-                self._heir = graveyard
-                made, self._made = self._made, None
-            graveyard.expect(self._thread)
-            if made is not None:
-                graveyard.bury(Remains(made, (), self._rank, self._size))
+            self._leave_to(graveyard)
             raise
         self._thread.join()
         if self._error is not None:
-            raise self._error
+            raise self._taken_error()
         made, self._made = self._made, None
         assert made is not None
         return made
+
+    def _leave_to(self, heir: Graveyard) -> None:
+        """Give up what was made or will be made, and what went wrong or will go wrong."""
+        with self._lock:
+            self._heir = heir
+            made, self._made = self._made, None
+            self._error = None
+        heir.expect(self._thread)
+        if made is not None:
+            heir.bury(Remains(made, (), self._rank, self._size))
+
+    def _taken_error(self) -> BaseException:
+        """Return the error, which from now on is the caller's alone: its traceback leads to this
+        object, and one that leads back to itself waits for the garbage collector."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def _run(self) -> None:
         try:
             made = self._make()
         except BaseException as error:
-            self._error = error
+            with self._lock:
+                if self._heir is None:
+                    self._error = error
         else:
             with self._lock:
                 heir = self._heir
