@@ -29,6 +29,9 @@ except AttributeError as error:
         " tested with torch>=2.11,<2.16: install such a version"
     ) from error
 
+CONNECT_PATIENCE = 5
+"""So many times as long as its timeout gloo waits until another member has connected."""
+
 
 def gloo_group(
     store: distributed.Store,  # pyright: ignore[reportPrivateImportUsage]
@@ -40,11 +43,12 @@ def gloo_group(
 ) -> distributed.ProcessGroupGloo:
     """Return a connected group that is registered nowhere, with a device of its own.
 
-    To form it may take `forming`, and each operation `operation`.
+    Each other member has `forming` to connect, and each operation may take `operation`. The store
+    hears of a fraction of `forming`, and is to know better.
     """
     options = _GlooOptions()
     options._devices = [_create_device(hostname=host, lazy_init=False)]
-    options._timeout = forming
+    options._timeout = forming / CONNECT_PATIENCE
     try:
         group = _gloo(store, rank, size, options)
     finally:

@@ -87,8 +87,22 @@ class FreezingFiles(Files):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def forms_with_a_frozen_member(group: Group, _: Connection, where: str) -> tuple[float, list[str]]:
-    """Return how late the others came away, and the threads that were left at the end."""
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """How a member came away from forming a group with one that had stopped."""
+
+    error: str
+    seconds: float
+    """How long it has waited."""
+    late: float
+    """How long after its generation had ended, if it had."""
+    left: list[str]
+    """The threads that were still there at the end."""
+
+
+def forms_with_a_frozen_member(
+    group: Group, _: Connection, where: str, timeout: float, ends_after: float
+) -> LeftAlone:
     frozen = group.rank == 1
     # The member with the higher address connects, so that each of the others waits for the frozen
     # one. Where they connect they would be through: its host's system answers.
@@ -96,14 +110,16 @@ def forms_with_a_frozen_member(group: Group, _: Connection, where: str) -> tuple
     if frozen:
         form_group(FreezingFiles(Path(where)), place, 60.0, always, Graveyard())
     before = tasks()
-    graveyard, alive = Graveyard(), Deadline(0.5)
-    late = 0.0
+    graveyard, alive = Graveyard(), Deadline(ends_after)
+    began, error, late = time.monotonic(), "", 0.0
     try:
-        form_group(Files(Path(where)), place, 2.0, alive, graveyard).abandon(graveyard)
-    except Ended:
-        late = time.monotonic() - alive.raised
+        form_group(Files(Path(where)), place, timeout, alive, graveyard).abandon(graveyard)
+    except (Ended, GroupBroken) as raised:
+        error = type(raised).__name__
+        late = time.monotonic() - alive.raised if alive.raised else 0.0
+    seconds = time.monotonic() - began
     graveyard.close()
-    return late, left_over(before)
+    return LeftAlone(error, seconds, late, left_over(before))
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,19 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(
 
 
 def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(tmp_path: Path) -> None:
-    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path)) as members:
-        (first, left), (second, also_left) = members.answer(0), members.answer(2)
-    assert 0 < first < 0.5 and 0 < second < 0.5
-    assert left == also_left == []
+    how = {"timeout": 1.0, "ends_after": 0.5}
+    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how) as members:
+        for told in (members.answer(0), members.answer(2)):
+            assert (told.error, told.left) == ("Ended", [])
+            assert 0 < told.late < 0.5
+
+
+def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(tmp_path: Path) -> None:
+    how = {"timeout": 1.0, "ends_after": 60.0}
+    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how) as members:
+        for told in (members.answer(0), members.answer(2)):
+            assert (told.error, told.left) == ("GroupBroken", [])
+            assert 1.0 <= told.seconds < 3.0
 
 
 class Empty:

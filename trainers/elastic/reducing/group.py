@@ -50,9 +50,8 @@ class _CallbackStore(Store):
         return self._noted(lambda: self._rendezvous.get(self._prefix + key, self._seconds))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
-        for key in keys:
-            self._noted(lambda k=key: self._rendezvous.get(self._prefix + k, seconds))
+        for key in keys:  # The timeout is gloo's own, which is not that of forming.
+            self._noted(lambda k=key: self._rendezvous.get(self._prefix + k, self._seconds))
 
     def _noted(self, ask: Callable[[], _T]) -> _T:
         try:
