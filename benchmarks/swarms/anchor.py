@@ -10,10 +10,13 @@ from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.wire import read_secret
 
 KNOWN = ("min_peers", "heartbeat", "only_anchor", "standby")
+OTHERS = ("secret", "host", "port", "follows", "program", "out")
 
 
 def make_anchor(settings: dict[str, Any], tell: Callable[[str], None]) -> Anchor:
     """`min_peers`, `heartbeat`, `only_anchor`, `standby`: as the anchor has them."""
+    if unknown := settings.keys() - {*KNOWN, *OTHERS}:
+        raise TypeError(f"an anchor has no {', '.join(sorted(unknown))}")
     known = {key: settings[key] for key in KNOWN if key in settings}
     anchor = Anchor(
         settings.get("host", "127.0.0.1"),
