@@ -156,8 +156,8 @@ class Faults:
             self.reached("voted")
             return equal
 
-        def gathers(of: Any, *args: Any) -> Any:
-            work = all_gather(of, *args)
+        def gathers(of: Any, *args: Any, **kwargs: Any) -> Any:
+            work = all_gather(of, *args, **kwargs)
             if self._voting:
                 self.reached("vote")
             return work

@@ -21,6 +21,8 @@ if multiprocessing.parent_process() is not None:
 from trainers.elastic.reducing import Graveyard, GroupPlace, form_group
 
 HOST = "127.0.0.1"
+TRANSFER = 3.0
+"""So long a piece of a reduce may be under way between members, in seconds."""
 
 
 class Files:
@@ -89,7 +91,8 @@ def _member(
     before = tasks()
     graveyard = Graveyard()
     try:
-        group = form_group(Files(folder), GroupPlace(1, rank, size, HOST), 60.0, always, graveyard)
+        place = GroupPlace(1, rank, size, HOST)
+        group = form_group(Files(folder), place, 60.0, always, graveyard, TRANSFER)
         answer = job(group, pipe, **options)
         group.abandon(graveyard)
         del group

@@ -13,7 +13,13 @@ from trainers.elastic.reducing.canonical import reduce_in_order, sum_in_order
 from trainers.elastic.reducing.exact import FixedPoint
 from trainers.elastic.reducing.exchange import all_gather_bytes
 from trainers.elastic.reducing.graveyard import Graveyard
-from trainers.elastic.reducing.group import Group, GroupPlace, Rendezvous, form_group
+from trainers.elastic.reducing.group import (
+    TRANSFER_SECONDS,
+    Group,
+    GroupPlace,
+    Rendezvous,
+    form_group,
+)
 from trainers.elastic.reducing.reducing_errors import (
     FixedPointError,
     FrameError,
@@ -23,6 +29,7 @@ from trainers.elastic.reducing.reducing_errors import (
 from trainers.elastic.reducing.waiting import wait
 
 __all__ = [
+    "TRANSFER_SECONDS",
     "FixedPoint",
     "FixedPointError",
     "FrameError",

@@ -114,7 +114,8 @@ def _gather(group: Group, piece: _Travelling) -> tuple[torch.Tensor, Work]:
     padded = torch.zeros(piece.chunk, dtype=total.dtype)
     padded[: total.numel()].copy_(total)
     sums = torch.empty(piece.chunk * group.size, dtype=total.dtype)
-    return sums, group.all_gather(sums.view(torch.uint8), padded.view(torch.uint8))
+    work = group.all_gather(sums.view(torch.uint8), padded.view(torch.uint8), all_are_there=True)
+    return sums, work
 
 
 def _check(group: Group, mine: torch.Tensor | None, out: torch.Tensor, ranks: list[int]) -> None:

@@ -3,7 +3,8 @@
 The end of a gloo group waits for its unfinished operations, and its `abort()` does nothing. So a
 thread first makes the group fail: a receive that nobody will answer runs into a timeout of one
 millisecond, upon which gloo closes all connections of the group, and every unfinished operation
-fails at once. Only when all works are complete does the thread let the group go.
+fails at once. Only one that is in the middle of a message is not woken, and fails when its own time
+is over. When all works are complete the thread lets the group go.
 
 That takes some 20 ms, in which the thread sleeps, and a generation may begin and end in 5 ms. On
 one thread, groups that end one after the other would wait in a longer and longer line, each with

@@ -19,6 +19,11 @@ _T = TypeVar("_T")
 OPERATION_SECONDS = 600.0
 """An operation's own timeout is long: that members live is known from heartbeats."""
 
+TRANSFER_SECONDS = 30.0
+"""So long a piece of a reduce may be under way, for which all members are there: at 10 Mbps it is
+through by then. Gloo wakes nobody who is in the middle of a message when its connection closes, so
+an abandoned group ends only after this time if a member stopped in the middle of one."""
+
 
 class Rendezvous(Protocol):
     """Where the members of a generation leave their addresses for one another."""
@@ -64,12 +69,14 @@ class _CallbackStore(Store):
 class Group:
     """One generation's group. It is broken for good by the first failure: abandon it then."""
 
-    def __init__(self, process_group: Any, generation: int, rank: int, size: int) -> None:
+    def __init__(self, process_group: Any, place: "GroupPlace", transfer: float) -> None:
+        """`transfer`: so many seconds a part of a tensor may be under way."""
         self._process_group: Any = process_group  # torch types none of its methods
         self._works: list[Work] = []
-        self.generation = generation
-        self.rank = rank
-        self.size = size
+        self._transfer = timedelta(seconds=transfer)
+        self.generation = place.generation
+        self.rank = place.rank
+        self.size = place.size
 
     def __str__(self) -> str:
         return f"generation {self.generation}, rank {self.rank} of {self.size}"
@@ -78,15 +85,20 @@ class Group:
         self, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]
     ) -> Work:
         """Begin to send slices of `sent`, a slice for each rank, and to receive as many."""
-        begun = self._living().alltoall_base(
-            received, sent, into, out_of, torch_seams.AllToAllOptions()
-        )
-        return self._begun(begun)
+        options = torch_seams.AllToAllOptions()
+        options.timeout = self._transfer
+        return self._begun(self._living().alltoall_base(received, sent, into, out_of, options))
 
-    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
-        """Begin to gather everybody's `sent`, all of one size, one after the other."""
+    def all_gather(
+        self, received: torch.Tensor, sent: torch.Tensor, *, all_are_there: bool = False
+    ) -> Work:
+        """Begin to gather everybody's `sent`, all of one size, one after the other. Others may
+        come to it much later, unless `all_are_there`."""
         rows = list(received.view(self.size, -1).unbind())
-        return self._begun(self._living().allgather([rows], [sent], torch_seams.AllgatherOptions()))
+        options = torch_seams.AllgatherOptions()
+        if all_are_there:
+            options.timeout = self._transfer
+        return self._begun(self._living().allgather([rows], [sent], options))
 
     def abandon(self, graveyard: Graveyard) -> None:
         """Give the group and its unfinished works to the graveyard; a second call does nothing."""
@@ -126,12 +138,13 @@ def form_group(
     timeout: float,
     alive: Callable[[], None],
     graveyard: Graveyard,
+    transfer: float = TRANSFER_SECONDS,
 ) -> Group:
     """Connect every member of a generation with every other one.
 
     Members must call this at about the same time, which the anchor's gate sees to. What the
     rendezvous or `alive` raises (the generation has ended) is raised as it is; else `GroupBroken`
-    after `timeout` seconds.
+    after `timeout` seconds. `transfer`: so many seconds a piece of a reduce may be under way.
     """
     generation, rank, size, host = place.generation, place.rank, place.size, place.host
     if not 0 <= rank < size:
@@ -159,4 +172,4 @@ def form_group(
             f" others within {timeout:g} s: {error}"
         ) from error
     end_when_unreachable(open_sockets() - before, timeout)
-    return Group(formed, generation, rank, size)
+    return Group(formed, place, transfer)

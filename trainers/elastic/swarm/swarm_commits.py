@@ -38,6 +38,7 @@ from trainers.elastic.giving.donated_state import DonatedState
 from trainers.elastic.giving.donor import Donor
 from trainers.elastic.membership.anchor_link import AnchorLink, Formed
 from trainers.elastic.reducing import (
+    TRANSFER_SECONDS,
     Graveyard,
     Group,
     GroupBroken,
@@ -195,7 +196,14 @@ class SwarmCommits:
         host = self._link.member.host
         timeout = 2 * self._link.heartbeat
         place = GroupPlace(view.generation, rank, len(view.members), host)
-        self._group = form_group(self._link, place, timeout, self._link.alive, self._graveyard)
+        self._group = form_group(
+            self._link,
+            place,
+            timeout,
+            self._link.alive,
+            self._graveyard,
+            max(timeout, TRANSFER_SECONDS),  # a member may be silent for a heartbeat
+        )
         self.view = view
         self._host.on_view(view, rank)
         self._host.log.generation(view, self._step)
