@@ -1,7 +1,7 @@
 """A peer's link to the anchor: what the anchor said last, and what the peer has to tell.
 
     thread "elastic-link"   receives; connects again, to the next address, when the anchor is gone
-    thread "elastic-beat"   says that the peer lives, and at which step it is
+    thread "elastic-beat"   says that the peer lives, at which step it is, and whom it follows
 
 The trainer's thread asks `alive()` while it waits for others, and waits at the `gate` between two
 generations. While no anchor can be reached, the members train on.
@@ -354,3 +354,6 @@ class AnchorLink:
     def _beat(self) -> None:
         while not self._hung_up.wait(self.heartbeat / 4):
             self._send("beat", step=self.step)
+            if donor := self._ready:
+                # An anchor that has just begun does not know the donor before it has come back.
+                self._send("ready", donor=donor)

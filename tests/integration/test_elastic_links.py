@@ -1,0 +1,57 @@
+"""What peers tell an anchor that has just taken over, over real connections."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.swarms.anchor import make_anchor
+from trainers.elastic.anchor.anchor import Anchor
+from trainers.elastic.deciding.view import Member, View
+from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.wire import Manifest, connect, read_secret
+
+HEARTBEAT = 4.0
+ALIKE = {"model": "the same"}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_text("0123456789abcdef" * 2)
+    return path
+
+
+@pytest.fixture
+def second_anchor(secret: Path) -> Iterator[Anchor]:
+    """One that takes over from another one, which is gone."""
+    settings = {"secret": secret, "heartbeat": HEARTBEAT, "follows": True, "only_anchor": False}
+    with make_anchor(settings, lambda _: None) as anchor:
+        thread = threading.Thread(target=anchor.run)
+        thread.start()
+        yield anchor
+        anchor.stop()
+        thread.join()
+
+
+def test_a_newcomer_is_let_in_though_its_donor_came_back_after_it(
+    second_anchor: Anchor, secret: Path
+) -> None:
+    addresses, key = [second_anchor.address], read_secret(secret)
+    newcomer = AnchorLink(addresses, key, Member("new", "127.0.0.1", 1), Manifest.of(ALIKE))
+    donor = Member("donor", "127.0.0.1", 2)
+    try:
+        newcomer.open(0)
+        newcomer.ready(donor.name)
+        member = connect(addresses, key, HEARTBEAT)
+        before = {"view": asdict(View(7, (donor,))), "step": 5, "has_step": 0}
+        member.send("hello", member=asdict(donor), manifest=ALIKE, **before)
+        while (told := member.receive(HEARTBEAT)).kind != "announce":
+            pass
+        assert told.fields["generation"] == 7
+        member.close()
+    finally:
+        newcomer.close()
