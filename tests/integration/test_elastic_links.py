@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.swarms.anchor import make_anchor
+from benchmarks.swarms.swarm import until
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.membership.anchor_link import AnchorLink
@@ -46,6 +47,11 @@ def test_a_newcomer_is_let_in_though_its_donor_came_back_after_it(
     try:
         newcomer.open(0)
         newcomer.ready(donor.name)
+        newcomer.step = (
+            5  # A beat tells it, after the anchor has heard of a donor it does not know.
+        )
+        peers = second_anchor.roster.peers
+        until(lambda: "new" in peers and peers["new"].at_step == 5, "the beat", HEARTBEAT)
         member = connect(addresses, key, HEARTBEAT)
         before = {"view": asdict(View(7, (donor,))), "step": 5, "has_step": 0}
         member.send("hello", member=asdict(donor), manifest=ALIKE, **before)
