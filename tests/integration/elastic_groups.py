@@ -1,23 +1,18 @@
 """Members of a group as real processes on this machine, for the tests of reducing."""
 
-import multiprocessing
 import os
+import pickle
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-if multiprocessing.parent_process() is not None:
-    # A member needs none of the strategies that `trainers` offers, and they take seconds to load.
-    bare = sys.modules.setdefault("trainers", ModuleType("trainers"))
-    bare.__path__ = [str(Path(__file__).parents[2] / "trainers")]
-
+from benchmarks.swarms.swarm import Nursery, Process, until
 from trainers.elastic.reducing import Graveyard, GroupPlace, form_group
 
 HOST = "127.0.0.1"
@@ -81,44 +76,83 @@ def left_over(before: set[str]) -> list[str]:
     return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in more]
 
 
+class Told:
+    """What a member says, as files of a folder, in turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def _next(self) -> Path:
+        self._count += 1
+        return self._folder / f"told {self._count}"
+
+    def send(self, what: Any) -> None:
+        path = self._next()
+        part = path.with_suffix(".part")
+        part.write_bytes(pickle.dumps(what))
+        part.rename(path)
+
+    def receive(self, seconds: float, more: Callable[[], str]) -> Any:
+        path = self._next()
+        until(path.exists, f"{path.name} of {self._folder.name}", seconds, more)
+        return pickle.loads(path.read_bytes())
+
+
 Job = Callable[..., Any]
 
 
-def _member(
-    job: Job, rank: int, size: int, folder: Path, pipe: Connection, options: dict[str, Any]
-) -> None:
+def member(settings: dict[str, Any]) -> None:
+    """Be a member, in a process that a nursery has forked."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ.update(settings["environment"])
+    job: Job = getattr(import_module(settings["module"]), settings["job"])
+    told = Told(Path(settings["out"]))
     torch.set_num_threads(1)
     before = tasks()
     graveyard = Graveyard()
     try:
-        place = GroupPlace(1, rank, size, HOST)
-        group = form_group(Files(folder), place, 60.0, always, graveyard, TRANSFER)
-        answer = job(group, pipe, **options)
+        place = GroupPlace(1, settings["rank"], settings["size"], HOST)
+        files = Files(Path(settings["folder"]))
+        group = form_group(files, place, 60.0, always, graveyard, TRANSFER)
+        answer = job(group, told, **settings["options"])
         group.abandon(graveyard)
         del group
         graveyard.close()
-        pipe.send(("done", answer, left_over(before)))
+        told.send(("done", answer, left_over(before)))
     except BaseException:
-        pipe.send(("failed", traceback.format_exc(), []))
+        told.send(("failed", traceback.format_exc(), []))
         graveyard.close()
 
 
 class Members:
-    """`size` processes that run `job(group, pipe, **options)`; they end with the block."""
+    """`size` processes that run `job(group, told, **options)`; they end with the block."""
 
-    def __init__(self, job: Job, size: int, folder: Path, **options: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipes: list[Connection] = []
-        self.processes = []
+    def __init__(
+        self,
+        nursery: Nursery,
+        job: Job,
+        size: int,
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        usual = {
+            "program": "call",
+            "function": "tests.integration.elastic_groups:member",
+            "module": job.__module__,
+            "job": job.__name__,
+            "size": size,
+            "folder": str(folder),
+            "environment": environment or {},
+            "options": options,
+        }
+        self.processes: list[Process] = []
+        self.told: list[Told] = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_member, args=(job, rank, size, folder, theirs, options)
-            )
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+            out = folder / f"member {rank}"
+            self.processes.append(Process(nursery, {**usual, "rank": rank, "out": str(out)}))
+            self.told.append(Told(out))
 
     def __enter__(self) -> "Members":
         return self
@@ -126,14 +160,12 @@ class Members:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()
-            process.join()
-        for pipe in self.pipes:
-            pipe.close()
+        for process in self.processes:
+            process.wait()
 
     def heard(self, rank: int) -> Any:
         """What a member says next, before it is done."""
-        assert self.pipes[rank].poll(120), f"rank {rank} says nothing"
-        said = self.pipes[rank].recv()
+        said = self.told[rank].receive(120, self.processes[rank].said)
         if isinstance(said, tuple) and said[0] == "failed":
             raise AssertionError(f"rank {rank}: {said[1]}")
         return said
@@ -142,12 +174,8 @@ class Members:
         """What the job of a member returned; it left no thread behind and its process ends."""
         kind, value, threads = self.heard(rank)
         assert (kind, threads) == ("done", [])
-        self.processes[rank].join(30)
-        assert self.processes[rank].exitcode == 0
+        assert self.processes[rank].wait(30) == 0
         return value
 
     def answers(self) -> list[Any]:
-        return [self.answer(rank) for rank in range(len(self.pipes))]
-
-
-__all__ = ["HOST", "Deadline", "Ended", "Files", "Members", "always", "left_over", "tasks"]
+        return [self.answer(rank) for rank in range(len(self.processes))]

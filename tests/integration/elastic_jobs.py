@@ -6,12 +6,11 @@ import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
-from elastic_groups import HOST, Deadline, Ended, Files, always, left_over, tasks
+from elastic_groups import HOST, Deadline, Ended, Files, Told, always, left_over, tasks
 
 from trainers.elastic.reducing import (
     FrameError,
@@ -39,7 +38,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
-def reduces(group: Group, _: Connection) -> list[bytes]:
+def reduces(group: Group, _: Told) -> list[bytes]:
     results: list[bytes] = []
     for dtype in DTYPES:
         for size in SIZES:
@@ -56,7 +55,7 @@ def reduces(group: Group, _: Connection) -> list[bytes]:
     return results
 
 
-def exchanges(group: Group, _: Connection) -> list[list[bytes]]:
+def exchanges(group: Group, _: Told) -> list[list[bytes]]:
     texts = [b"", bytes([group.rank]) * 64, b"x" * (900 * (group.rank + 1)), os.urandom(0)]
     gathered = [all_gather_bytes(group, text, 5000, always) for text in texts]
     with pytest.raises(FrameError, match="5001 bytes"):
@@ -64,11 +63,11 @@ def exchanges(group: Group, _: Connection) -> list[list[bytes]]:
     return gathered
 
 
-def reduces_for_ever(group: Group, pipe: Connection, seconds: float) -> tuple[str, float, bool]:
+def reduces_for_ever(group: Group, told: Told, seconds: float) -> tuple[str, float, bool]:
     mine = torch.full((BIG,), float(group.rank))
     out = torch.empty_like(mine)
     alive = Deadline(seconds)
-    pipe.send("begins")
+    told.send("begins")
     try:
         while True:
             reduce_in_order(group, mine, out, alive)
@@ -101,7 +100,7 @@ class LeftAlone:
 
 
 def forms_with_a_frozen_member(
-    group: Group, _: Connection, where: str, timeout: float, ends_after: float
+    group: Group, _: Told, where: str, timeout: float, ends_after: float
 ) -> LeftAlone:
     frozen = group.rank == 1
     # The member with the higher address connects, so that each of the others waits for the frozen
@@ -137,7 +136,7 @@ class Abandoned:
 
 
 def many_generations(
-    group: Group, _: Connection, where: str, count: int, every: int, first: int
+    group: Group, _: Told, where: str, count: int, every: int, first: int
 ) -> Abandoned:
     """Form and abandon groups; look at the memory every so many generations, from the first on."""
     files = Files(Path(where))

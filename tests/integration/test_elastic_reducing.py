@@ -1,7 +1,6 @@
 """Members as real processes reduce, exchange, and are killed and stopped in the middle of it."""
 
 import gc
-import os
 import signal
 import sys
 import time
@@ -26,6 +25,7 @@ from elastic_jobs import (
     reduces_for_ever,
 )
 
+from benchmarks.swarms.swarm import Nursery
 from trainers.elastic.reducing import (
     Graveyard,
     GroupPlace,
@@ -37,8 +37,10 @@ from trainers.elastic.reducing import (
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(size: int, tmp_path: Path) -> None:
-    with Members(reduces, size, tmp_path) as members:
+def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(
+    size: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    with Members(nursery, reduces, size, tmp_path) as members:
         answers = members.answers()
     expected = [
         bits(sum_in_order([numbers(r, n, dtype) for r in ranks]))
@@ -49,8 +51,8 @@ def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(size: int, tmp_
     assert all(answer == expected for answer in answers)
 
 
-def test_everybody_gets_the_bytes_of_everybody_by_rank(tmp_path: Path) -> None:
-    with Members(exchanges, 3, tmp_path) as members:
+def test_everybody_gets_the_bytes_of_everybody_by_rank(nursery: Nursery, tmp_path: Path) -> None:
+    with Members(nursery, exchanges, 3, tmp_path) as members:
         answers = members.answers()
     expected = [
         [b"", b"", b""],
@@ -62,13 +64,12 @@ def test_everybody_gets_the_bytes_of_everybody_by_rank(tmp_path: Path) -> None:
 
 
 def test_a_killed_member_is_an_error_within_half_a_second_and_sums_survive(
+    nursery: Nursery,
     tmp_path: Path,
 ) -> None:
-    with Members(reduces_for_ever, 3, tmp_path, seconds=100.0) as members:
+    with Members(nursery, reduces_for_ever, 3, tmp_path, seconds=100.0) as members:
         assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
-        victim = members.processes[1].pid
-        assert victim is not None
-        os.kill(victim, signal.SIGKILL)
+        members.processes[1].kill()
         killed = time.monotonic()
         for text, when, intact in (members.answer(0), members.answer(2)):
             assert "generation 1" in text and f"the reduce of {BIG} numbers failed" in text
@@ -76,12 +77,12 @@ def test_a_killed_member_is_an_error_within_half_a_second_and_sums_survive(
             assert intact
 
 
-def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(tmp_path: Path) -> None:
-    with Members(reduces_for_ever, 3, tmp_path, seconds=2.0) as members:
+def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    with Members(nursery, reduces_for_ever, 3, tmp_path, seconds=2.0) as members:
         assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
-        victim = members.processes[1].pid
-        assert victim is not None
-        os.kill(victim, signal.SIGSTOP)
+        members.processes[1].kill(signal.SIGSTOP)
         stopped = [members.answer(0), members.answer(2)]
         assert any(text == "ended" for text, *_ in stopped)
         assert all(intact for *_, intact in stopped)
@@ -90,12 +91,12 @@ def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(tmp_path: 
 
 @pytest.mark.parametrize("count", only_first(300, 1000))
 def test_abandoned_generations_leave_memory_flat_and_no_thread(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, nursery: Nursery, tmp_path: Path
 ) -> None:
     # Torch keeps notes of the last 2,000 operations, which come to be over 1,000 generations.
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    often = {"count": count, "every": 50, "first": 100}
-    with Members(many_generations, 2, tmp_path, where=str(tmp_path), **often) as members:
+    environment = {"TORCH_FR_BUFFER_SIZE": "0"}
+    often = {"environment": environment, "count": count, "every": 50, "first": 100}
+    with Members(nursery, many_generations, 2, tmp_path, where=str(tmp_path), **often) as members:
         for told in members.answers():
             assert not any(told.threads)
             assert told.most_waiting < 50
@@ -104,17 +105,25 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(
             assert told.resident[-1] - told.resident[0] < 4 << 20
 
 
-def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     how = {"timeout": 1.0, "ends_after": 0.5}
-    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how) as members:
+    with Members(
+        nursery, forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how
+    ) as members:
         for told in (members.answer(0), members.answer(2)):
             assert (told.error, told.left) == ("Ended", [])
             assert 0 < told.late < 0.5
 
 
-def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(tmp_path: Path) -> None:
+def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     how = {"timeout": 1.0, "ends_after": 60.0}
-    with Members(forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how) as members:
+    with Members(
+        nursery, forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how
+    ) as members:
         for told in (members.answer(0), members.answer(2)):
             assert (told.error, told.left) == ("GroupBroken", [])
             assert 1.0 <= told.seconds < 3.0
