@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(
 ) -> None:
     # Torch keeps notes of the last 2,000 operations, which come to be over 1,000 generations.
     environment = {"TORCH_FR_BUFFER_SIZE": "0"}
-    often = {"environment": environment, "count": count, "every": 50, "first": 100}
+    often: dict[str, Any] = {"environment": environment, "count": count, "every": 50, "first": 100}
     with Members(nursery, many_generations, 2, tmp_path, where=str(tmp_path), **often) as members:
         for told in members.answers():
             assert not any(told.threads)
@@ -108,7 +109,7 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(
 def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    how = {"timeout": 1.0, "ends_after": 0.5}
+    how: dict[str, Any] = {"timeout": 1.0, "ends_after": 0.5}
     with Members(
         nursery, forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how
     ) as members:
@@ -120,7 +121,7 @@ def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(
 def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    how = {"timeout": 1.0, "ends_after": 60.0}
+    how: dict[str, Any] = {"timeout": 1.0, "ends_after": 60.0}
     with Members(
         nursery, forms_with_a_frozen_member, 3, tmp_path, where=str(tmp_path), **how
     ) as members:
