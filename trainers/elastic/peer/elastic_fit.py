@@ -8,7 +8,7 @@ always, and equal at every peer: `global_step`, schedulers, validation, checkpoi
     optimizer_step  Lightning clips and updates; then the step is applied, and the lanes advance
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import lightning as L
@@ -46,6 +46,8 @@ class ElasticFit(SingleDeviceStrategy):
         **more: Any,
     ) -> None:
         super().__init__(**more)
+        self._has_device = "device" in more
+        """Whether the user chose the device, so that the trainer may not."""
         self._planning = None if budget is None else Planning(budget)
         if sum not in SUMS:
             raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
@@ -64,6 +66,21 @@ class ElasticFit(SingleDeviceStrategy):
         raise NotImplementedError
 
     # ---- what Lightning asks ---------------------------------------------------------------------
+
+    @property
+    def parallel_devices(self) -> Sequence[torch.device]:
+        """This is empty, so that Lightning sets it: it does not tell a plain single-device strategy
+        which device the trainer has."""
+        return ()
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
+        if len(devices) > 1:
+            raise CannotBeElastic(
+                f"devices={len(devices)}: a peer trains on one device; start a peer for each"
+            )
+        if devices and not self._has_device:
+            self._root_device = torch.device(devices[0])
 
     @property
     def plan(self) -> Plan | None:
