@@ -30,6 +30,7 @@ from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
+from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
 
 
@@ -45,6 +46,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 
     table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
+    closed: set[str] = set()
     steps_in_all = decodes_in_all = served_in_all = largest = 0
     for phase in phases:
         batch = phase.batch_size or loader.batch_size
@@ -52,6 +54,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         if config.elastic is not None:
             lanes = config.elastic.lanes
             per_pass = steps_of_pass(loader, lanes, batch // lanes, phase.reuse)
+            closed |= {phase.name} if per_pass == 1 else set()
         else:
             per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
         steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
@@ -81,6 +84,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         )
     if config.elastic is not None:
         say += swarm_lines(config, module, loader, out)
+        say += [f"warning: phase {name}: {CLOSED_TO_NEWCOMERS}" for name in sorted(closed)]
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)

@@ -61,3 +61,14 @@ def test_check_refuses_a_budget_that_no_lane_keeps_and_a_model_that_no_lane_plan
     clipped = swarm_recipe | {"trainer": swarm_recipe["trainer"] | {"gradient_clip": 0.1}}
     assert train(clipped | {"offload": {"budget": "90%"}}, "--check")[0] == 2
     assert "offload: budget='90%': this run cannot be planned" in capsys.readouterr().err
+
+
+def test_check_warns_of_a_phase_whose_passes_have_one_step(
+    train: Train, swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swarm_recipe["elastic"]["lanes"] = 4
+    swarm_recipe["phases"][1]["batch_size"] = 60  # all pictures
+    assert train(swarm_recipe, "--check")[0] == 0
+    said = capsys.readouterr().out
+    assert "warning: phase finetune: a pass has one step" in said
+    assert "warning: phase pretrain" not in said
