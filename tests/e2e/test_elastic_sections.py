@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.swarms.swarm import until
+
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_programs import Programs, Recipe, equal
 
@@ -72,3 +74,21 @@ def test_check_warns_of_a_phase_whose_passes_have_one_step(
     said = capsys.readouterr().out
     assert "warning: phase finetune: a pass has one step" in said
     assert "warning: phase pretrain" not in said
+
+
+def test_a_peer_that_comes_to_write_checkpoints_writes_one_at_once(
+    programs: Programs, swarm_recipe: Recipe
+) -> None:
+    swarm_recipe["phases"][0]["passes"] = 6
+    swarm_recipe["checkpoint"] = {"every_steps": 10**6}
+    programs.write(swarm_recipe)
+    programs.anchor("--min-peers", "1")
+    writer = programs.peer("a")
+    programs.until_step(writer, 0)
+    other = programs.peer("b")
+    programs.until_step(other, 4)
+    writer.kill()
+    written = programs.folder / "b" / "last.ckpt"
+    until(written.exists, "the checkpoint of b", 60, other.said)
+    assert not (programs.folder / "a" / "last.ckpt").exists()
+    assert "this peer writes the checkpoints from step" in other.said()
