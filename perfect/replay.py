@@ -63,7 +63,8 @@ def replay(runs: Sequence[Path], console: Console) -> str:
     """Return what is equal. Raise `ReplayDiffers` with the first step that is not."""
     logs = [log for run in runs for log in _logs_of(run)]
     config = read_config(runs[0] / "config.yaml")[0]
-    berth = InReplay(console, logs)
+    budget = None if config.offload is None else config.offload.budget
+    berth = InReplay(console, logs, budget)
     steps = berth.replay.history.steps
     if not steps:
         raise LogDamaged(

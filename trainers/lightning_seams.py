@@ -63,11 +63,6 @@ def before_batch_transfer(module: L.LightningModule, batch: Any) -> Any:
     return _of(module, "_on_before_batch_transfer")(batch, dataloader_idx=0)
 
 
-def devices_asked_for(trainer: L.Trainer) -> int:
-    """How many devices the Trainer was given. `num_devices` says what its strategy uses of them."""
-    return len(_of(_of(trainer, "_accelerator_connector"), "_parallel_devices"))
-
-
 # ---- what is logged -----------------------------------------------------------------------------
 
 

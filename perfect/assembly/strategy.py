@@ -15,10 +15,15 @@ from offload.running.drivers.device_loss import device_lost
 from perfect.config.schema import RunConfig
 from perfect.errors import BuildError
 from trainers import OffloadDDPStrategy, OffloadStrategy
+from trainers.elastic.peer.lane_plan_strategy import LanePlanStrategy
 from trainers.offloading.planned_fit import PlannedFit
 
 
 def build_strategy(config: RunConfig) -> Strategy | str:
+    if config.elastic is not None and config.offload is not None:
+        # A run with this section joins a swarm, so here it is only looked at, by --check.
+        lanes, sums = config.elastic.lanes, config.elastic.sum
+        return LanePlanStrategy(None, lanes, sums, config.offload.budget)
     if config.offload is None:
         return "ddp" if config.trainer.devices > 1 else "auto"
     kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy

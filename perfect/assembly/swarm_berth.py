@@ -65,6 +65,7 @@ class InSwarm:
                 name=self._name,
                 insecure_network=given.insecure_network,
                 alike=shared_keys(dump_config(config)),
+                budget=None if config.offload is None else config.offload.budget,
             )
         except SecretError as error:
             raise BuildError("elastic.secret_file", str(error)) from error
@@ -86,9 +87,12 @@ class InSwarm:
 class InReplay:
     own_folder = True
 
-    def __init__(self, console: Console, logs: Sequence[Path]) -> None:
+    def __init__(
+        self, console: Console, logs: Sequence[Path], budget: str | int | None = None
+    ) -> None:
+        """`budget`: of bytes of the device, as the peer had it."""
         self.console = console
-        self.replay = ReplayStrategy(logs)
+        self.replay = ReplayStrategy(logs, budget=budget)
         self.callbacks: Sequence[L.Callback] = (_LastKnownStep(self.replay),)
 
     def asked(self) -> bool:

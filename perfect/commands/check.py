@@ -1,9 +1,8 @@
 """Says what a configuration would run, without training: `perfect-train --check`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import lightning as L
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +16,6 @@ from offload.memory.room import check_room
 from offload.sizes import say_size
 from perfect.assembly import (
     Alone,
-    Data,
     build_data,
     build_module,
     build_phase_switch,
@@ -26,12 +24,13 @@ from perfect.assembly import (
     to_blame,
     watched,
 )
-from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.commands.check_swarm import swarm_lines
+from perfect.commands.lane_plans import plan_lanes
 from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
+from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
 
 
@@ -47,6 +46,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 
     table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
+    closed: set[str] = set()
     steps_in_all = decodes_in_all = served_in_all = largest = 0
     for phase in phases:
         batch = phase.batch_size or loader.batch_size
@@ -54,6 +54,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         if config.elastic is not None:
             lanes = config.elastic.lanes
             per_pass = steps_of_pass(loader, lanes, batch // lanes, phase.reuse)
+            closed |= {phase.name} if per_pass == 1 else set()
         else:
             per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
         steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
@@ -83,6 +84,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         )
     if config.elastic is not None:
         say += swarm_lines(config, module, loader, out)
+        say += [f"warning: phase {name}: {CLOSED_TO_NEWCOMERS}" for name in sorted(closed)]
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)
@@ -93,11 +95,19 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             highlight=False,
         )
     elif config.offload is not None:
-        for made in _make_plans(trainer, module, data, switch):
+        of_lanes = config.elastic is not None
+
+        def make() -> list[PhasePlan]:
+            if of_lanes:
+                return plan_lanes(config, out, console)
+            with watched(trainer):
+                return plan_phases(trainer, module, data, switch)
+
+        for made in _blamed(make):
             if made.plan is not None:
                 check_room(made.plan, made.plan.memgraph.arenas)
             console.print()
-            for line in _explain(made):
+            for line in _explain(made, "a lane" if of_lanes else "a step"):
                 console.print(line, highlight=False, markup=False)
         if config.trainer.accumulate > 1:
             console.print(
@@ -106,21 +116,19 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             )
 
 
-def _make_plans(
-    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
-) -> list[PhasePlan]:
+def _blamed(make: Callable[[], list[PhasePlan]]) -> list[PhasePlan]:
+    """Return the plans, or raise the error with the key of the YAML that caused it."""
     try:
-        with watched(trainer):
-            return plan_phases(trainer, module, data, switch)
+        return make()
     except OffloadError as error:
         if refused := to_blame(error):
             raise refused from error
         raise
 
 
-def _explain(made: PhasePlan) -> Iterator[str]:
+def _explain(made: PhasePlan, what: str) -> Iterator[str]:
     of = f"phase{'s' if len(made.phases) > 1 else ''} {', '.join(made.phases)}"
-    yield f"a step of {of}, batches of {made.batch_size}"
+    yield f"{what} of {of}, batches of {made.batch_size}"
     if made.plan is None:
         yield "it trains eagerly, without a plan: the warning above says why"
     else:

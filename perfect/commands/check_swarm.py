@@ -47,6 +47,8 @@ def _memory(config: RunConfig, module: L.LightningModule, trained: int) -> str:
     weights = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
     # Gradients are summed flat, and the total is another one; exact sums have 8 bytes a number.
     sums = trained * (8 if config.elastic and config.elastic.sum == "fast" else 4 + 8 + 8)
+    if config.offload is not None:  # Plans add up elsewhere, and read the totals from there.
+        sums += trained * 8
     said = f"a peer holds weights {say_size(weights)}, sums {say_size(sums)}"
     if config.model.class_path is not None:
         return f"{said}, and what your optimizer keeps"

@@ -6,6 +6,17 @@ from typing import Any
 from perfect.config.elastic_schema import ElasticConfig
 
 Place = tuple[str | int, ...]
+AS_PEERS_DO: dict[str, tuple[Any, ...]] = {
+    "host_budget": (None,),
+    "recompute": ("auto",),
+    "optimizer": ("auto",),
+    "engine": ("auto",),
+    "verify": (True,),
+    "check_first_steps": (0, 2),
+    "audit": (0, 0.01),
+}
+"""The keys of `offload` that a peer does not know, each with its default, and with the value that
+says what a peer does anyway: it compares and traces no step again."""
 
 
 def elastic_conflicts(raw: dict[str, Any]) -> Iterator[tuple[Place, str]]:
@@ -19,8 +30,7 @@ def elastic_conflicts(raw: dict[str, Any]) -> Iterator[tuple[Place, str]]:
         there = raw.get(section)
         return there.get(key) if isinstance(there, dict) else None
 
-    if raw.get("offload") is not None:
-        yield ("offload",), "a peer of a swarm does not offload so far: remove it, or elastic"
+    yield from _unknown_to_peers(raw.get("offload"))
     devices, accumulate = given("trainer", "devices"), given("trainer", "accumulate")
     if type(devices) is int and devices > 1:
         why = f"is {devices}, but a peer of a swarm trains on one device: start a peer for each"
@@ -39,6 +49,19 @@ def elastic_conflicts(raw: dict[str, Any]) -> Iterator[tuple[Place, str]]:
     if type(peers) is int and type(lanes) is int and lanes < peers:
         why = f"is {peers}, but there are only {lanes} lanes, so some peers would do nothing"
         yield ("elastic", "peers"), f"{why}: raise lanes"
+
+
+def _unknown_to_peers(offload: Any) -> Iterator[tuple[Place, str]]:
+    """Yield the keys of `offload` that a peer cannot keep to: it plans its lanes by a budget."""
+    if not isinstance(offload, dict):
+        return
+    if offload.get("budget") is None:
+        why = "is missing, and a peer of a swarm plans its lanes only by one"
+        yield ("offload", "budget"), f"{why}: give it, or remove offload"
+    for key, known in AS_PEERS_DO.items():
+        if key in offload and offload[key] not in known:
+            why = f"is {offload[key]}, but a peer of a swarm plans its lanes by budget alone"
+            yield ("offload", key), f"{why}: remove it"
 
 
 def _undivided(raw: dict[str, Any], elastic: dict[str, Any]) -> Iterator[tuple[Place, str]]:

@@ -2,7 +2,8 @@
 
 {"optimizer": {"lr": 0.1}}  ->  {"config.optimizer.lr": "0.1"}
 
-Where data lies, how a node decodes it and what it writes are each node's own affair.
+Where data lies, how a node decodes it, the budget of its device, and what it writes, are each
+node's own affair.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ OWN = (
     "loader.workers",
     "loggers",
     "model.weights",
+    "offload",
     "trainer.accelerator",
     "trainer.threads",
 )

@@ -68,6 +68,9 @@ class RunCheckpoint(Checkpoint):
                   Lightning logs what batch k has measured: the resumed run will not
         batch k+1 on_train_batch_start  stop, if that was asked for
 
+    In a swarm one peer writes. Where it dies, another one does from then on, and begins at once:
+    the dead one may not have come to writing what was due.
+
     If a save fails (disk full), the error is logged and the run keeps the previous checkpoint.
     """
 
@@ -88,9 +91,14 @@ class RunCheckpoint(Checkpoint):
         self._saved_step = 0
         self._passes_waited = 0
         self._stops = False
+        self._writes = True
+        """Whether this process is the one that writes."""
+        self._overdue = False
+        """Whether it has come to write in the middle of the run, and has not written yet."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
+        self._writes = trainer.is_global_zero
         if trainer.num_training_batches < 3:
             log.warning(
                 "a pass has only %s batches, and no checkpoint can be written after any of them, so"
@@ -108,7 +116,11 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         # Under DDP a signal reaches the ranks at different steps: all stop with the first one.
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
-        due = trainer.global_step - self._saved_step >= self.every_steps
+        if trainer.is_global_zero and not self._writes:
+            self._overdue = True
+            log.info("this peer writes the checkpoints from step %d on", trainer.global_step)
+        self._writes = trainer.is_global_zero
+        due = trainer.global_step - self._saved_step >= self.every_steps or self._overdue
         if (due or stop) and is_safe(trainer):
             self._save(trainer)
             self._stops = stop
@@ -132,4 +144,5 @@ class RunCheckpoint(Checkpoint):
         if not all(bool(t.isfinite().all()) for t in weights if t.is_floating_point()):
             raise LossNotFinite(trainer.global_step - 1, float("nan"))
         trainer.save_checkpoint(self.path)
+        self._overdue = False
         self._saved_step = trainer.global_step

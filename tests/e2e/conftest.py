@@ -1,7 +1,8 @@
 """Small real runs: tiny JPEG pictures on disk, a YAML over them, and the CLI to run it."""
 
+import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from perfect.train import main
 
+HERE = Path(__file__).parent
 CLASSES = ("blue", "green", "red")
 WORDS = ("the", "cat", "dog", "saw", "a", "bird", "and", "sang", "in", "its", "tree", ".")
 
@@ -126,6 +128,40 @@ def share(
         return shares[key]
 
     return find
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Any]:
+    """Forks the programs of a swarm. It imports for seconds, once."""
+    from benchmarks.swarms.swarm import Nursery
+
+    with Nursery(str(HERE / "program_nursery.py")) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def programs(nursery: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(HERE))
+    found = importlib.import_module("elastic_programs").Programs(nursery, tmp_path)
+    yield found
+    for process in found.begun:
+        process.kill()
+    for process in found.begun:
+        process.wait()
+
+
+@pytest.fixture
+def swarm_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
+    """60 pictures, 8 lanes of 2: 12 steps a pass of 3 serves, 4 steps a fresh pass."""
+    return recipe | {
+        "loader": {"batch_size": 16, "buffer_batches": 2, "workers": 1},
+        "phases": [
+            {"name": "pretrain", "passes": 3, "reuse": 3, "ema": True,
+             "lr": {"kind": "constant", "lr": 0.05, "warmup": 0.2}},
+            {"name": "finetune", "passes": 3, "ema": True, "lr": {"kind": "linear", "lr": 0.05}},
+        ],
+        "elastic": {"secret_file": "secret", "lanes": 8},
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,6 @@ class _Asks(L.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         said = self.said
         said["should_update_logs"] = s.should_update_logs(trainer)
-        said["devices_asked_for"] = s.devices_asked_for(trainer)
         said["logged_step"] = s.logged_step(trainer)
         said["first_batch"] = s.first_batch(trainer)
         assert s.swap_first_batch(trainer, None) == said["first_batch"]
@@ -55,7 +54,6 @@ class _Asks(L.Callback):
 
 IN_A_FIT = {
     "should_update_logs": True,
-    "devices_asked_for": 1,
     "logged_step": 1,
     "first_batch": False,
     "swap_first_batch": None,

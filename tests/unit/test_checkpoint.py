@@ -166,6 +166,7 @@ class Trainer:
 
     def __init__(self, pass_ends: bool = False, validates: bool = False) -> None:
         self.global_step = 0
+        self.is_global_zero = True
         self.num_training_batches = 10
         self.saved: list[int] = []
         loop = SimpleNamespace(
@@ -249,6 +250,19 @@ def test_who_is_asked_to_stop_and_finds_no_safe_batch_in_a_pass_stops_all_the_sa
     with pytest.raises(Interrupted):
         callback.on_train_epoch_end(trainer, None)
     assert trainer.saved == []
+
+
+def test_who_comes_to_write_in_the_middle_of_a_run_writes_at_the_next_safe_batch() -> None:
+    """A swarm's writer may die when a checkpoint is due; the others took it for written."""
+    trainer = Trainer()
+    trainer.is_global_zero = False
+    callback = started(trainer)
+    trainer.run(callback, 5)
+    trainer.is_global_zero, trainer.pass_ends = True, True
+    trainer.run(callback, 1)
+    trainer.pass_ends = False
+    trainer.run(callback, 6)
+    assert trainer.saved == [5, 7, 12]  # Lightning writes none of those before a peer is the writer
 
 
 def test_weights_that_are_no_numbers_are_never_saved() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.peer import elastic_refusals
+from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.elastic_refusals import check_run
 
 
@@ -87,10 +88,48 @@ def test_what_would_not_be_exact_is_refused_with_what_to_do(
         checked(spoil, net())
 
 
-def test_several_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic_refusals, "devices_asked_for", lambda _: 2)
+class Gpus(CUDAAccelerator):
+    """Says that there are GPUs. None is touched before a fit begins."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def parse_devices(devices: Any) -> list[int]:
+        return list(range(int(devices)))
+
+    @staticmethod
+    def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+        return [torch.device("cuda", number) for number in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+
+def strategy_with(devices: int | str, **more: Any) -> ElasticFit:
+    strategy = ElasticFit(None, 8, "fast", **more)
+    trainer = L.Trainer(
+        accelerator=Gpus(), devices=devices, strategy=strategy, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    assert trainer.strategy is strategy
+    return strategy
+
+
+def test_a_peer_trains_on_the_one_device_that_the_trainer_has() -> None:
+    assert strategy_with("auto").root_device == torch.device("cuda", 0)
+    assert strategy_with(1).root_device == torch.device("cuda", 0)
+
+
+def test_the_device_that_the_user_names_is_kept() -> None:
+    assert strategy_with(1, device=torch.device("cuda", 3)).root_device == torch.device("cuda", 3)
+
+
+def test_several_devices_are_refused() -> None:
     with pytest.raises(CannotBeElastic, match=r"devices=2.*start a peer for each"):
-        checked(nothing, Net())
+        strategy_with(2)
 
 
 def test_all_reasons_are_told_at_once() -> None:

@@ -18,8 +18,9 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("run")
 
 
-def test_every_mutant_can_be_put_into_its_file(mutants: Any) -> None:
-    for one in mutants.read():
+@pytest.mark.parametrize("package", LEAST)
+def test_every_mutant_can_be_put_into_its_file(mutants: Any, package: str) -> None:
+    for one in (mutant for mutant in mutants.read() if mutant.file.startswith(f"{package}/")):
         mutated = one.applied_to((ROOT / one.file).read_text(encoding="utf-8"))
         assert one.new != one.old, one.name
         compile(mutated, one.file, "exec")

@@ -113,6 +113,7 @@ def test_too_few_members_settle_a_total_and_then_go_to_the_gate() -> None:
 
 def test_a_vote_is_equal_where_all_hold_the_same() -> None:
     assert is_equal_vote(["g", "g"]) and not is_equal_vote(["g", "h"])
+    assert not is_equal_vote(["a", "a", "b"]), "no majority wins it"
 
 
 def test_a_header_comes_back_from_its_bytes() -> None:

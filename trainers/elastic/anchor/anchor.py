@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainers.elastic.anchor.death import is_dead
 from trainers.elastic.anchor.meeting_place import MeetingPlace
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
@@ -56,6 +57,8 @@ class Heard:
     channel: Channel
     message: Message | None
     why: str = ""
+    certain: bool = True
+    """Whether a closed channel is the peer's death."""
 
 
 class Anchor:
@@ -81,6 +84,7 @@ class Anchor:
         self._queue: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
         self._channels: dict[str, Channel] = {}
         self._names: dict[Channel, str] = {}
+        self._members: dict[Channel, Member] = {}
         self._meeting = MeetingPlace()
         self._manifest: Manifest | None = None
         """What peers must have in common. The first one brings it."""
@@ -158,7 +162,15 @@ class Anchor:
             why = str(error)
         finally:
             channel.close()
-            self._queue.put(Heard(channel, None, why))
+            self._queue.put(Heard(channel, None, why, self._is_death(channel)))
+
+    def _is_death(self, channel: Channel) -> bool:
+        """Whether a closed connection is the end of the peer. Where it knows other anchors, it may
+        live and train with one of those, so its host is asked."""
+        member = self._members.pop(channel, None)
+        if self.roster.settings.only_anchor or member is None or self._stopped.is_set():
+            return True
+        return is_dead(member.host, member.port)
 
     # ---- what peers say -------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class Anchor:
         channel, message = heard.channel, heard.message
         name = self._names.get(channel)
         if message is None:
-            self._gone(channel, name, heard.why)
+            self._gone(channel, name, heard.why, certain=heard.certain)
         elif message.kind == "hello":
             self._hello(channel, message)
         elif name is not None and self._channels.get(name) is channel:
@@ -176,7 +188,7 @@ class Anchor:
                 self._tell(f"{name} said {message.kind!r} in a way that is not known: {error!r}")
                 channel.close()
 
-    def _gone(self, channel: Channel, name: str | None, why: str) -> None:
+    def _gone(self, channel: Channel, name: str | None, why: str, *, certain: bool) -> None:
         with contextlib.suppress(ValueError):
             self._open.remove(channel)
         self._names.pop(channel, None)
@@ -186,7 +198,7 @@ class Anchor:
         if name in self.roster.peers:
             self._tell(f"{name} is gone: {why}")
         now, why = time.monotonic(), f"{name} is gone: {why}"
-        self._say(self.roster.lost(name, now, certain=True, why=why))
+        self._say(self.roster.lost(name, now, certain=certain, why=why))
 
     def _hello(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, time.monotonic()
@@ -200,6 +212,7 @@ class Anchor:
             self._send(channel, "refuse", why=why)
             return
         self._channels[member.name], self._names[channel] = channel, member.name
+        self._members[channel] = member
         settings = self.roster.settings
         about = {"heartbeat": settings.heartbeat, "min_peers": settings.min_peers}
         self._send(channel, "welcome", **about)

@@ -24,6 +24,7 @@ class DonatedState:
 
     def __init__(self, donor: Member, secret: Secret) -> None:
         self.donor = donor
+        self._follows = False
         self._channel: Channel = connect([Address(donor.host, donor.port)], secret, CONNECT_SECONDS)
 
     def receive(self) -> tuple[dict[str, Any], int]:
@@ -33,15 +34,23 @@ class DonatedState:
             raise SwarmRefused(message.fields["why"])
         tensors: list[Tensor] = []
         for _ in range(message.fields["tensors"]):
-            tensors += tensors_of(self._channel.receive(STATE_SECONDS, limit=MOST_BYTES))
+            part = self._channel.receive(STATE_SECONDS, limit=MOST_BYTES)
+            if part.kind == "refuse":
+                raise SwarmRefused(part.fields["why"])
+            tensors += tensors_of(part)
         return put_together(message.fields["tree"], tensors), message.fields["step"]
 
     def next(self, timeout: float) -> Commit | None:
         """Return the next commit; None if none has come in `timeout` seconds."""
+        if not self._follows:
+            self._follows = True
+            self._channel.send("follows")  # From now on the donor measures the pace.
         try:
             message = self._channel.receive(timeout, limit=MOST_BYTES)
         except WireTimeout:
             return None
+        if message.kind == "refuse":
+            raise SwarmRefused(message.fields["why"])
         total, *buffers = tensors_of(message)
         return commit_of(message.fields, total, tuple(buffers))
 

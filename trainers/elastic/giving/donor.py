@@ -4,22 +4,25 @@
     thread "give"                   state after 7 ........ commit 8, commit 9, ...
 
 A newcomer applies the commits as fast as it can, which is faster than the steps are made, so it
-comes up with the swarm. Where its link is slower, `MOST_WAITING` commits wait for it and then the
-trainer does: a newcomer is never left behind for ever. One that takes nothing is dropped.
+comes up with the swarm. Where it is slower, `MOST_WAITING` commits wait for it and then the trainer
+does, for a while: a newcomer that can never keep pace is refused with the numbers
+(deciding/pace.py).
 """
 
 import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainers.elastic.commits.commit import Commit
+from trainers.elastic.deciding.pace import Following, seconds_left, too_slow
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.giving.plain_tree import take_apart
-from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError
+from trainers.elastic.wire import Channel, ChannelClosed, Listener, Secret, WireError, WireTimeout
 from trainers.elastic.wire.tensors import payloads_of
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,44 @@ MOST_WAITING = 4
 SEND_SECONDS = 5.0
 POLL_SECONDS = 0.5
 JOIN_SECONDS = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """A newcomer that has asked for the state."""
+
+    channel: Channel
+    waiting: "queue.Queue[Commit | None]" = field(default_factory=lambda: queue.Queue(MOST_WAITING))
+    """None: there will be no more commits for it."""
+    prepares: bool = False
+    """Whether it has the state, and does not follow yet."""
+    since: float = field(default_factory=time.monotonic)
+    """When it began with what it does now: to take the state, to prepare itself, or to follow."""
+    held: float = 0.0
+    """The seconds that the trainer has waited for it."""
+    taken: int = 0
+    """The bytes that it has taken."""
+    commits: int = 0
+    """Those that were made since."""
+    refused: str = ""
+    """Why it is refused; "" if it is not."""
+
+    def begin(self, *, prepares: bool) -> None:
+        """Measure from now on, since it does something else."""
+        self.prepares, self.since = prepares, time.monotonic()
+        self.held, self.taken, self.commits = 0.0, 0, 0
+
+    def measured(self, commit: Commit, lane_rate: float) -> Following:
+        return Following(
+            seconds=time.monotonic() - self.since,
+            held=self.held,
+            taken=self.taken,
+            commits=self.commits,
+            commit_bytes=_bytes_of(commit),
+            lanes=sum(len(lanes) for _, lanes in commit.added),
+            lane_rate=lane_rate,
+            prepares=self.prepares,
+        )
 
 
 class Donor:
@@ -41,7 +82,7 @@ class Donor:
         self._lock = threading.Lock()
         self._asked: list[Channel] = []
         """Newcomers that have asked for the state and have not got it."""
-        self._followers: dict[Channel, queue.Queue[Commit | None]] = {}
+        self._followers: list[Follower] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="elastic-donor", daemon=True)
@@ -72,29 +113,49 @@ class Donor:
                 channel.close()
             return
         for channel in asked:
-            waiting: queue.Queue[Commit | None] = queue.Queue(MOST_WAITING)
+            follower = Follower(channel)
             thread = threading.Thread(
                 target=self._serve,
-                args=(channel, waiting, (plain, tensors, step)),
+                args=(follower, (plain, tensors, step)),
                 name="elastic-give",
                 daemon=True,
             )
             with self._lock:
-                self._followers[channel] = waiting
+                self._followers.append(follower)
                 self._threads = [known for known in self._threads if known.is_alive()]
                 self._threads.append(thread)
             thread.start()
 
-    def record(self, commit: Commit) -> None:
+    def record(self, commit: Commit, lane_rate: float = 0.0) -> None:
         """Give a commit to all that follow. It is kept until they have it, so it must not
-        change."""
+        change. `lane_rate`: the lanes a second that this member computes."""
         with self._lock:
-            followers = list(self._followers.items())
-        for channel, waiting in followers:
-            while channel in self._followers:
-                with contextlib.suppress(queue.Full):
-                    waiting.put(commit, timeout=POLL_SECONDS)
+            followers = list(self._followers)
+        for follower in followers:
+            follower.commits += 1
+            while follower in self._followers:
+                measured = follower.measured(commit, lane_rate)
+                if (left := seconds_left(measured)) <= 0:
+                    self._refuse(follower, too_slow(measured))
                     break
+                began = time.monotonic()
+                try:
+                    follower.waiting.put(commit, timeout=min(left, POLL_SECONDS))
+                    break
+                except queue.Full:
+                    continue
+                finally:
+                    follower.held += time.monotonic() - began
+
+    def _refuse(self, follower: Follower, why: str) -> None:
+        log.warning("a newcomer at %s is refused: %s", follower.channel.peer, why)
+        follower.refused = why
+        self._drop(follower)
+        with contextlib.suppress(queue.Empty):  # Its thread says why, and not another commit.
+            while True:
+                follower.waiting.get_nowait()
+        with contextlib.suppress(queue.Full):
+            follower.waiting.put_nowait(None)
 
     @property
     def followed(self) -> bool:
@@ -104,10 +165,10 @@ class Donor:
     def finish(self) -> None:
         """Let all that follow have every commit, because the run has come to its end."""
         with self._lock:
-            waiting, threads = list(self._followers.values()), list(self._threads)
-        for one in waiting:
+            followers, threads = list(self._followers), list(self._threads)
+        for follower in followers:
             with contextlib.suppress(queue.Full):
-                one.put(None, timeout=SEND_SECONDS)
+                follower.waiting.put(None, timeout=SEND_SECONDS)
         for thread in threads:
             thread.join(SEND_SECONDS)
 
@@ -118,14 +179,14 @@ class Donor:
         self._closed = True
         self._listener.close()
         with self._lock:
-            followers, self._followers = self._followers, {}
+            followers, self._followers = self._followers, []
             asked, self._asked = self._asked, []
             threads = [self._accepting, *self._threads]
-        for channel in (*asked, *followers):
+        for channel in (*asked, *(follower.channel for follower in followers)):
             channel.close()
-        for waiting in followers.values():
+        for follower in followers:
             with contextlib.suppress(queue.Full):
-                waiting.put_nowait(None)
+                follower.waiting.put_nowait(None)
         for thread in threads:
             thread.join(JOIN_SECONDS)
 
@@ -143,23 +204,47 @@ class Donor:
                     return
                 self._asked.append(channel)
 
-    def _serve(
-        self, channel: Channel, waiting: "queue.Queue[Commit | None]", state: tuple[Any, Any, int]
-    ) -> None:
+    def _serve(self, follower: Follower, state: tuple[Any, Any, int]) -> None:
         plain, tensors, step = state
+        channel = follower.channel
         try:
             channel.send("state", step=step, tree=plain, tensors=len(tensors))
             for tensor in tensors:
+                if follower.refused:
+                    break
                 channel.send("tensor", payloads_of([tensor]))
-            while (commit := waiting.get()) is not None:
+                follower.taken += tensor.nbytes
+            follower.begin(prepares=True)
+            while (commit := follower.waiting.get()) is not None and not follower.refused:
                 payloads = payloads_of([commit.total, *commit.buffers])
                 channel.send("commit", payloads, **told(commit))
+                follower.taken += _bytes_of(commit)
+                if follower.prepares and _has_come(channel):
+                    follower.begin(prepares=False)
+            if follower.refused:
+                channel.send("refuse", why=follower.refused)
         except WireError as error:
             log.info("a newcomer does not follow any more: %s", error)
         finally:
-            with self._lock:
-                self._followers.pop(channel, None)
+            self._drop(follower)
             channel.close()
+
+    def _drop(self, follower: Follower) -> None:
+        with self._lock:
+            self._followers = [other for other in self._followers if other is not follower]
+
+
+def _has_come(channel: Channel) -> bool:
+    """Whether a message is there: the newcomer says that it follows."""
+    try:
+        channel.receive(0)
+    except WireTimeout:
+        return False
+    return True
+
+
+def _bytes_of(commit: Commit) -> int:
+    return sum(tensor.nbytes for tensor in (commit.total, *commit.buffers))
 
 
 def told(commit: Commit) -> dict[str, Any]:

@@ -8,7 +8,8 @@ always, and equal at every peer: `global_step`, schedulers, validation, checkpoi
     optimizer_step  Lightning clips and updates; then the step is applied, and the lanes advance
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import lightning as L
@@ -30,8 +31,17 @@ from trainers.elastic.planned.planning import Planning
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
 
+log = logging.getLogger(__name__)
+
 Sum = Literal["fast", "exact"]
 SUMS: tuple[Sum, ...] = get_args(Sum)
+
+
+CLOSED_TO_NEWCOMERS = (
+    "a pass has one step, and no run goes on exactly from the beginning of a pass: so newcomers"
+    " come in before the first step of all, or when passes are longer; give a smaller batch"
+)
+"""What is said of passes of one step."""
 
 
 class ElasticFit(SingleDeviceStrategy):
@@ -46,6 +56,8 @@ class ElasticFit(SingleDeviceStrategy):
         **more: Any,
     ) -> None:
         super().__init__(**more)
+        self._has_device = "device" in more
+        """Whether the user chose the device, so that the trainer may not."""
         self._planning = None if budget is None else Planning(budget)
         if sum not in SUMS:
             raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
@@ -56,6 +68,7 @@ class ElasticFit(SingleDeviceStrategy):
         self._commits: Commits | None = None
         self._work: PlainWork | None = None
         self._commit: Commit | None = None
+        self._told_of_short_passes = False
         self.latest_added: tuple[tuple[str, tuple[int, ...]], ...] = ()
         """Who had which lanes in the last step."""
 
@@ -64,6 +77,21 @@ class ElasticFit(SingleDeviceStrategy):
         raise NotImplementedError
 
     # ---- what Lightning asks ---------------------------------------------------------------------
+
+    @property
+    def parallel_devices(self) -> Sequence[torch.device]:
+        """This is empty, so that Lightning sets it: it does not tell a plain single-device strategy
+        which device the trainer has."""
+        return ()
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
+        if len(devices) > 1:
+            raise CannotBeElastic(
+                f"devices={len(devices)}: a peer trains on one device; start a peer for each"
+            )
+        if devices and not self._has_device:
+            self._root_device = torch.device(devices[0])
 
     @property
     def plan(self) -> Plan | None:
@@ -137,6 +165,9 @@ class ElasticFit(SingleDeviceStrategy):
                 f"Lightning is at {share}, and the lanes are at {self._shares.lanes.position}: the"
                 " state of the train loader was not restored"
             )
+        if len(self._shares) == 1 and not self._told_of_short_passes:
+            self._told_of_short_passes = True
+            log.warning(CLOSED_TO_NEWCOMERS)
         work = self._work or self._make_work(self._shares)
         work.open(self._step, rest[0] if rest else share.step, self._shares.micro)
         try:

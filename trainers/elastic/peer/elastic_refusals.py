@@ -7,7 +7,6 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.lightning_seams import devices_asked_for
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 PER_LANE = "a swarm's batch is a share of a global step, and samples come lane by lane"
@@ -41,8 +40,6 @@ def _of_module(module: L.LightningModule) -> list[str]:
 
 def _of_trainer(trainer: L.Trainer) -> list[str]:
     wrong: list[str] = []
-    if (devices := devices_asked_for(trainer)) > 1:
-        wrong.append(f"devices={devices}: a peer trains on one device; start a peer for each")
     if every := getattr(trainer, "reload_dataloaders_every_n_epochs", 0):
         wrong.append(
             f"reload_dataloaders_every_n_epochs={every}: a swarm deals one loader from the first"

@@ -18,6 +18,7 @@ from typing import Any
 import lightning as L
 
 from trainers.elastic.commits.commit import Commits
+from trainers.elastic.deciding.era import UNKNOWN, Era
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import CannotBeElastic, Expelled
 from trainers.elastic.giving.donated_state import DonatedState
@@ -26,7 +27,7 @@ from trainers.elastic.membership.anchor_link import AnchorLink, Instruction
 from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.peer.run_digests import run_digests
-from trainers.elastic.replaying.step_log import StepLog
+from trainers.elastic.replaying.step_log import StepLog, newest_era
 from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
 from trainers.elastic.wire import Address, ChannelClosed, Unreachable, parse_addresses, read_secret
 from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LOGS = "elastic"
 """The folder, in the trainer's, in which every peer keeps its log."""
+ERA = "elastic_era"
+"""The key of a checkpoint that says in which life of the run it was written (deciding/era.py)."""
 NO_WRITER = 1
 """The rank of a newcomer that is no member yet: it writes no logs and checkpoints."""
 
@@ -83,6 +86,7 @@ class ElasticStrategy(ElasticFit):
         self._alike = dict(alike or {})
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
+        self._era: Era | None = None
         self.log_path: Path | None = None
         """The log of this peer, once it has joined."""
 
@@ -110,15 +114,16 @@ class ElasticStrategy(ElasticFit):
         link = AnchorLink(
             self._addresses, self._secret, Member(self._name, host, donor.port), manifest
         )
-        donated = None
+        donated = state = None
         try:
             own = None
             if self._checkpoint is not None:
                 own = super().load_checkpoint(self._checkpoint, weights_only=True)
-            link.open(0 if own is None else own["global_step"])
+            has_step = 0 if own is None else own["global_step"]
+            link.open(has_step)
             role = link.role()
             if role.donor is None and own is not None:
-                link.step = own["global_step"]
+                link.step = has_step
                 begin_with_checkpoint(trainer, own)
             elif role.donor is not None:
                 self._set_rank(NO_WRITER)
@@ -128,10 +133,15 @@ class ElasticStrategy(ElasticFit):
             donor.close()
             link.close()
             raise
-        self.log_path = Path(trainer.default_root_dir) / LOGS / f"{self._name}.jsonl"
+        folder = Path(trainer.default_root_dir) / LOGS
+        self.log_path = folder / f"{self._name}.jsonl"
+        if state is None:
+            self._era = _begun_here(own, folder)
+        else:
+            self._era = Era.of_plain(state[ERA])
         log = StepLog(self.log_path, {**settings, "micro": shares.micro})
         own_state = "nothing" if own is None else "checkpoint"
-        log.begins(link.step, own_state if donated is None else "member")
+        log.begins(link.step, own_state if donated is None else "member", self._era)
         trainer_side = TrainerSide(self._state, self._may_give, self._on_view, log)
         commits = SwarmCommits(link, donor, trainer_side, donated)
         self.gaps = commits.gaps
@@ -156,6 +166,14 @@ class ElasticStrategy(ElasticFit):
             if role.donor is None:
                 raise Expelled("whoever had the state is gone: start this peer again")
 
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """A checkpoint says in which era it was written."""
+        if self._era is not None:
+            checkpoint = {**checkpoint, ERA: self._era.plain()}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
@@ -166,7 +184,8 @@ class ElasticStrategy(ElasticFit):
         )
 
     def _state(self) -> dict[str, Any]:
-        state = checkpoint_now(self._module.trainer)
+        assert self._era is not None
+        state = {**checkpoint_now(self._module.trainer), ERA: self._era.plain()}
         _take_back_begun_batch(state)
         state.pop("hyper_parameters", None)  # They may be anything, and every peer has its own.
         state.pop("datamodule_hyper_parameters", None)
@@ -200,6 +219,17 @@ def _take_back_begun_batch(state: dict[str, Any]) -> None:
     must not count it twice: what it counts says when it validates."""
     total = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
     total["ready"] = total["started"] = total["processed"] = total["completed"]
+
+
+def _begun_here(own: Mapping[str, Any] | None, folder: Path) -> Era:
+    """Return the era that this peer begins, with its checkpoint or the first weights. `folder`:
+    with the logs that it has kept."""
+    number = newest_era(sorted(folder.glob("*.jsonl")))
+    if own is None:
+        return Era(uuid.uuid4().hex[:12], number + 1)
+    before = Era.of_plain(own[ERA]) if ERA in own else Era(UNKNOWN, 0)
+    number = max(number, before.number) + 1
+    return Era(uuid.uuid4().hex[:12], number, before.id, own["global_step"])
 
 
 def own_address(anchor: Address) -> str:

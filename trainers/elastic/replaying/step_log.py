@@ -1,8 +1,8 @@
 """What every peer writes down: generations, and of each commit who added what, with its digest.
 
     {"run": {"lanes": 64, "sum": "fast", ...}}
-    {"begins": 120, "with": "checkpoint"}
-    {"generation": 3, "members": ["a", "b"], "step": 120}
+    {"begins": 120, "with": "checkpoint", "era": {"id": "6c1f", "number": 2, "after": ..., ...}}
+    {"generation": 3, "members": ["a", "b"], "step": 120, "era": "6c1f"}
     {"gap": 0.31, "why": "b is gone: ...", "step": 120}
     {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "..."}
 
@@ -10,7 +10,8 @@ Every line has the `time`, in seconds since 1970. A line is written before its c
 
 The logs of several peers together are one history: where they overlap they must agree. Where nobody
 had the state any more, a peer begins with its checkpoint, and the swarm makes the steps after it
-once more: what any peer had logged of them before is void.
+once more: what any peer had logged of them before is void. Each such life of a run is an era
+(deciding/era.py), which says so; the times are for people. A log without eras is taken for one.
 """
 
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from trainers.elastic.commits.commit import Commit
+from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
 
@@ -37,14 +39,18 @@ class StepLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
         self._file: TextIO | None = path.open("a", encoding="utf-8")
+        self._era = UNKNOWN
         self._write({"run": dict(run)})
 
-    def begins(self, step: int, source: Source) -> None:
-        """Note with which state this peer begins."""
-        self._write({"begins": step, "with": source})
+    def begins(self, step: int, source: Source, era: Era) -> None:
+        """Note with which state this peer begins, and of which life of the run it is."""
+        self._era = era.id
+        self._write({"begins": step, "with": source, "era": era.plain()})
 
     def generation(self, view: View, step: int) -> None:
-        self._write({"generation": view.generation, "members": list(view.names), "step": step})
+        members = list(view.names)
+        about = {"generation": view.generation, "members": members, "step": step, "era": self._era}
+        self._write(about)
 
     def gap(self, why: str, seconds: float, step: int) -> None:
         """Note that a generation ended unplanned, and how long the next one was waited for."""
@@ -94,18 +100,19 @@ def read_history(paths: Sequence[Path]) -> History:
     """Return what the logs of one or several peers tell. Raise `LogDamaged` if they disagree."""
     runs: list[Mapping[str, Any]] = []
     lines = {path: [*_lines(path)] for path in paths}
-    anew = [
-        (told["begins"], told["time"])
-        for path in paths
-        for _, told in lines[path]
-        if told.get("with") == "checkpoint"
-    ]
+    try:
+        counts = steps_that_count(era for path in paths for era in _eras(lines[path]))
+    except TwoLives as error:
+        raise LogDamaged(f"{error}: give the logs of one of them") from error
     commits: dict[int, LoggedCommit] = {}
     for path in paths:
+        era = UNKNOWN
         for number, told in lines[path]:
             if "run" in told:
                 runs.append(told["run"])
-            elif "commit" in told and not _is_void(told, anew):
+            elif "begins" in told:
+                era = told.get("era", {}).get("id", UNKNOWN)
+            elif "commit" in told and told["commit"] < counts.get(era, 0):
                 found = _commit(told)
                 known = commits.setdefault(found.step, found)
                 if known.digest != found.digest:
@@ -120,9 +127,13 @@ def read_history(paths: Sequence[Path]) -> History:
     return History(runs[0], commits)
 
 
-def _is_void(told: Mapping[str, Any], anew: Sequence[tuple[int, float]]) -> bool:
-    """Whether this step was made once more later on, after a peer had begun with a checkpoint."""
-    return any(told["commit"] >= step and told["time"] < time for step, time in anew)
+def newest_era(paths: Iterable[Path]) -> int:
+    """Return the highest number of an era of which these logs know; 0 if they know of none."""
+    return max((era.number for path in paths for era in _eras(_lines(path))), default=0)
+
+
+def _eras(lines: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterable[Era]:
+    return (Era.of_plain(told["era"]) for _, told in lines if "begins" in told and "era" in told)
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:

@@ -138,7 +138,7 @@ class SwarmCommits:
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
         if self._donor.followed:
-            self._donor.record(commit)
+            self._donor.record(commit, self._rate)
 
     def ended(self) -> None:
         """Say that the whole run has ended here, when newcomers that follow have all of it."""
