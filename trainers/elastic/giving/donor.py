@@ -34,7 +34,7 @@ JOIN_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Follower:
+class Recipient:
     """A newcomer that has asked for the state."""
 
     channel: Channel
@@ -82,7 +82,7 @@ class Donor:
         self._lock = threading.Lock()
         self._asked: list[Channel] = []
         """Newcomers that have asked for the state and have not got it."""
-        self._followers: list[Follower] = []
+        self._followers: list[Recipient] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="elastic-donor", daemon=True)
@@ -113,7 +113,7 @@ class Donor:
                 channel.close()
             return
         for channel in asked:
-            follower = Follower(channel)
+            follower = Recipient(channel)
             thread = threading.Thread(
                 target=self._serve,
                 args=(follower, (plain, tensors, step)),
@@ -147,7 +147,7 @@ class Donor:
                 finally:
                     follower.held += time.monotonic() - began
 
-    def _refuse(self, follower: Follower, why: str) -> None:
+    def _refuse(self, follower: Recipient, why: str) -> None:
         log.warning("a newcomer at %s is refused: %s", follower.channel.peer, why)
         follower.refused = why
         self._drop(follower)
@@ -204,7 +204,7 @@ class Donor:
                     return
                 self._asked.append(channel)
 
-    def _serve(self, follower: Follower, state: tuple[Any, Any, int]) -> None:
+    def _serve(self, follower: Recipient, state: tuple[Any, Any, int]) -> None:
         plain, tensors, step = state
         channel = follower.channel
         try:
@@ -229,7 +229,7 @@ class Donor:
             self._drop(follower)
             channel.close()
 
-    def _drop(self, follower: Follower) -> None:
+    def _drop(self, follower: Recipient) -> None:
         with self._lock:
             self._followers = [other for other in self._followers if other is not follower]
 
