@@ -130,10 +130,11 @@ class Faults:
             self._step = step
             begin(work, step)
 
-        def computes(work: PlainWork, lane: int) -> None:
+        def computes(work: PlainWork, lanes: Sequence[int]) -> int:
             self.reached("lane")
-            compute(work, lane)
+            count = compute(work, lanes)
             self.reached("compute")
+            return count
 
         patched: Any = PlainWork
         patched.begin, patched.compute = begins, computes

@@ -4,6 +4,7 @@
     deal.py      the lanes of a step, dealt to them by their speeds
     header.py    what a member says of itself in the middle of a step
     decision.py  what to do next, from the headers of all
+    group_size.py  how many lanes of a peer run as one graph
     roster.py    the anchor's: who is there, and when a generation begins
     utilisation.py  a prediction for given nodes, before anything runs
 
