@@ -9,7 +9,6 @@ What all contributors add up is summed in their order, as the canonical reduce d
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,6 +23,7 @@ from offload.graph.memgraph import RELOAD
 from trainers.elastic.commits.commit import Commit, Commits, LaneWork
 from trainers.elastic.deciding import group_size
 from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.errors import SwarmStopped
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.elastic.planned.lane_graphs import LaneGraphs
@@ -31,6 +31,8 @@ from trainers.elastic.reducing import sum_in_order
 from trainers.elastic.working.digests import digest_of
 
 LANES, MICRO, WIDTH = 9, 4, 160
+SAMPLES = 166
+"""A pass has five steps; in the last one four lanes have 3 samples, and five have 2."""
 Deal = Sequence[Sequence[Sequence[int]]]
 """The lanes of each contributor, in as many parts as it was asked for them."""
 
@@ -91,7 +93,8 @@ class DealtCommits:
                     count = work.compute(left)
                     assert count >= 1
                     done, left = done + left[:count], left[count:]
-            assert work.trouble() == ""
+            if why := work.trouble():
+                raise SwarmStopped(why)
             sums.append(work.sums.clone())
             logs.append(work.logs)
             added.append((f"peer {number}", done))
@@ -112,8 +115,8 @@ class DealtCommits:
 class DealtStrategy(ElasticFit):
     strategy_name = "dealt"
 
-    def __init__(self, deals: Sequence[Deal], budget: Any, sum: Any) -> None:
-        super().__init__(LANES * MICRO, LANES, sum, budget)
+    def __init__(self, deals: Sequence[Deal], budget: Any, sum: Any, device: str) -> None:
+        super().__init__(LANES * MICRO, LANES, sum, budget, device=device)
         self.dealt = DealtCommits(deals)
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
@@ -128,6 +131,9 @@ class Notes(L.Callback):
     states: list[dict[str, torch.Tensor]] = field(default_factory=list)
     samples: list[list[int]] = field(default_factory=list)
     captures: list[int] = field(default_factory=list)
+    planned: list[int] = field(default_factory=list)
+    """How many graphs have a plan after each step."""
+    graphs: LaneGraphs | None = None
     plan: Plan | None = None
     runs: list[tuple[int, int]] = field(default_factory=list)
     """The step, and how many lanes one run of a graph had."""
@@ -139,8 +145,9 @@ class Notes(L.Callback):
         self.samples.append(sorted(strategy._shares.last_batch.ids.tolist()))
         if strategy._planning is not None:
             work = strategy._planning.work
-            self.plan = work.plan
+            self.graphs, self.plan = work.graphs, work.plan
             self.captures.append(work.graphs.captures)
+            self.planned.append(len(work.graphs._added))
 
     def sizes(self, step: int) -> list[int]:
         return [size for at, size in self.runs if at == step]
@@ -155,18 +162,21 @@ class DealtRun:
 
 def dealt(
     deals: Sequence[Deal], budget: Any = None, *, module: Any = None, optimizer: str = "adamw",
-    clip: str = "norm", sum: str = "fast", samples: int = 166,
+    clip: str = "norm", sum: str = "fast", dataset: Any = None, callbacks: Sequence[Any] = (),
+    device: str = "cpu",
 ) -> DealtRun:  # fmt: skip
     """Train a step for each deal. A pass ends with smaller lanes."""
     module = Wide(optimizer) if module is None else module
     loader = ReuseLoader(
-        data(samples), batch_size=LANES * MICRO, reuse=1, buffer_batches=2, seed=3, workers=1
-    )
-    strategy, notes = DealtStrategy(deals, budget, sum), Notes()
+        dataset or data(SAMPLES), batch_size=LANES * MICRO, reuse=1, buffer_batches=2, seed=3,
+        workers=1,
+    )  # fmt: skip
+    strategy, notes = DealtStrategy(deals, budget, sum, device), Notes()
     trainer = L.Trainer(
-        strategy=strategy, max_steps=len(deals), max_epochs=-1, callbacks=[notes], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, accelerator="cpu", **CLIPS[clip],
+        strategy=strategy, max_steps=len(deals), max_epochs=-1, callbacks=[*callbacks, notes],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0,
+        accelerator="cpu" if device == "cpu" else "gpu", **CLIPS[clip],
     )  # fmt: skip
     run, run_group = LaneGraphs.run, LaneGraphs.run_group
     patched: Any = LaneGraphs
