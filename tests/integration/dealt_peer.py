@@ -18,7 +18,7 @@ from planned_peer import CLIPS, OPTIMIZERS, Classifier, data, state_of
 from torch.nn import functional
 
 from loaders import ReuseLoader
-from offload import Plan
+from offload import Plan, Runner
 from offload.graph.memgraph import RELOAD
 from trainers.elastic.commits.commit import Commit, Commits, LaneWork
 from trainers.elastic.deciding import group_size
@@ -75,10 +75,14 @@ class DealtCommits:
     """Implements `Commits` (commits/commit.py)."""
 
     deals: Sequence[Deal]
+    told: Sequence[Commit] = ()
+    """The first commits, which a newcomer hears of."""
     found: list[Commit] = field(default_factory=list)
 
     def next(self, work: LaneWork) -> Commit:
         step = len(self.found)
+        if step < len(self.told):
+            return self.told[step]
         sums: list[torch.Tensor] = []
         logs: list[LaneLogs] = []
         added: list[tuple[str, tuple[int, ...]]] = []
@@ -115,9 +119,9 @@ class DealtCommits:
 class DealtStrategy(ElasticFit):
     strategy_name = "dealt"
 
-    def __init__(self, deals: Sequence[Deal], budget: Any, sum: Any, device: str) -> None:
+    def __init__(self, dealt: DealtCommits, budget: Any, sum: Any, device: str) -> None:
         super().__init__(LANES * MICRO, LANES, sum, budget, device=device)
-        self.dealt = DealtCommits(deals)
+        self.dealt = dealt
 
     def _begin(self, trainer: L.Trainer, shares: LaneShares) -> Commits:
         return self.dealt
@@ -132,7 +136,8 @@ class Notes(L.Callback):
     samples: list[list[int]] = field(default_factory=list)
     captures: list[int] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
-    """How many graphs have a plan after each step."""
+    """How many graphs were planned so far in the runner of the first plan, after each step."""
+    adds: int = 0
     graphs: LaneGraphs | None = None
     plan: Plan | None = None
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -147,7 +152,7 @@ class Notes(L.Callback):
             work = strategy._planning.work
             self.graphs, self.plan = work.graphs, work.plan
             self.captures.append(work.graphs.captures)
-            self.planned.append(len(work.graphs._added))
+            self.planned.append(self.adds)
 
     def sizes(self, step: int) -> list[int]:
         return [size for at, size in self.runs if at == step]
@@ -163,7 +168,7 @@ class DealtRun:
 def dealt(
     deals: Sequence[Deal], budget: Any = None, *, module: Any = None, optimizer: str = "adamw",
     clip: str = "norm", sum: str = "fast", dataset: Any = None, callbacks: Sequence[Any] = (),
-    device: str = "cpu",
+    device: str = "cpu", told: Sequence[Commit] = (),
 ) -> DealtRun:  # fmt: skip
     """Train a step for each deal. A pass ends with smaller lanes."""
     module = Wide(optimizer) if module is None else module
@@ -171,15 +176,16 @@ def dealt(
         dataset or data(SAMPLES), batch_size=LANES * MICRO, reuse=1, buffer_batches=2, seed=3,
         workers=1,
     )  # fmt: skip
-    strategy, notes = DealtStrategy(deals, budget, sum, device), Notes()
+    strategy, notes = DealtStrategy(DealtCommits(deals, told), budget, sum, device), Notes()
     trainer = L.Trainer(
         strategy=strategy, max_steps=len(deals), max_epochs=-1, callbacks=[*callbacks, notes],
         logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0,
         accelerator="cpu" if device == "cpu" else "gpu", **CLIPS[clip],
     )  # fmt: skip
-    run, run_group = LaneGraphs.run, LaneGraphs.run_group
+    run, run_group, add = LaneGraphs.run, LaneGraphs.run_group, Runner.add
     patched: Any = LaneGraphs
+    patched_runner: Any = Runner
 
     def runs(graphs: Any, *args: Any) -> Any:
         notes.runs.append((trainer.global_step, 1))
@@ -189,11 +195,15 @@ def dealt(
         notes.runs.append((trainer.global_step, group.size))
         return run_group(graphs, group, *args)
 
-    patched.run, patched.run_group = runs, runs_group
+    def adds(runner: Any, *args: Any) -> Any:
+        notes.adds += 1
+        return add(runner, *args)
+
+    patched.run, patched.run_group, patched_runner.add = runs, runs_group, adds
     try:
         trainer.fit(module, loader)
     finally:
-        patched.run, patched.run_group = run, run_group
+        patched.run, patched.run_group, patched_runner.add = run, run_group, add
     return DealtRun(notes, strategy.dealt.found, trainer)
 
 

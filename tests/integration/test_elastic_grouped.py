@@ -99,8 +99,8 @@ def test_groups_have_the_bits_of_single_lanes_and_of_a_plain_peer(
     assert {*notes.sizes(SHORT)} == {1}
     lane_update, and_short = 2, 4
     assert notes.captures == [lane_update] * SHORT + [and_short] * (len(DEALS) - SHORT)
-    one_more = int(size > 1)
-    assert [n - one_more for n in notes.planned] == notes.captures
+    more = 0 if size > 1 else 1  # The group is no capture, and the first plan is not added.
+    assert [n + more for n in notes.planned] == notes.captures
 
 
 @pytest.mark.gpu
@@ -202,6 +202,21 @@ def test_of_a_group_the_lane_whose_loss_is_not_finite_is_named(
         words.append(str(stopped.value))
     assert words[0] == words[1]
     assert "40" in words[0] and "its loss is not finite" in words[0]
+
+
+def test_a_newcomer_whose_first_lanes_are_small_has_groups_from_the_next_pass_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    always(monkeypatch, 3)
+    before = plain(Wide, "norm")
+    told = before.commits[:SHORT]
+    comes = dealt(DEALS, "60%", told=told)
+    assert [c.digest for c in comes.commits] == [c.digest for c in before.commits]
+    for a, b in zip(comes.notes.states, before.notes.states, strict=True):
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert not any(comes.notes.sizes(step) for step in range(SHORT))
+    assert {*comes.notes.sizes(SHORT)} == {1}
+    assert 3 in comes.notes.sizes(SHORT + 2)
 
 
 # ---- in a swarm ---------------------------------------------------------------------------------
