@@ -50,10 +50,13 @@ def one_thread() -> Iterator[None]:
     yield from dealt_peer.one_thread()
 
 
+ALL: Deal = [[range(LANES)]]
+
+
 def deals() -> list[Deal]:
     """One peer with all lanes; then two, of which one has 1, 2, ... 8 lanes in any order, and
     gets what it has in one or in two parts."""
-    dice, found = random.Random(5), [[[range(LANES)]]]
+    dice, found = random.Random(5), [ALL]
     for count in range(1, LANES):
         lanes = dice.sample(range(LANES), LANES)
         mine, others = lanes[:count], sorted(lanes[count:])
@@ -65,7 +68,6 @@ def deals() -> list[Deal]:
 DEALS = deals()
 SHORT = 4
 """The step with which a pass ends."""
-ALL: Deal = [[range(LANES)]]
 
 
 @cache
@@ -176,8 +178,10 @@ class Scaled(Wide):
 
 
 class Doubles(L.Callback):
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, at: int) -> None:
-        pl_module.factor = 2.0 if at >= 2 else 1.0
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        pl_module.factor = 2.0 if batch_idx >= 2 else 1.0
 
 
 def test_a_number_that_changes_gets_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def seconds_of_step(seconds: Mapping[int, float], size: int, lanes: int) -> floa
 @settings(max_examples=examples(200), deadline=None)
 @given(SECONDS, some.integers(1, 20))
 def test_the_chosen_size_is_worth_it_and_fits_the_deal(took: list[float], lanes: int) -> None:
-    real = dict(zip(SIZES, took, strict=True))
+    real: dict[int, float] = dict(zip(SIZES, took, strict=True))
     known = {1: real[1]}
     while (size := next_size(known, lanes)) is not None:
         assert size not in known and size <= lanes

@@ -11,7 +11,7 @@ the size of another one.
 
 from collections.abc import Mapping, Sequence
 
-SIZES = (1, 2, 4, 8)
+SIZES: tuple[int, ...] = (1, 2, 4, 8)
 """A swarm is advised to have eight lanes a peer, so a larger group would seldom be full."""
 FASTER = 0.98
 """A larger group is worth its longer wait for news if a step takes at most this share."""
