@@ -4,8 +4,8 @@
 
 The moments are found by wrapping what a step calls. All are in the peer's own process:
 
-    lane          before a lane of the step               gate        on the way to a generation
-    compute       after a lane of the step                forming     before the group is formed
+    lane          before lanes of the step                 gate        on the way to a generation
+    compute       after lanes of the step                  forming     before the group is formed
     before_reduce before anything is sent                 checkpoint  the file is written, unnamed
     mid_reduce    sums were exchanged, not gathered       giving      a part of the state is given
     after_reduce  the total is here                       copying     the state is here
@@ -130,10 +130,11 @@ class Faults:
             self._step = step
             begin(work, step)
 
-        def computes(work: PlainWork, lane: int) -> None:
+        def computes(work: PlainWork, lanes: Sequence[int]) -> int:
             self.reached("lane")
-            compute(work, lane)
+            count = compute(work, lanes)
             self.reached("compute")
+            return count
 
         patched: Any = PlainWork
         patched.begin, patched.compute = begins, computes

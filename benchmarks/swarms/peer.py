@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,13 @@ def write_serves(out: Path) -> None:
     serves = out.joinpath("serves.jsonl").open("a", buffering=1)
     compute = PlainWork.compute
 
-    def noted(self: PlainWork, lane: int) -> None:
-        compute(self, lane)
-        ids = self._lanes.ids(lane).ids.tolist()  # pyright: ignore[reportPrivateUsage]
+    def noted(self: PlainWork, lanes: Sequence[int]) -> int:
+        count = compute(self, lanes)
         step, place = self._step, self._lanes.position  # pyright: ignore[reportPrivateUsage]
-        serves.write(json.dumps([step, lane, place[0], ids]) + "\n")
+        for lane in lanes[:count]:
+            ids = self._lanes.ids(lane).ids.tolist()  # pyright: ignore[reportPrivateUsage]
+            serves.write(json.dumps([step, lane, place[0], ids]) + "\n")
+        return count
 
     PlainWork.compute = noted
 

@@ -47,8 +47,9 @@ class LaneWork(Protocol):
         """Prepare for these lanes, in this and the next steps, and for no others."""
         ...
 
-    def compute(self, lane: int) -> None:
-        """Add the gradients of a lane to the sums."""
+    def compute(self, lanes: Sequence[int]) -> int:
+        """Add the gradients of the first of these lanes to the sums, of one lane or of several in
+        their order. Return of how many. `lanes`: all that this peer has still to compute."""
         ...
 
     @property

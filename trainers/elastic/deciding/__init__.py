@@ -6,6 +6,7 @@
     decision.py  what to do next, from the headers of all
     era.py       the lives of a run, and which steps count where one began from a checkpoint
     pace.py      whether a newcomer follows fast enough
+    group_size.py  how many lanes of a peer run as one graph
     roster.py    the anchor's: who is there, and when a generation begins
     utilisation.py  a prediction for given nodes, before anything runs
 

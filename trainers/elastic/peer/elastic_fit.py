@@ -95,7 +95,7 @@ class ElasticFit(SingleDeviceStrategy):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of a lane beside the update. It exists after the first lane, with a budget."""
+        """The plan of lanes beside the update. It exists after the first lane, with a budget."""
         work = self._planning.work if self._planning is not None else None
         return None if work is None else work.plan
 

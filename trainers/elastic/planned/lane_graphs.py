@@ -1,17 +1,19 @@
 """The graphs of one peer, over the same tensors in one runner: lanes, and the update.
 
     lane of 8 samples --key--> a graph that adds its gradients to the sums; captured once
+    several of these  -------> a group: their graphs in turn (group_choice.py says how many)
     lane of 3 samples --key--> another one: the last lanes of a pass may be smaller
     commit            --key--> a graph that divides the totals, clips and updates
 
-Which lanes fall to this peer is no part of a key, so another deal captures nothing anew. The first
-plan is one of a lane beside the update, so it places all tensors. A newcomer applies commits before
-it has a lane: it plans the update alone, and leaves that plan at its first lane.
+Which lanes fall to this peer is no part of a key, and the size of a group stays as it is, so
+another deal captures nothing anew. The first plan is one of a group or a lane beside the others, so
+it places all tensors. A newcomer applies commits before it has a lane: it plans the update alone,
+and leaves that plan at its first whole lane.
 """
 
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -21,7 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import offload
-from offload import BudgetTooSmall, Clip, Plan, Runner, TaskGraph
+from offload import BudgetTooSmall, Clip, OffloadError, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
 from offload.sizes import is_share
@@ -29,14 +31,15 @@ from offload.torch_seams import hook_keys, mark_stepped
 from offload.tracing.capture import capture_step, retraced_step
 from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.training import Parameter, TrainingStep
+from trainers.elastic.planned.group_choice import chosen
 from trainers.elastic.planned.host_sums import HostSums
+from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.closure import (
     BatchParts,
     StepArguments,
-    StepRecipe,
     TrainingForward,
 )
 from trainers.offloading.tracing.hooks import Hooks
@@ -44,49 +47,47 @@ from trainers.offloading.tracing.hooks import Hooks
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaneGraph:
-    """The graph of a lane. This object is also its key in the runner."""
-
-    validity: GraphValidity
-    graph: TaskGraph
-    touched: frozenset[Parameter]
-    """The parameters that get a gradient."""
-
-    @property
-    def recipe(self) -> StepRecipe:
-        return self.validity.recipe
-
-
 class LaneGraphs:
     """Captures, plans and runs the lanes and the updates of one fit."""
 
     def __init__(
-        self, module: L.LightningModule, optimizer: Optimizer, request: PlanRequest, sums: HostSums
+        self,
+        module: L.LightningModule,
+        optimizer: Optimizer,
+        request: PlanRequest,
+        sums: HostSums,
+        why_alone: str = "",
     ) -> None:
+        """`why_alone`: why lanes cannot run in groups; empty if they may."""
         self.plan: Plan | None = None
         """The plan that places all tensors."""
         self.runner: Runner | None = None
         self.captures = 0
         """The number of graphs that were captured."""
+        self.group_size = 1
+        """So many lanes run together where they can. It is chosen at the first whole lane."""
         self._module = module
         self._optimizer = optimizer
         self._request = request
         self._sums = sums
         self._cache: GraphCache[LaneGraph] = GraphCache("the lane", self._forget)
+        self._groups: dict[LaneGraph, LaneGroup | None] = {}
+        """The group of each graph; None where it cannot be planned."""
+        self._why_alone = why_alone
         self._updates: dict[Hashable, TaskGraph] = {}
         self._added: set[Hashable] = set()
-        """The updates that are in the runner."""
+        """The keys that are in the runner."""
         self._has_lane = False
-        """Whether the runner's plan is one of a lane."""
+        """Whether the runner's plan is one of whole lanes."""
         self._learned = Learned()
         self._too_large: list[str] = []
 
     # ---- lanes ----------------------------------------------------------------------------------
 
-    def lane_for(self, given: StepArguments, share: float) -> LaneGraph:
+    def lane_for(self, given: StepArguments, share: float, lanes: int) -> LaneGraph:
         """Return the graph of such a lane, and capture it if there is none. `share`: by how much
-        its loss is multiplied, because it has fewer samples than others."""
+        its loss is multiplied, because it has fewer samples than others. `lanes`: so many this
+        peer has in the step."""
         key = (given.batch.key, share, *self._situation())
         found = self._cache.find(key)
         if found is None:
@@ -95,31 +96,70 @@ class LaneGraphs:
             return found
         self._cache.warn_if_many(key, given.batch, self._module.current_epoch)
         found = self._captured(given, share)
-        if self._has_lane:
-            assert self.runner is not None
-            self.runner.add(found, found.graph)
-        else:
-            self._begin(found)
+        if not self._has_lane:
+            self._begin(found, lanes, is_whole=share == 1.0)
         self._cache.put(key, found)
         return found
 
     def run(self, lane: LaneGraph, parts: BatchParts) -> Sequence[Any]:
         """Add the gradients of a lane to the sums. Return the outputs besides the loss."""
-        assert self.runner is not None
-        _, *outputs = self.runner.run(lane, *parts.tensors)
+        _, *outputs = self._run(lane, lane.graph, parts.tensors)
         self._sums.touch(lane.touched)
         return outputs
 
-    def _begin(self, lane: LaneGraph) -> None:
-        """Make the plan of a lane beside the update, and the runner of all steps."""
+    def group_of(self, lane: LaneGraph) -> LaneGroup | None:
+        """Return the group of lanes of this graph; None if it cannot be planned."""
+        if lane not in self._groups:
+            self._groups[lane] = self._joined(lane)
+        return self._groups[lane]
+
+    def run_group(
+        self, group: LaneGroup, parts: Sequence[BatchParts], seeds: Sequence[int]
+    ) -> list[Sequence[Any]]:
+        """Add the gradients of several lanes to the sums, in their order. `seeds`: of what each of
+        them draws. Return the outputs of each besides its loss."""
+        for dice, seed in zip(group.draws, seeds, strict=True):
+            dice.manual_seed(seed)
+        tensors = [tensor for one in parts for tensor in one.tensors]
+        outputs = group.outputs_by_lane(self._run(group, group.graph, tensors))
+        self._sums.touch(group.lane.touched)
+        return [own for _, *own in outputs]
+
+    def _run(self, key: Hashable, graph: TaskGraph, tensors: Sequence[Tensor]) -> Sequence[Any]:
+        assert self.runner is not None
+        if key not in self._added:
+            self.runner.add(key, graph)
+            self._added.add(key)
+        return self.runner.run(key, *tensors)
+
+    def _begin(self, lane: LaneGraph, lanes: int, *, is_whole: bool) -> None:
+        """Make the plan that places all tensors, and the runner of all steps."""
         self.close()
         touched = tuple(p for p in self._sums.sums if p in lane.touched)
-        key, update = self._update_of(touched)
-        self.plan = self._request.plan(offload.beside(lane.graph, update))
-        self.runner = self._request.target.runner(self.plan, lane)
-        self._has_lane = True
-        self.runner.add(key, update)
+        _, update = self._update_of(touched)
+        why = self._why_alone if is_whole else "this one is smaller than others"
+        choice = chosen(lane, update, lanes, self._request, why_alone=why)
+        choice.plan.remarks.say(choice.why)
+        log.info("%s", choice.why)
+        key = choice.group or lane
+        self.plan, self.runner = choice.plan, self._request.target.runner(choice.plan, key)
         self._added.add(key)
+        self._has_lane = is_whole
+        if choice.group is not None:
+            self.group_size = choice.group.size
+            self._groups[lane] = choice.group
+
+    def _joined(self, lane: LaneGraph) -> LaneGroup | None:
+        """Join lanes of another graph than that for which the size was chosen."""
+        assert self.runner is not None and self.plan is not None
+        try:
+            group = LaneGroup.of(lane, self.group_size)
+            self.runner.add(group, group.graph)
+        except OffloadError as error:
+            self.plan.remarks.say(f"other lanes run one by one: {error}")
+            return None
+        self._added.add(group)
+        return group
 
     def _captured(self, given: StepArguments, share: float) -> LaneGraph:
         forward, step = self._lane(given, share)
@@ -200,11 +240,8 @@ class LaneGraphs:
             self.plan = self._plan_alone(graph)
             self.runner = self._request.target.runner(self.plan, key)
             self._added.add(key)
-        elif key not in self._added:
-            self.runner.add(key, graph)
-            self._added.add(key)
         self._sums.scatter(total)
-        self.runner.run(key, torch.tensor(count, dtype=torch.float64))
+        self._run(key, graph, [torch.tensor(count, dtype=torch.float64)])
 
     def _update_of(self, parameters: tuple[Parameter, ...]) -> tuple[Hashable, TaskGraph]:
         clip = self._clip()
@@ -244,10 +281,13 @@ class LaneGraphs:
         """Give all tensors memory of their own again. It is safe to call again."""
         runner, self.runner = self.runner, None
         self._added.clear()
+        self._groups.clear()
         self._has_lane = False
         if runner is not None:
             runner.close()
 
     def _forget(self, lane: LaneGraph) -> None:
-        if self.runner is not None:
-            self.runner.forget(lane)
+        for key in (lane, self._groups.pop(lane, None)):
+            self._added.discard(key)
+            if self.runner is not None and key is not None:
+                self.runner.forget(key)

@@ -32,8 +32,9 @@ class LoggedCommits:
         buffers: tuple[Tensor, ...] = ()
         for _, lanes in logged.added:
             work.begin(self._step)
-            for lane in lanes:
-                work.compute(lane)
+            left = lanes
+            while left:
+                left = left[work.compute(left) :]
             sums.append(work.sums.clone())
             logs.append(work.logs)
             if work.lanes()[0] in lanes:

@@ -275,10 +275,11 @@ class SwarmCommits:
 
     def _compute(self, work: LaneWork, lanes: Sequence[int]) -> None:
         """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
-        began = time.monotonic()
-        for lane in lanes:
-            work.compute(lane)
-            self._done.append(lane)
+        began, left = time.monotonic(), lanes
+        while left:
+            count = work.compute(left)
+            self._done += left[:count]
+            left = left[count:]
             self._link.alive()
         if lanes:
             rate = len(lanes) / (time.monotonic() - began)

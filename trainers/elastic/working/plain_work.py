@@ -9,6 +9,7 @@ pass, counts by its share, so the step's gradient is the mean over all samples o
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -25,6 +26,16 @@ from trainers.elastic.reducing import FixedPointError
 from trainers.elastic.working.digests import digest_of, part_of_step
 from trainers.elastic.working.gradient_sums import ExactSums, GradientSums, StepSums
 from trainers.elastic.working.lane_logs import LogCatcher
+
+
+@dataclass(frozen=True, slots=True)
+class AddedLane:
+    """A lane whose gradients are in the sums."""
+
+    lane: int
+    size: int
+    """So many samples it has."""
+    loss: float
 
 
 class PlainWork:
@@ -62,6 +73,8 @@ class PlainWork:
         self._committed: list[Tensor] = []
         """The buffers with which every lane begins."""
         self._first_buffers: list[Tensor] = []
+        self._sizes: tuple[int, ...] = ()
+        """The samples of every lane in this step."""
         self._lanes_with_samples: tuple[int, ...] = ()
         self._doubtful: dict[int, str] = {}
         self._begun = False
@@ -81,8 +94,8 @@ class PlainWork:
         self._begun = True
         self._committed = [buffer.detach().clone() for buffer in self._module.buffers()]
         self._first_buffers = []
-        sizes = self._lanes.sizes(self._lanes.position[1])
-        self._lanes_with_samples = tuple(lane for lane, size in enumerate(sizes) if size)
+        self._sizes = tuple(self._lanes.sizes(self._lanes.position[1]))
+        self._lanes_with_samples = tuple(lane for lane, size in enumerate(self._sizes) if size)
         self.gradients.begin()
         if self._exact is not None:
             self._exact.begin()
@@ -93,27 +106,20 @@ class PlainWork:
     def expect(self, lanes: Sequence[int]) -> None:
         self._lanes.hold(lanes)
 
-    def compute(self, lane: int) -> None:
-        taken = self._lanes.take(lane)
-        size = len(taken.info.ids)
+    def compute(self, lanes: Sequence[int]) -> int:
         self._restore_buffers()
-        seed = seed_of_lane(self._lanes.loader.seed, self._step, lane)
-        loss = self._add_lane(taken.batch, size, seed)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            self._doubtful[lane] = "its loss is not finite"
+        added = self._add_first(lanes)
+        for one in added:
+            if not math.isfinite(one.loss):
+                self._doubtful[one.lane] = "its loss is not finite"
+            self._samples += one.size
+            self._loss = sum_of_units(self._loss, in_units(one.loss * one.size))
         if self._exact is not None:
-            try:
-                self._exact.take(self.gradients.flat, f"lane {lane}")
-            except FixedPointError as error:
-                # Others have to hear of it: all stop, and not this peer alone.
-                self._doubtful.setdefault(lane, str(error))
-            self.gradients.clear()
-        self._samples += size
-        self._loss = sum_of_units(self._loss, in_units(value * size))
-        if lane == self._lanes_with_samples[0]:
+            self._round_exactly(self._exact, added)
+        if lanes[0] == self._lanes_with_samples[0]:
             self._first_buffers = [buffer.detach().clone() for buffer in self._module.buffers()]
         self._restore_buffers()
+        return len(added)
 
     @property
     def sums(self) -> Tensor:
@@ -176,14 +182,31 @@ class PlainWork:
     def _make_sums(self, named: Sequence[tuple[str, torch.nn.Parameter]]) -> StepSums:
         return GradientSums(named)
 
-    def _add_lane(self, batch: Any, size: int, seed: int) -> Tensor:
-        """Add the gradients of a lane to the sums, and return its loss."""
-        self._roll(seed)
+    def _add_first(self, lanes: Sequence[int]) -> Sequence[AddedLane]:
+        """Add the gradients of the first of these lanes to the sums, and leave in the module's
+        buffers what the first one leaves there."""
+        lane = lanes[0]
+        taken = self._lanes.take(lane)
+        size = len(taken.info.ids)
+        self._roll(self._seed_of(lane))
         with self.catcher.catching(size):
-            loss = self._loss_of(self._step_of(self._on_device(batch), self._batch_index))
+            loss = self._loss_of(self._step_of(self._on_device(taken.batch), self._batch_index))
         share = size / self._micro
         self._backward(loss if share == 1.0 else loss * share)
-        return loss
+        return [AddedLane(lane, size, float(loss.detach()))]
+
+    def _round_exactly(self, exact: ExactSums, added: Sequence[AddedLane]) -> None:
+        """Take the gradients of one lane, which are rounded by themselves."""
+        [one] = added
+        try:
+            exact.take(self.gradients.flat, f"lane {one.lane}")
+        except FixedPointError as error:
+            # Others have to hear of it: all stop, and not this peer alone.
+            self._doubtful.setdefault(one.lane, str(error))
+        self.gradients.clear()
+
+    def _seed_of(self, lane: int) -> int:
+        return seed_of_lane(self._lanes.loader.seed, self._step, lane)
 
     def _state_tensors(self) -> list[Tensor]:
         found: list[Tensor] = [*self._parameters.values(), *self._module.buffers()]

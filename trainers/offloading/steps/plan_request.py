@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import offload
@@ -42,6 +42,13 @@ class PlanRequest:
             _check("budget", parse_share if is_share(self.budget) else parse_size, self.budget)
         if self.host_budget is not None:
             _check("host_budget", parse_size, self.host_budget)
+
+    def with_bytes_of(self, plan: Plan) -> "PlanRequest":
+        """Return the request for other graphs with as many bytes as this plan was given. A share of
+        another graph would be other bytes."""
+        limits = [limit for limit in plan.budget.values() if limit is not None]
+        # What is reserved is taken off already.
+        return replace(self, budget=limits[0] if limits else None, reserved=int)
 
     def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
         """Plan this graph. `late`: updates on the host may be deferred to the next step."""

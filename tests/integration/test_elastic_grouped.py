@@ -1,0 +1,311 @@
+"""Lanes of a peer that run in groups have the bits of lanes one by one, and of a plain peer.
+
+deals of 1 to 9 lanes, in any order    k = 1 ... 4    plain Lightning, lane after lane
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import offload
+from trainers.elastic.errors import GenerationEnded, SwarmStopped
+from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.planned.group_choice import GroupChoice, chosen
+from trainers.elastic.planned.lane_graph import LaneGraph
+from trainers.elastic.planned.lane_graphs import LaneGraphs
+from trainers.offloading.hardware.target import ON_CPU
+from trainers.offloading.steps.plan_request import PlanRequest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import dealt_peer
+from dealt_peer import (
+    LANES,
+    SAMPLES,
+    Bare,
+    Deal,
+    DealtRun,
+    Wide,
+    always,
+    assert_same,
+    came_in,
+    dealt,
+)
+from planned_peer import alone, assert_equal, data
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    yield from dealt_peer.one_thread()
+
+
+ALL: Deal = [[range(LANES)]]
+
+
+def deals() -> list[Deal]:
+    """One peer with all lanes; then two, of which one has 1, 2, ... 8 lanes in any order, and
+    gets what it has in one or in two parts."""
+    dice, found = random.Random(5), [ALL]
+    for count in range(1, LANES):
+        lanes = dice.sample(range(LANES), LANES)
+        mine, others = lanes[:count], sorted(lanes[count:])
+        at = dice.randrange(count + 1)
+        found.append([[mine[:at], mine[at:]], [others]])
+    return found
+
+
+DEALS = deals()
+SHORT = 4
+"""The step with which a pass ends."""
+
+
+@cache
+def plain(kind: Any, clip: str) -> DealtRun:
+    return dealt(DEALS, module=kind(), clip=clip)
+
+
+# ---- bits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "clip"),
+    [
+        (1, Wide, "norm"),
+        (2, Wide, "norm"),
+        (3, Wide, "value"),
+        (4, Wide, "norm"),
+        (3, Bare, "none"),
+    ],
+)
+def test_groups_have_the_bits_of_single_lanes_and_of_a_plain_peer(
+    size: int, kind: Any, clip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another deal captures and plans nothing anew, but for the small lanes of a pass's end."""
+    always(monkeypatch, size)
+    grouped = dealt(DEALS, "60%", module=kind(), clip=clip)
+    notes = grouped.notes
+    assert_same(grouped, plain(kind, clip))
+    assert notes.sizes(0) == [1, *[size] * (8 // size), *[1] * (8 % size)]
+    assert {n for step in range(1, len(DEALS)) for n in notes.sizes(step)} == {1, size}
+    assert {*notes.sizes(SHORT)} == {1}
+    lane_update, and_short = 2, 4
+    assert notes.captures == [lane_update] * SHORT + [and_short] * (len(DEALS) - SHORT)
+    more = 0 if size > 1 else 1  # The group is no capture, and the first plan is not added.
+    assert [n + more for n in notes.planned] == notes.captures
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_groups_on_a_gpu_have_the_bits_of_a_plain_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, 3)
+    grouped = dealt(DEALS, "60%", device="cuda:0")
+    assert [c.digest for c in grouped.commits] == [
+        c.digest for c in dealt(DEALS, device="cuda:0").commits
+    ]
+    assert 3 in {n for _, n in grouped.notes.runs}
+
+
+def test_exact_sums_round_each_lane_and_so_lanes_run_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    always(monkeypatch, 2)
+    steps = DEALS[:3]
+    planned = dealt(steps, "60%", sum="exact")
+    assert_same(planned, dealt(steps, sum="exact"))
+    assert {n for _, n in planned.notes.runs} == {1}
+    assert planned.notes.plan is not None
+    assert "sum='exact' rounds the gradients of each lane" in planned.notes.plan.explain()
+
+
+class Rolls(Wide):
+    """It draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = torch.Generator()
+        self.dice.manual_seed(4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        noise = torch.rand(inputs.shape, generator=self.dice)
+        return super().training_step((inputs + noise, labels), batch_idx)
+
+
+def test_a_generator_of_the_modules_own_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, 2)
+    planned = dealt([ALL] * 2, "60%", module=Rolls())
+    assert_same(planned, dealt([ALL] * 2, module=Rolls()))
+    assert {n for _, n in planned.notes.runs} == {1}
+    assert planned.notes.plan is not None
+    assert "torch.Generator of the module's own" in planned.notes.plan.explain()
+
+
+class Turned(Wide):
+    """Some of its batches come in another layout, and so need another graph."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        inputs, labels = batch
+        return (inputs.t().contiguous().t() if inputs.sum() > 0 else inputs), labels
+
+
+def test_only_lanes_with_like_batches_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, 2)
+    planned = dealt([ALL] * 3, "60%", module=Turned())
+    assert_same(planned, dealt([ALL] * 3, module=Turned()))
+    assert {n for _, n in planned.notes.runs} == {1, 2}
+    assert planned.notes.captures[-1] == 3  # two layouts, and the update
+
+
+class Scaled(Wide):
+    """It reads a number of Python's."""
+
+    factor = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        return super().training_step((inputs * self.factor, labels), batch_idx)
+
+
+class Doubles(L.Callback):
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        pl_module.factor = 2.0 if batch_idx >= 2 else 1.0
+
+
+def test_a_number_that_changes_gets_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, 3)
+    planned = dealt([ALL] * 4, "60%", module=Scaled(), callbacks=[Doubles()])
+    assert_same(planned, dealt([ALL] * 4, module=Scaled(), callbacks=[Doubles()]))
+    assert [planned.notes.sizes(step) for step in (1, 2, 3)] == [[3, 3, 3]] * 3
+    assert planned.notes.captures == [2, 2, 3, 3]
+
+
+def test_of_a_group_the_lane_whose_loss_is_not_finite_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    always(monkeypatch, 4)
+    inputs, labels = data(SAMPLES).tensors
+    inputs = inputs.clone()
+    inputs[40] = torch.inf
+    words: list[str] = []
+    for budget in (None, "60%"):
+        with pytest.raises(SwarmStopped) as stopped:
+            dealt([ALL] * 4, budget, module=Bare(), dataset=TensorDataset(inputs, labels))
+        words.append(str(stopped.value))
+    assert words[0] == words[1]
+    assert "40" in words[0] and "its loss is not finite" in words[0]
+
+
+def test_a_newcomer_whose_first_lanes_are_small_has_groups_from_the_next_pass_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    always(monkeypatch, 3)
+    before = plain(Wide, "norm")
+    told = before.commits[:SHORT]
+    comes = dealt(DEALS, "60%", told=told)
+    assert [c.digest for c in comes.commits] == [c.digest for c in before.commits]
+    for a, b in zip(comes.notes.states, before.notes.states, strict=True):
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert not any(comes.notes.sizes(step) for step in range(SHORT))
+    assert {*comes.notes.sizes(SHORT)} == {1}
+    assert 3 in comes.notes.sizes(SHORT + 2)
+
+
+# ---- in a swarm ---------------------------------------------------------------------------------
+
+
+def test_a_generation_that_ends_in_the_middle_of_a_step_loses_no_lane_and_takes_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always(monkeypatch, 3)
+    before = alone(tmp_path / "plain", None, 4, module=Wide())
+    run_group, alive = LaneGraphs.run_group, AnchorLink.alive
+    ran: list[int] = []
+    due: list[int] = []
+
+    def counts(graphs: Any, group: Any, *args: Any) -> Any:
+        ran.append(group.size)
+        if len(ran) == 4:
+            due.append(1)
+        return run_group(graphs, group, *args)
+
+    def ends_once(link: AnchorLink) -> None:
+        if due:
+            due.clear()
+            raise GenerationEnded("another member died")
+        alive(link)
+
+    monkeypatch.setattr(LaneGraphs, "run_group", counts)
+    monkeypatch.setattr(AnchorLink, "alive", ends_once)
+    after = alone(tmp_path / "planned", "60%", 4, module=Wide())
+    assert_equal(after, before)
+    assert after.digests == before.digests
+    log = tmp_path / "planned" / "elastic" / "one.jsonl"
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["why"] for line in told if "why" in line] == ["another member died"]
+    for line in told:
+        if "commit" in line:
+            assert sorted(line["added"][0][1]) == list(range(8))
+
+
+# ---- how many -----------------------------------------------------------------------------------
+
+
+def choice(lanes: int, share: float) -> tuple[GroupChoice, GroupChoice]:
+    """Choose behind a slow link, and then one lane at a time with as many bytes. No seconds are
+    measured: a busy machine must not make kernels slower than copies."""
+    lane, update = captured()
+    whole = offload.plan(offload.beside(lane.graph, update))
+    budget = int(whole.peak_bytes * share) + whole.reserve
+    target = replace(ON_CPU, costs=offload.Costs(h2d=2e8, d2h=2e8))
+    request = PlanRequest(budget, target=target, recompute="never")
+    grouped = chosen(lane, update, lanes, request)
+    return grouped, chosen(lane, update, lanes, request, why_alone="it is asked for")
+
+
+@cache
+def captured() -> tuple[LaneGraph, offload.TaskGraph]:
+    graphs = dealt([ALL], "60%", module=Bare()).notes.graphs
+    assert graphs is not None
+    [[lane]], [update] = graphs._cache._steps.values(), graphs._updates.values()
+    return replace(lane, graph=timed(lane.graph)), timed(update)
+
+
+def timed(graph: offload.TaskGraph) -> offload.TaskGraph:
+    return graph.with_tasks([replace(task, seconds=2e-5) for task in graph.tasks])
+
+
+def test_a_weight_comes_in_about_once_for_all_lanes_of_a_group() -> None:
+    grouped, single = choice(lanes=8, share=0.6)
+    assert grouped.group is not None
+    size = grouped.group.size
+    assert size >= 4
+    assert came_in(single.plan) > 0
+    assert came_in(grouped.plan) <= 1.5 * came_in(single.plan)
+    assert grouped.plan.predicted_seconds / size < 0.8 * single.plan.predicted_seconds
+    assert grouped.plan.budget == single.plan.budget
+    assert f"lanes run {size} at a time" in grouped.why
+
+
+@pytest.mark.parametrize(("lanes", "most"), [(1, 1), (3, 2), (5, 4)])
+def test_no_group_is_larger_than_the_lanes_of_a_peer(lanes: int, most: int) -> None:
+    grouped, _ = choice(lanes, 0.6)
+    assert (grouped.group.size if grouped.group else 1) == most
+
+
+def test_where_all_weights_stay_on_the_device_lanes_run_one_by_one() -> None:
+    grouped, _ = choice(8, 4.0)
+    assert grouped.group is None
+    assert "all weights are resident" in grouped.why
