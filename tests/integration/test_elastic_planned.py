@@ -57,6 +57,31 @@ def test_a_peer_with_a_budget_has_the_bits_of_one_without(
     assert any("val_loss" in logs for logs in plain.watch.logs)
 
 
+class ChannelsLast(Classifier):
+    """Its convolutions keep their channels together, as those of our picture models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Unflatten(1, (2, 2, 2)), torch.nn.Conv2d(2, 16, 3, padding=1),
+            torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, padding=1),
+            torch.nn.Flatten(), torch.nn.Linear(128, 4),
+        ).to(memory_format=torch.channels_last)  # fmt: skip
+
+
+@pytest.mark.parametrize("clip", ["norm", "value"])
+def test_weights_with_channels_last_have_the_same_sums_with_a_budget(
+    clip: str, tmp_path: Path
+) -> None:
+    more = {"module": ChannelsLast(), **CLIPS[clip]}
+    assert any(not p.is_contiguous() for p in more["module"].parameters())
+    plain = alone(tmp_path / "plain", None, 4, **more)
+    planned = alone(tmp_path / "planned", "80%", 4, **more | {"module": ChannelsLast()})
+    assert planned.digests == plain.digests
+    assert_equal(planned, plain)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

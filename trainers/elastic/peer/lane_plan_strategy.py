@@ -35,7 +35,7 @@ class _FirstLane:
     def next(self, work: LaneWork) -> Commit:
         assert isinstance(work, PlannedWork), "a lane has a plan only by a budget"
         work.begin(0)
-        work.compute(work.lanes()[0])
+        work.compute(work.lanes())
         assert work.plan is not None
         raise LanePlanned(work.plan)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainers.elastic.errors import CannotBeElastic
-from trainers.elastic.working.gradient_sums import check_float32
+from trainers.elastic.working.gradient_sums import check_float32, laid_out
 
 Parameter = torch.nn.Parameter
 
@@ -91,4 +91,4 @@ class HostSums:
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+        return [laid_out(part, p) for part, p in zip(parts, self._parameters, strict=True)]

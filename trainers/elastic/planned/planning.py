@@ -14,6 +14,7 @@ import torch
 
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.planned.planned_work import PlannedWork
+from trainers.elastic.working.gradient_sums import is_dense
 from trainers.offloading.hardware.devices import keep_on_host
 from trainers.offloading.hardware.target import target_of
 from trainers.offloading.steps.evaluation import Evaluation
@@ -85,7 +86,7 @@ def _wrong(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
     for name, p in module.named_parameters():
         if p.requires_grad and p not in owned:
             yield f"{name} requires a gradient, and the optimizer does not have it: freeze it"
-        if p.requires_grad and not p.is_contiguous():
-            yield f"{name} is not contiguous, and a norm would add it up in another order"
+        if p.requires_grad and not is_dense(p):
+            yield f"{name} has holes in memory or overlaps itself: give it memory of its own"
     if strange := len([p for p in owned if p.requires_grad and p not in known]):
         yield f"{strange} parameters of the optimizer are none of the module's"

@@ -58,7 +58,7 @@ class GradientSums:
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parts of a flat tensor, in the shapes of the parameters."""
         parts = flat.split([p.numel() for p in self._parameters])
-        return [_laid_out(part, p) for part, p in zip(parts, self._parameters, strict=True)]
+        return [laid_out(part, p) for part, p in zip(parts, self._parameters, strict=True)]
 
     def begin(self) -> None:
         """Begin a step: nothing is added up, and backward passes add to the sums."""
@@ -110,12 +110,15 @@ class GradientSums:
         return [name for name, view in named if not view.isfinite().all()]
 
 
-def _laid_out(part: Tensor, p: Tensor) -> Tensor:
+def laid_out(part: Tensor, p: Tensor) -> Tensor:
     """Return a flat part in the shape of a parameter, and in its order in memory (channels last),
     as autograd and fused updates expect it."""
-    if torch.empty_like(p, device="meta").stride() != p.stride():  # p has holes, or overlaps
-        return part.view(p.shape)
-    return part.as_strided(p.shape, p.stride())
+    return part.as_strided(p.shape, p.stride()) if is_dense(p) else part.view(p.shape)
+
+
+def is_dense(p: Tensor) -> bool:
+    """Whether a parameter fills its memory, in whatever order, and has no holes or overlaps."""
+    return torch.empty_like(p, device="meta").stride() == p.stride()
 
 
 class ExactSums:
