@@ -38,8 +38,7 @@ from peers.children import Child, PeerFailed
 from peers.contract import Job, Row
 from peers.report import Seen, write_report
 from peers.rows import SUITES
-
-from perfect.runs.record import environment
+from provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = {"photos": 64, "cifar10": 512}
@@ -179,7 +178,7 @@ def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
         "stall_seconds": args.stall_seconds,
         "stall_repeats": args.stall_repeats, "pace_of_1x_images_per_second": round(rate),
     }  # fmt: skip
-    machine = environment() | {"load_before": before, "load_after": os.getloadavg()[0]}
+    machine = provenance() | {"load_before": before}
     title = f"Loaders, {args.suite}, {args.date}"
     stem = args.out / f"{args.date}_loader_vs_peers_{args.suite}"
     print(write_report(stem, title, setting, machine, list(seen.values())))
