@@ -14,8 +14,8 @@ Method  A random resized crop to 224 (area 0.08 to 1, ratio 3/4 to 4/3) and a fl
 Run     python benchmarks/loader_vs_peers.py photos FOLDER      FOLDER/CLASS/*.jpg, or in FOLDER/train
         python benchmarks/loader_vs_peers.py cifar10 FOLDER     FOLDER/cifar-10-batches-py
         `--smoke` needs no folder and takes seconds. Peers: pip install 'perfect-training[bench]';
-        what is missing is said in the table with how to get it, also the two that need more: FFCV
-        (headers) and MosaicML (a venv of its own: `--python mosaic=VENV/bin/python`).
+        what is missing is said in the table with how to get it, also those that need more: FFCV
+        (headers), MosaicML and Pillow-SIMD (a venv of its own: `--python mosaic=VENV/bin/python`).
 
         rows -> a child each -> prepare, open -> rounds of passes -> stalls -> OUT/DATE_loader_vs_peers_SUITE.*
 """  # noqa: E501
