@@ -58,7 +58,7 @@ def transform(version: Version, crop: int) -> Any:
     return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(crop), v2.RandomHorizontalFlip()])
 
 
-def loader(dataset: Dataset[Any], job: Job) -> Batches:
+def loader(dataset: Dataset[Any], job: Job) -> DataLoader[Any]:
     torch.manual_seed(job.seed)
     return DataLoader(
         dataset, job.batch, shuffle=True, num_workers=job.workers, persistent_workers=True
