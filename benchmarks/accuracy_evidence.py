@@ -70,6 +70,7 @@ def summary(bench: Bench, entry: Entry, record: Record) -> Line:
         "train": task.train, "batch_size": task.batch_size, "lr": task.lr,
         "precision": "bfloat16" if task.bfloat16 else "float32",
         "buffer_batches": entry.run.buffer_batches,
+        "switches": [(switch["at"], switch["reason"]) for switch in record["switches"]],
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 
