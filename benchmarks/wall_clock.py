@@ -34,11 +34,14 @@ from peers.folders import cifar10, made_up_cifar10
 from provenance import provenance
 from wall_clock_data import STORED, EnlargedCifar, write_pictures
 
+from loaders.cache.cache import RAM_ENTRY_BYTES
 from perfect.method.feeding import FeedingCosts, Way, seconds
 
 HERE = Path(__file__).parent
 NAME = "2026-11-24_wall_clock.jsonl"
 SEEDS = (0, 1, 2)
+CACHED_BYTES = 3 * STORED**2 + RAM_ENTRY_BYTES + 64
+"""Of a sample in the cache: its pixels, what Python keeps about it, and gaps."""
 BELOW = 1.0
 """Points below no reuse's mean accuracy at the end: the accuracy that runs are timed to."""
 Line = dict[str, Any]
@@ -105,7 +108,7 @@ def pictures(data: Path, work: Path, size: Size) -> Path:
 def config(row: Row, seed: int, root: Path, size: Size) -> dict[str, Any]:
     rate = 0.3
     steady, last = row.phases(size)
-    cache = round(row.cached * size.train * 3 * STORED**2)
+    cache = round(row.cached * size.train * CACHED_BYTES)
     given = {"cache": "ram", "cache_bytes": cache} if cache else {}
     return {
         "seed": seed,

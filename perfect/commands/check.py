@@ -10,6 +10,7 @@ from rich.table import Table
 
 from loaders import ReuseLoader
 from loaders.adopting.adoption import decoded_columns
+from loaders.cache.cache import RAM_ENTRY_BYTES
 from loaders.order.reuse import batches_per_pass
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import samples_per_rank
@@ -36,6 +37,9 @@ from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
 from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
+
+ALIGNED = 64
+"""Bytes of gaps in a cached sample, at the most, for a picture and a label."""
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
@@ -180,9 +184,11 @@ def _feeding(
     samples: int,
 ) -> Feeding:
     run = _measured(config, out)
+    # A cache keeps more of a sample than its bytes: what Python keeps, and gaps between parts.
+    entry = Slab(loader.dataset[0], 1).nbytes + RAM_ENTRY_BYTES + ALIGNED
     place = next(path for path in (out, *out.absolute().parents) if path.exists())
     return Feeding(
-        phases, samples, Slab(loader.dataset[0], 1).nbytes,
+        phases, samples, entry,
         cache_bytes=config.loader.cache_bytes or 0,
         memory=memory_left().nbytes // config.trainer.devices,
         disk=shutil.disk_usage(place).free,

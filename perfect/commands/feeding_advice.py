@@ -19,7 +19,7 @@ class Feeding:
     """(passes, reuse) of each."""
     samples: int
     sample_bytes: int
-    """Of a decoded sample."""
+    """Of a decoded sample in a cache."""
     cache_bytes: int
     """What the configuration gives a decoded cache."""
     memory: int
