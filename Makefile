@@ -1,4 +1,4 @@
-# make demo      train on generated pictures: without reuse, with it, and with it in half the memory
+# make demo      train on generated pictures: without reuse, with a cache, with reuse, in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
@@ -32,9 +32,10 @@ help:
 demo: .venv/run
 	$(BIN)/python examples/make_pictures.py runs/demo/pictures
 	$(BIN)/perfect-train configs/demo/fresh.yaml --out runs/demo/fresh
+	$(BIN)/perfect-train configs/demo/cached.yaml --out runs/demo/cached
 	$(BIN)/perfect-train configs/demo/reuse.yaml --out runs/demo/reuse
 	$(BIN)/perfect-train configs/demo/reuse_offload.yaml --out runs/demo/reuse_offload
-	$(BIN)/perfect-compare runs/demo/fresh runs/demo/reuse runs/demo/reuse_offload
+	$(BIN)/perfect-compare $(addprefix runs/demo/,fresh cached reuse reuse_offload)
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu"
 

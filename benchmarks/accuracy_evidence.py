@@ -14,20 +14,17 @@ Run     OMP_NUM_THREADS=1 python benchmarks/accuracy_evidence.py run --data DIR
 import argparse
 import datetime
 import math
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from accuracy.bench import Bench
 from accuracy.data import Pictures, cifar_pictures
 from accuracy.evidence import Line, Lines, render, scores
 from accuracy.recipes import Task
 from accuracy.registered import Entry, Table, registered_tables
-from accuracy.report import machine
 from accuracy.train import Record, Watch, train
-from code_version import commit
+from provenance import commit, machine, versions
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -73,13 +70,8 @@ def summary(bench: Bench, entry: Entry, record: Record) -> Line:
         "train": task.train, "batch_size": task.batch_size, "lr": task.lr,
         "precision": "bfloat16" if task.bfloat16 else "float32",
         "buffer_batches": entry.run.buffer_batches,
+        "switches": [(switch["at"], switch["reason"]) for switch in record["switches"]],
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__
     }  # fmt: skip
 
 

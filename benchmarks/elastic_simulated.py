@@ -19,8 +19,6 @@ a row that is there is not planned again: remove the file after a change of the 
 import argparse
 import datetime
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Asked, Report, table, write
+from offloading.report import Asked, Report, command, table, write
+from provenance import provenance
 from swapping.gpt3 import MODELS, STATE, Model, step
 from swapping.machines import CARDS, GIB, HOST, LINKS, Card
 from swapping.peer import least, planned
@@ -170,8 +169,6 @@ def details(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    from perfect.runs.record import environment
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="see that it works: seconds")
     parser.add_argument("--only", nargs="+", default=[], help="words that a row's name must have")
@@ -183,11 +180,12 @@ def main() -> None:
     kept = args.out / f"elastic_simulated{'_smoke' if args.smoke else ''}.jsonl"
     known = known_rows(kept)
     missing = [case for case in chosen if case.name not in known]
+    about = provenance()
     with ProcessPoolExecutor(args.jobs) as pool:
         for row in pool.map(measured, missing):
             share = f"{row['utilisation']:.3f} used, {row['of_the_bound']:.3f} of the bound"
             print(f"{row['name']}: {share} ({row['binds']}), {row['planning']:.0f} s", flush=True)
-            known[row["name"]] = row
+            row = known[row["name"]] = {**row, "provenance": about}
             kept.parent.mkdir(parents=True, exist_ok=True)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -208,9 +206,8 @@ def main() -> None:
     report.tables["Share of the bound, by micro-batches a step"] = shares(rows, "of_the_bound")
     report.tables["Rows"] = details(rows)
     report.remarks = REMARKS
-    command = f"python benchmarks/elastic_simulated.py {' '.join(sys.argv[1:])}".strip()
-    machine = environment() | {"load": os.getloadavg()[0]}
-    print(write(report, args.out / f"{args.date}_elastic_simulated", machine, command), flush=True)
+    stem = args.out / f"{args.date}_elastic_simulated"
+    print(write(report, stem, about, command()), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,16 @@ would then look faster than they are.) Alone is each job's fastest plan, one job
 import argparse
 import datetime
 import itertools
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offloading.report import Report, table, write
+from offloading.report import Report, command, table, write
 from offloading.stacks import Stack, Way, halves, step
 from offloading.turns import Turn, Windowed, in_turns, in_windows
 from offloading.workers import H200, HOST_MEMORY
+from provenance import provenance
 
 from offload import BudgetTooSmall, Plan, TaskGraph, plan, simulate
 from offload.planning.host_tails import tail_seconds
@@ -223,8 +222,6 @@ def _small(graph: TaskGraph) -> int:
 
 
 def main() -> None:
-    from perfect.runs.record import environment
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="see that it works: seconds")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -247,9 +244,7 @@ def main() -> None:
         " gradients that find room on the device stay there until the host comes to them.",
         "at least: the work of the busiest lane of both halves; nothing can be faster in windows.",
     ]
-    machine = environment() | {"load": os.getloadavg()[0]}
-    command = f"python benchmarks/fleet_tails.py {' '.join(sys.argv[1:])}".strip()
-    print(write(report, args.out / f"{args.date}_fleet_tails", machine, command), flush=True)
+    print(write(report, args.out / f"{args.date}_fleet_tails", provenance(), command()), flush=True)
 
 
 if __name__ == "__main__":

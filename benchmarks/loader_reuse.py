@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 from PIL import Image
+from provenance import provenance
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 from loaders.pixels.augmentation import Chain, Flip, PadCrop, RandomResizedCrop
 from loaders.sources.datasets import PictureFiles, picture_folder
-from perfect.runs.record import environment
 
 RESULTS = Path(__file__).parent / "results"
 SIZE, CROP, BATCH = 256, 224, 32
@@ -164,7 +164,7 @@ def main() -> None:
     text = table(seen)
     stem = args.out / f"{args.date}_loader_reuse"
     args.out.mkdir(parents=True, exist_ok=True)
-    machine = environment() | {"load_before": load, "load_after": os.getloadavg()[0]}
+    machine = provenance() | {"load_before": load}
     setting = {
         "pictures": len(files), "stored_square": SIZE, "crop": CROP, "batch": BATCH,
         "workers": args.workers, "repeats": args.repeats, "mean_file_bytes": round(

@@ -14,8 +14,8 @@ Method  A random resized crop to 224 (area 0.08 to 1, ratio 3/4 to 4/3) and a fl
 Run     python benchmarks/loader_vs_peers.py photos FOLDER      FOLDER/CLASS/*.jpg, or in FOLDER/train
         python benchmarks/loader_vs_peers.py cifar10 FOLDER     FOLDER/cifar-10-batches-py
         `--smoke` needs no folder and takes seconds. Peers: pip install 'perfect-training[bench]';
-        what is missing is said in the table with how to get it, also the two that need more: FFCV
-        (headers) and MosaicML (a venv of its own: `--python mosaic=VENV/bin/python`).
+        what is missing is said in the table with how to get it, also those that need more: FFCV
+        (headers), MosaicML and Pillow-SIMD (a venv of its own: `--python mosaic=VENV/bin/python`).
 
         rows -> a child each -> prepare, open -> rounds of passes -> stalls -> OUT/DATE_loader_vs_peers_SUITE.*
 """  # noqa: E501
@@ -38,8 +38,7 @@ from peers.children import Child, PeerFailed
 from peers.contract import Job, Row
 from peers.report import Seen, write_report
 from peers.rows import SUITES
-
-from perfect.runs.record import environment
+from provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 BATCH = {"photos": 64, "cifar10": 512}
@@ -179,7 +178,7 @@ def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
         "stall_seconds": args.stall_seconds,
         "stall_repeats": args.stall_repeats, "pace_of_1x_images_per_second": round(rate),
     }  # fmt: skip
-    machine = environment() | {"load_before": before, "load_after": os.getloadavg()[0]}
+    machine = provenance() | {"load_before": before}
     title = f"Loaders, {args.suite}, {args.date}"
     stem = args.out / f"{args.date}_loader_vs_peers_{args.suite}"
     print(write_report(stem, title, setting, machine, list(seen.values())))

@@ -19,11 +19,10 @@ Run     `--smoke` takes seconds and says nothing. OUT/DATE_offload_cpu_PART.md a
 
 import argparse
 import datetime
-import os
-import sys
+from functools import partial
 from pathlib import Path
 
-from offloading.report import Report, write
+from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("planner", "overhead", "models", "orders", "workers", "hand_overs")
@@ -71,17 +70,11 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    from perfect.runs.record import environment
-
     args = arguments()
-    command = f"python benchmarks/offload_cpu.py {' '.join(sys.argv[1:])}"
     for part in PARTS if args.part == "all" else (args.part,):
-        load = os.getloadavg()[0]
-        report = measure(part, args)
-        machine = environment() | {"load_before": load, "load_after": os.getloadavg()[0]}
         only = "".join(f"_{name}" for name in args.only) if part == "models" else ""
         stem = args.out / f"{args.date}_offload_cpu_{part}{only}"
-        print(write(report, stem, machine, command), flush=True)
+        measure_and_print(partial(measure, part, args), stem)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from accuracy.pilot import PILOT, PILOT_COMPARISONS, SMOKE, pilot_runs, slice_ru
 from accuracy.recipes import Comparison, Run, Task
 from accuracy.report import write_report
 from accuracy.train import OutOfTime, Record, Watch, train
+from provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -102,6 +103,7 @@ def measure(preset: Preset, store: Store, args: argparse.Namespace, pictures: Pi
     deadline = time.monotonic() + 60 * args.minutes
     bench = Bench(preset.task, pictures, torch.device(args.device))
     watch = Watch(store.checkpoint, deadline, on_epoch=store.epoch)
+    about = provenance()
     for seed, run in missing_runs(preset, store, args):
         if time.monotonic() > deadline:
             return False
@@ -110,7 +112,7 @@ def measure(preset: Preset, store: Store, args: argparse.Namespace, pictures: Pi
         except OutOfTime:
             print(f"out of time in '{run.name}', seed {seed}: the same command goes on there")
             return False
-        store.add(record)
+        store.add({**record, "provenance": about})
         print(
             f"seed {seed}  {100 * record['test']:6.2f} % test  {100 * record['selection']:6.2f} %"
             f" selection  {record['fresh']:5.2f} fresh  {record['cpu_seconds']:5.0f} s"

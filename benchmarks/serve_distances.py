@@ -1,6 +1,7 @@
 """How far two serves of one sample lie apart: the distribution, in batches, for typical settings.
 
     python benchmarks/serve_distances.py [--samples N] [--batch-size N]
+                                                        OUT/DATE_serve_distances.md and .json
 
 It is a property of the order alone (`loaders/order/reuse.py`), so nothing is decoded, no clock is
 read, and another machine prints the same. "Away from the drain": the pass ends when the last
@@ -8,13 +9,18 @@ samples have been served as often as the others, and there they come closer toge
 """
 
 import argparse
+import datetime
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loaders.order.reuse import MODES, Mode, ReuseBuffer
 
+RESULTS = Path(__file__).parent / "results"
+CLAIM = "How far two serves of one sample lie apart"
 SETTINGS: tuple[tuple[Mode, int, int], ...] = tuple(
     (mode, reuse, buffer) for mode in MODES for reuse in (2, 3, 5) for buffer in (2, 3, 12)
 )
@@ -54,33 +60,40 @@ def distances(plan: ReuseBuffer) -> Distances:
     return Distances(np.concatenate(whole[0]), np.concatenate(whole[1]))
 
 
-def row(plan: ReuseBuffer) -> str:
+def row(plan: ReuseBuffer) -> dict[str, Any]:
+    """What is shown of a setting. Without a number: all of the pass drains."""
     found = distances(plan)
     steady = found.away_from_the_drain
-    if not len(steady):
-        return (
-            f"| {plan.mode} | {plan.reuse} | {plan.buffer_batches} | all of it drains | | | | | |"
-        )
-    low, middle, high = np.percentile(steady, [5, 50, 95])
-    return (
-        f"| {plan.mode} | {plan.reuse} | {plan.buffer_batches} | {steady.min()} | {low:.0f} |"
-        f" {middle:.0f} | {high:.0f} | {steady.max()} | {found.batches.min()} |"
-    )
+    shown: dict[str, Any] = {
+        "mode": plan.mode, "reuse": plan.reuse, "buffer, batches": plan.buffer_batches
+    }  # fmt: skip
+    for name, share in (("least", 0), ("5 %", 5), ("median", 50), ("95 %", 95), ("most", 100)):
+        shown[name] = round(float(np.percentile(steady, share))) if len(steady) else None
+    return {**shown, "least, drain": int(found.batches.min())}
 
 
 def main() -> None:
+    from offloading.report import Report, measure_and_print, table  # a test needs no report
+
     parser = argparse.ArgumentParser(description="Distances between two serves of a sample")
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
     given = parser.parse_args()
-    print(f"{given.samples} samples, batches of {given.batch_size}; distances in batches\n")
-    print("| mode | reuse | buffer, batches | least | 5 % | median | 95 % | most | least, drain |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for mode, reuse, buffer in SETTINGS:
-        plan = ReuseBuffer(
-            given.samples, given.batch_size, reuse, buffer, mode, True, False, seed=(0,)
-        )
-        print(row(plan))
+
+    def measure() -> Report:
+        size = given.samples, given.batch_size
+        rows = [
+            row(ReuseBuffer(*size, reuse, buffer, mode, True, False, seed=(0,)))
+            for mode, reuse, buffer in SETTINGS
+        ]
+        lines = [["all drains" if v is None else str(v) for v in one.values()] for one in rows]
+        setting = {"samples": given.samples, "batch": given.batch_size}
+        tables = {"Distances, in batches": table(list(rows[0]), lines)}
+        return Report("serve_distances", CLAIM, setting, tables, rows=rows)
+
+    measure_and_print(measure, given.out / f"{given.date}_serve_distances")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ Run     `--smoke` takes seconds and says nothing. OUT/DATE_sharing_cpu_PART.md a
 import argparse
 import datetime
 import logging
-import os
 import sys
 import warnings
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks.twins
-from offloading.report import Report, write
+from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = (
@@ -52,19 +52,13 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    from perfect.runs.record import environment
-
     args = arguments()
     warnings.filterwarnings("ignore")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    command = f"python benchmarks/sharing_cpu.py {' '.join(sys.argv[1:])}"
     for part in PARTS if args.part == "all" else (args.part,):
-        load = os.getloadavg()[0]
-        report = measure(part, args.smoke, args.repeats)
-        machine = environment() | {"load_before": load, "load_after": os.getloadavg()[0]}
         stem = args.out / f"{args.date}_sharing_cpu_{part}"
-        print(write(report, stem, machine, command), flush=True)
+        measure_and_print(partial(measure, part, args.smoke, args.repeats), stem)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ Run     `--smoke` takes seconds and says nothing. OUT/DATE_strategy_cpu_PART.md 
 
 import argparse
 import datetime
-import os
-import sys
+from functools import partial
 from pathlib import Path
 
-from offloading.report import Report, write
+from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("overhead", "gpt2", "plan", "matrix")
@@ -58,16 +57,10 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    from perfect.runs.record import environment
-
     args = arguments()
-    command = f"python benchmarks/strategy_cpu.py {' '.join(sys.argv[1:])}"
     for part in PARTS if args.part == "all" else (args.part,):
-        load = os.getloadavg()[0]
-        report = measure(part, args)
-        machine = environment() | {"load_before": load, "load_after": os.getloadavg()[0]}
         stem = args.out / f"{args.date}_strategy_cpu_{part}"
-        print(write(report, stem, machine, command), flush=True)
+        measure_and_print(partial(measure, part, args), stem)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     RUN_DIR, RUN_DIR, ... --read_run--> Run, Run, ... --measures--> the same table twice:
                                              |                      terminal and compare.html
+                                             +--> the same numbers: compare.json
                                              +--> accuracy over steps, decodes, seconds
 
 The other runs are measured against the first. A run has the same colour everywhere. If a folder is
@@ -11,6 +12,7 @@ cannot be the best.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -24,12 +26,21 @@ from rich.text import Text
 from perfect.errors import RunError
 from perfect.report.curves import accuracy_figure
 from perfect.report.line_keys import KEY_CSS, line_key
-from perfect.report.measures import cells, common_parent, differences, labels, remarks, speed_up
+from perfect.report.measures import (
+    cells,
+    common_parent,
+    differences,
+    kept,
+    labels,
+    remarks,
+    speed_up,
+)
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.results import Run, read_run
 from perfect.report.words import DASH, percent, times
 
 Cell = TypeVar("Cell", str, Text)
+WRITTEN = ("compare.html", "compare.json")
 ABREAST = 5
 """More runs than this are shown as rows instead of columns."""
 
@@ -154,18 +165,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program, and return its exit code."""
     parser = argparse.ArgumentParser(prog="perfect-compare", description="Show runs side by side.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--out", type=Path, help="the page (default: compare.html beside the runs)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the page (default: compare.html beside the runs); its numbers lie beside it as .json",
+    )
     args = parser.parse_args(argv)
+    if args.out is not None and args.out.suffix == ".json":
+        parser.error(f"--out {args.out}: this is the page's path; end it in .html")
     # With soft_wrap a long path is not broken.
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    # RUNS/* also matches the page of an earlier comparison.
-    folders = [path for path in args.runs if not (path.name == "compare.html" and path.is_file())]
+    # RUNS/* also matches what an earlier comparison wrote.
+    folders = [path for path in args.runs if not (path.name in WRITTEN and path.is_file())]
     runs, problems = _read_all(folders or args.runs)
     page_path = args.out
     if not problems:
         page_path = args.out or (common_parent([run.folder for run in runs]) / "compare.html")
         try:
             page_path.write_text(comparison(runs), encoding="utf-8")
+            numbers = json.dumps(kept(runs), indent=1) + "\n"
+            page_path.with_suffix(".json").write_text(numbers, encoding="utf-8")
         except OSError as error:
             problems.append(f"{page_path}: {error.strerror}; give another --out")
     if problems:

@@ -15,6 +15,8 @@ from typing import Any
 from accuracy.paired import Sample, paired, parity, slope
 from accuracy.registered import (
     BUFFERS,
+    LONG_FIXED,
+    LONG_RULE,
     MARGIN,
     RECIPE,
     REPEATS,
@@ -89,6 +91,8 @@ def render(table: Table, found: Scores) -> str:
         lines += ["", trends(found)]
     elif table.name == "competitors":
         lines += ["", *rivals(table.entries, found)]
+    elif table.name == "plateau_rule":
+        lines += ["", fired(table, found)]
     return "\n".join(lines) + "\n"
 
 
@@ -146,6 +150,22 @@ def rivals(entries: Sequence[Entry], found: Scores) -> list[str]:
         ways.setdefault(entry.run.name.rsplit(", rate ", 1)[0], []).append(entry)
     others = [entry for entry in entries if not entry.run.name.startswith("our recipe")]
     return [tuned(others, found), "", *(f"- {tuned(way, found)}" for way in ways.values())]
+
+
+def fired(table: Table, found: Scores) -> str:
+    """In how many runs the plateau rule ended the reuse, and what that was worth."""
+    ruled, fixed = found.get(LONG_RULE, {}), found.get(LONG_FIXED, {})
+    if ruled.keys() & fixed.keys() != set(table.seeds):
+        return "Not every pair is there yet: nothing is said of the rule."
+    when = [
+        f"{at:.1f}" for line in ruled.values() for at, why in line["switches"] if why == "plateau"
+    ]
+    gain = paired(percent(ruled, "pooled"), percent(fixed, "pooled"))
+    return (
+        f"The rule fired in {len(when)} of {len(ruled)} runs (at epoch {', '.join(when) or '-'})."
+        f" The rule minus the latest start: {spread(gain, '+')} points, for"
+        f" {_mean(ruled, 'decodes') - _mean(fixed, 'decodes'):+,.0f} decodes."
+    )
 
 
 def trends(found: Scores) -> str:

@@ -20,6 +20,7 @@ from accuracy.orders import Order
 from accuracy.pilot import PILOT, STABLE, pilot_runs
 from accuracy.recipes import Run, Stretch, Task, cosine, with_ema, without_reuse, wsd
 from perfect.method.phases import Phase
+from perfect.method.plateau import PlateauRule
 
 CONTROL = "no reuse, wsd, late decay, ema"
 RECIPE = "best: wsd55 roll12 re ema"
@@ -35,6 +36,8 @@ LATE = 19.96
 """Epoch at which the pilot's late decay begins, of 24."""
 SHARE = 0.12
 """Of 8,000 pictures: three batches."""
+LONG_CONTROL, LONG_FIXED = "T120 no reuse, late decay", "T120 switch at the latest start"
+LONG_RULE = "T120 switch by the plateau rule"
 REPEATS, BUFFERS = (2, 3, 4, 6, 8), (1, 3, 12)
 TASK = replace(PILOT, bfloat16=False)
 
@@ -69,6 +72,7 @@ def registered_tables() -> dict[str, Table]:
         Table("equal_decodes_extended", tuple(_equal_decodes_extended()), few, LATER),
         Table("repeats_and_buffer", tuple(_repeats_and_buffer()), few, LATER),
         Table("competitors", tuple(_competitors()), few, LATER),
+        Table("plateau_rule", tuple(_plateau_rule()), few, LATER),
     )
     return {table.name: table for table in tables}
 
@@ -140,6 +144,19 @@ def _repeats_and_buffer() -> Iterator[Entry]:
                 stretches = [(reuse, LATE), (1, TASK.epochs - LATE)]
                 phases = with_ema(wsd(TASK, stretches, LATE))
                 yield Entry(TASK, Run(name, phases, CONTROL, "rolling", buffer))
+
+
+def _plateau_rule() -> Iterator[Entry]:
+    """Five times as long as the other tables, with the rule that best_plateau.yaml has."""
+    total = 5 * TASK.epochs
+    latest = LATE / TASK.epochs * total
+    yield Entry(TASK, Run(LONG_CONTROL, with_ema(wsd(TASK, [(1, total)], latest))))
+    rule = PlateauRule(not_before=0.25 * total)
+    for name, end, plateau in (
+        (LONG_FIXED, latest, None), ("T120 switch at 72", 72.0, None), (LONG_RULE, latest, rule)
+    ):  # fmt: skip
+        phases = with_ema(wsd(TASK, [(3, end), (1, total - end)], end))
+        yield Entry(TASK, Run(name, phases, LONG_CONTROL, "rolling", 12, plateau=plateau))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
 """Finished runs -> table (markdown), plot (PNG) and everything (JSON), all dated."""
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+from provenance import provenance
 
 from accuracy.recipes import Comparison, Run, Task
 from accuracy.train import Record
@@ -84,21 +82,6 @@ def summarise(runs: Sequence[Run], records: Sequence[Record]) -> list[Row]:
     return rows
 
 
-def machine() -> dict[str, str | int]:
-    model = platform.processor()
-    cpus = Path("/proc/cpuinfo")
-    if cpus.exists():
-        named = [line for line in cpus.read_text().splitlines() if line.startswith("model name")]
-        model = named[0].split(":", 1)[1].strip() if named else model
-    about: dict[str, str | int] = {
-        "cpu": model, "cores": os.cpu_count() or 0, "threads used": torch.get_num_threads(),
-        "torch": torch.__version__, "python": platform.python_version(),
-    }  # fmt: skip
-    if torch.cuda.is_available():
-        about["gpu"] = torch.cuda.get_device_name()
-    return about
-
-
 def write_report(
     stem: Path,
     task: Task,
@@ -111,7 +94,7 @@ def write_report(
     if not rows:
         return
     seeds = sorted({record["seed"] for record in records})
-    about = machine()
+    about = provenance()
     stem.parent.mkdir(parents=True, exist_ok=True)
     text = [
         f"# {stem.name.replace('_', ' ')}\n",
@@ -145,7 +128,7 @@ def _write_json(
     task: Task,
     runs: Sequence[Run],
     results: Sequence[Record],
-    about: dict[str, str | int],
+    about: dict[str, Any],
 ) -> None:
     """One line a run and one line a result, so that a diff says what changed."""
     shown = [asdict(run) for run in runs]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from code_version import commit
+from provenance import commit
 
 from gpu.machine import record
 from gpu.phases import Piece, phases

@@ -1,18 +1,15 @@
-"""Which machine measured: processor, memory, torch, and what nvidia-smi says of the GPU.
+"""Which machine measured: what every result says, and what nvidia-smi says of the GPU.
 
 The parent asks; it never makes a context of its own on the GPU, whose memory is measured.
 """
 
 import importlib.util
-import os
-import platform
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
-from code_version import commit
+from provenance import provenance
 
 ASKED = (
     "name", "driver_version", "memory.total", "clocks.sm", "clocks.mem", "clocks.max.sm",
@@ -31,17 +28,10 @@ def device_name(device: str) -> str:
 
 def record(device: str) -> dict[str, Any]:
     return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **provenance(),
         "cuda": torch.version.cuda,
-        "platform": platform.platform(),
-        "processor": _first("/proc/cpuinfo", "model name"),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": _first("/proc/meminfo", "MemTotal"),
         "device": device_name(device),
         **{f"gpu {key}": value for key, value in (_smi() if device != "cpu" else {}).items()},
-        "load": round(os.getloadavg()[0], 2),
     }
 
 
@@ -62,9 +52,3 @@ def _smi() -> dict[str, str]:
     if done.returncode or len(values) != len(ASKED):
         return {}
     return dict(zip(ASKED, values, strict=True))
-
-
-def _first(file: str, key: str) -> str:
-    path = Path(file)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "?")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from code_version import commit
+from provenance import commit
 
 from gpu.part import Found, Row
 

@@ -5,13 +5,15 @@ ratios the median. What the issue asks stands beside what was measured, met or n
 """
 
 import json
+import os
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from code_version import commit
+from provenance import provenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,21 @@ class Report:
         return "\n\n".join(part for part in parts if part)
 
 
+def measure_and_print(measure: Callable[[], Report], stem: Path) -> None:
+    """One part of a program, from its measuring to `stem`.md, `stem`.json and the screen."""
+    load = os.getloadavg()[0]
+    report = measure()
+    print(write(report, stem, {**provenance(), "load_before": load}, command()), flush=True)
+
+
+def command() -> str:
+    """What was typed to measure this."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
 def write(report: Report, stem: Path, machine: Mapping[str, Any], command: str) -> str:
-    """`stem`.md and `stem`.json; returns the text."""
+    """`stem`.md and `stem`.json; returns the text. `machine`: of `provenance`, and more."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"commit": commit(), **machine}
     facts = ", ".join(f"{key} {value}" for key, value in (report.setting | {**machine}).items())
     text = f"# {report.claim}\n\n`{command}`\n\n{facts}\n\n{report.text()}\n"
     stem.with_suffix(".md").write_text(text)

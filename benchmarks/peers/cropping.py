@@ -29,7 +29,12 @@ def box(height: int, width: int, uniform: Uniform) -> tuple[int, int, int, int]:
 
 
 def decode_into(out: NDArray[np.uint8], data: bytes, uniform: Uniform = random.uniform) -> None:
-    pixels = simplejpeg.decode_jpeg(data)
+    crop_into(out, simplejpeg.decode_jpeg(data), uniform)
+
+
+def crop_into(
+    out: NDArray[np.uint8], pixels: NDArray[np.uint8], uniform: Uniform = random.uniform
+) -> None:
     top, left, tall, wide = box(pixels.shape[0], pixels.shape[1], uniform)
     crop = pixels[top : top + tall, left : left + wide]
     size = (out.shape[1], out.shape[0])

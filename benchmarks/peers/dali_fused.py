@@ -15,22 +15,24 @@ from peers.folders import listing
 
 
 @pipeline_def  # adds its own parameters
-def pictures(paths: list[str], labels: list[int], size: int) -> Any:
+def pictures(paths: list[str], labels: list[int], size: int, antialias: bool) -> Any:
     data, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, name="files")
     image = fn.decoders.image_random_crop(
         data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0],
         random_aspect_ratio=[3 / 4, 4 / 3],
     )  # fmt: skip
-    image = fn.resize(image, resize_x=size, resize_y=size, interp_type=types.INTERP_LINEAR)
+    image = fn.resize(
+        image, resize_x=size, resize_y=size, interp_type=types.INTERP_LINEAR, antialias=antialias
+    )
     return fn.flip(image, horizontal=fn.random.coin_flip()), label
 
 
 class Dali:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, antialias: bool) -> None:
         paths, labels = listing(job.folder)
         pipeline: Any = cast(Any, pictures)(
-            [str(p) for p in paths], labels, job.crop, batch_size=job.batch, device_id=None,
-            num_threads=job.workers, seed=job.seed,
+            [str(p) for p in paths], labels, job.crop, antialias, batch_size=job.batch,
+            device_id=None, num_threads=job.workers, seed=job.seed,
         )  # fmt: skip
         self.batches = DALIGenericIterator(
             [pipeline], ["image", "label"], reader_name="files", auto_reset=True,
@@ -44,10 +46,14 @@ class Dali:
 
 @dataclass(frozen=True, slots=True)
 class DaliFused:
-    output: str = "uint8 HWC, antialiased"
+    antialias: bool = True
+
+    @property
+    def output(self) -> str:
+        return f"uint8 HWC, {'antialiased' if self.antialias else 'linear'}"
 
     def prepare(self, job: Job, work: Path) -> None:
         pass
 
     def open(self, job: Job, work: Path) -> Batches:
-        return Dali(job)
+        return Dali(job, self.antialias)

@@ -1,4 +1,4 @@
-"""Ours, through the public interface: `ReuseLoader` over a folder or over arrays.
+"""Ours, through the public interface: `ReuseLoader` over a folder or over arrays, and adopted.
 
 stored "picture"   the full picture is kept, every serve crops it anew and flips it
 stored "short"     the same of pictures whose shorter side was fitted to 256 first: half the memory
@@ -77,6 +77,29 @@ class OurPhotos:
             return picture_folder(job.folder, job.stored)
         kept = job.crop if self.stored == "crop" else job.stored or mean_side(job.folder)
         return decoded(job.folder, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedPhotos:
+    """The path that most users take: the DataLoader of an ImageFolder, taken over."""
+
+    reuse: int
+    version: Literal["v1", "v2"]
+
+    @property
+    def output(self) -> str:
+        return f"{'float32' if self.version == 'v1' else 'uint8'} CHW"
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        from torchvision.datasets import ImageFolder  # the other peers here do without torchvision
+
+        from peers.torch_pillow import loader, transform
+
+        dataset = ImageFolder(job.folder, transform=transform(self.version, job.crop))
+        return ReuseLoader.from_dataloader(loader(dataset, job), reuse=self.reuse)
 
 
 @dataclass(frozen=True, slots=True)

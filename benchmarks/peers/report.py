@@ -61,8 +61,8 @@ def ratio(reference: Seen | None, this: Seen) -> str:
 
 def without_reuse(key: str) -> str:
     """The row that stores and decodes as this one of ours, and serves once."""
-    ours = re.fullmatch(r"ours-\d+(.*)", key)
-    return f"ours-1{ours[1]}" if ours else ""
+    ours = re.fullmatch(r"(ours|adopted)-\d+(.*)", key)
+    return f"{ours[1]}-1{ours[2]}" if ours else ""
 
 
 def table(seen: Sequence[Seen]) -> str:

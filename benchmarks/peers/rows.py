@@ -4,6 +4,7 @@ from peers.contract import Row
 
 JPEG = ("simplejpeg", "opencv-python-headless")
 TORCH = ("torch", "torchvision", "pillow")
+DALI = "pip install nvidia-dali-cuda120"
 CV2 = "pip install opencv-python-headless"
 FFCV = (
     "scripts/install_ffcv_packages.sh; pip install numba; pip install --no-deps ffcv fastargs"
@@ -11,19 +12,31 @@ FFCV = (
 )
 MOSAIC = "pip install mosaicml-streaming simplejpeg opencv-python-headless in a venv of its own;"
 MOSAIC += " --python mosaic=VENV/bin/python"
+SIMD = "pip install pillow-simd torch torchvision in a venv of its own;"
+SIMD += " --python torch-simd=VENV/bin/python"
 
 PEERS = (
     Row("torch-v1", "DataLoader, Pillow, transforms v1", "peers.torch_pillow:TorchPillow",
         {"version": "v1"}, TORCH, smoke=True),
-    Row("torch-v2", "DataLoader, Pillow, transforms v2", "peers.torch_pillow:TorchPillow",
+    Row("torch-v2", "DataLoader, Pillow, transforms v2, uint8", "peers.torch_pillow:TorchPillow",
         {"version": "v2"}, TORCH),
+    Row("torch-simd", "DataLoader, Pillow-SIMD, transforms v2, uint8",
+        "peers.torch_pillow_simd:TorchPillowSimd", {"version": "v2"},
+        ("torch", "torchvision", "pillow-simd"), SIMD),
+    Row("torchcodec", "DataLoader, TorchCodec, transforms v2, uint8",
+        "peers.torch_torchcodec:TorchTorchcodec", {}, ("torch", "torchvision", "torchcodec"),
+        "pip install 'torchcodec>=0.16'", smoke=True),
     Row("torch-simplejpeg", "DataLoader, simplejpeg, OpenCV",
         "peers.torch_simplejpeg:TorchSimplejpeg", {}, ("torch", *JPEG), CV2),
     Row("threads", "thread pool, simplejpeg, OpenCV", "peers.thread_pool:ThreadPool", {}, JPEG,
         CV2, smoke=True),
+    *(Row(f"echo-{k}", f"thread pool, naive echo buffer of 3 batches, {k} serves",
+          "peers.echo_threads:EchoThreads", {"reuse": k}, JPEG, CV2, serves=k, smoke=k == 3)
+      for k in (3, 6)),
     Row("dali", "DALI, CPU, fused", "peers.dali_fused:DaliFused", {},
-        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), "pip install nvidia-dali-cuda120",
-        smoke=True),
+        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI, smoke=True),
+    Row("dali-linear", "DALI, CPU, fused, antialias off", "peers.dali_fused:DaliFused",
+        {"antialias": False}, ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI),
     Row("ffcv-jpg", "FFCV, jpg", "peers.ffcv_beton:FfcvPhotos", {"mode": "jpg"},
         ("ffcv", "numba"), FFCV, converts=True),
     Row("ffcv-raw", "FFCV, raw", "peers.ffcv_beton:FfcvPhotos", {"mode": "raw"},
@@ -60,6 +73,12 @@ OURS = (
     *(_ours(f"ours-{k}-{where}", f"ours, reuse {k}, decoded cache in {where}, warm",
             reuse=k, cache=where)
       for where in ("ram", "disk") for k in (1, 2, 3)),
+    *(Row(f"adopted-{k}", f"ours, reuse {k}, from_dataloader(ImageFolder), v2",
+          "peers.ours:AdoptedPhotos", {"reuse": k, "version": "v2"}, TORCH, serves=k, group="ours",
+          smoke=k == 3)
+      for k in (1, 3, 6)),
+    Row("adopted-3-v1", "ours, reuse 3, from_dataloader(ImageFolder), v1 floats",
+        "peers.ours:AdoptedPhotos", {"reuse": 3, "version": "v1"}, TORCH, serves=3, group="ours"),
     _ours("ceiling", "ceiling: decoded already, cropped anew", reuse=1, decoded=True),
     _ours("ceiling-crop", "ceiling: cropped already, flipped", reuse=1, stored="crop",
           decoded=True),

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from peers.contract import Batches, Job
 from peers.folders import listing
 
+Version = Literal["v1", "v2"]
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -35,7 +36,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 @dataclass(frozen=True, slots=True)
 class TorchPillow:
-    version: Literal["v1", "v2"]
+    version: Version
 
     @property
     def output(self) -> str:
@@ -45,19 +46,19 @@ class TorchPillow:
         pass
 
     def open(self, job: Job, work: Path) -> Batches:
-        if self.version == "v1":
-            transform = transforms.Compose([
-                transforms.RandomResizedCrop(job.crop), transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(), transforms.Normalize(MEAN, SPREAD),
-            ])  # fmt: skip
-        else:
-            transform = v2.Compose([
-                v2.PILToTensor(), v2.RandomResizedCrop(job.crop), v2.RandomHorizontalFlip(),
-            ])  # fmt: skip
-        return loader(Pictures(job.folder, transform), job)
+        return loader(Pictures(job.folder, transform(self.version, job.crop)), job)
 
 
-def loader(dataset: Dataset[Any], job: Job) -> Batches:
+def transform(version: Version, crop: int) -> Any:
+    if version == "v1":
+        return transforms.Compose([
+            transforms.RandomResizedCrop(crop), transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(), transforms.Normalize(MEAN, SPREAD),
+        ])  # fmt: skip
+    return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(crop), v2.RandomHorizontalFlip()])
+
+
+def loader(dataset: Dataset[Any], job: Job) -> DataLoader[Any]:
     torch.manual_seed(job.seed)
     return DataLoader(
         dataset, job.batch, shuffle=True, num_workers=job.workers, persistent_workers=True

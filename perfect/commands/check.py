@@ -1,17 +1,21 @@
 """Says what a configuration would run, without training: `perfect-train --check`."""
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from loaders import ReuseLoader
 from loaders.adopting.adoption import decoded_columns
+from loaders.cache.cache import RAM_ENTRY_BYTES
 from loaders.order.reuse import batches_per_pass
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import samples_per_rank
 from offload import OffloadError
+from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
 from offload.sizes import say_size
 from perfect.assembly import (
@@ -25,6 +29,7 @@ from perfect.assembly import (
     watched,
 )
 from perfect.commands.check_swarm import swarm_lines
+from perfect.commands.feeding_advice import Feeding, feeding_lines
 from perfect.commands.lane_plans import plan_lanes
 from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
@@ -32,6 +37,9 @@ from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
 from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
+
+ALIGNED = 64
+"""Bytes of gaps in a cached sample, at the most, for a picture and a label."""
 
 
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
@@ -48,6 +56,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
     closed: set[str] = set()
     steps_in_all = decodes_in_all = served_in_all = largest = 0
+    walked: list[tuple[float, int]] = []
     for phase in phases:
         batch = phase.batch_size or loader.batch_size
         largest = max(largest, batch)
@@ -59,6 +68,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
         steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
         passes = steps * config.trainer.accumulate / per_pass
+        walked.append((passes, phase.reuse))
         served = round(passes * samples * phase.reuse)
         steps_in_all += steps
         served_in_all += served
@@ -85,6 +95,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     if config.elastic is not None:
         say += swarm_lines(config, module, loader, out)
         say += [f"warning: phase {name}: {CLOSED_TO_NEWCOMERS}" for name in sorted(closed)]
+    elif decoded_columns(loader.dataset) is None:
+        say += feeding_lines(_feeding(config, loader, out, walked, samples))
     say.append(_time(config, out, steps_in_all))
     for line in say:
         console.print(line, highlight=False)
@@ -164,11 +176,37 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
         )
 
 
-def _time(config: RunConfig, out: Path, steps: int) -> str:
+def _feeding(
+    config: RunConfig,
+    loader: ReuseLoader,
+    out: Path,
+    phases: Sequence[tuple[float, int]],
+    samples: int,
+) -> Feeding:
+    run = _measured(config, out)
+    # A cache keeps more of a sample than its bytes: what Python keeps, and gaps between parts.
+    entry = Slab(loader.dataset[0], 1).nbytes + RAM_ENTRY_BYTES + ALIGNED
+    place = next(path for path in (out, *out.absolute().parents) if path.exists())
+    return Feeding(
+        phases, samples, entry,
+        cache_bytes=config.loader.cache_bytes or 0,
+        memory=memory_left().nbytes // config.trainer.devices,
+        disk=shutil.disk_usage(place).free,
+        stalled=run["stall_seconds"] / run["wall_seconds"] if run else None,
+    )  # fmt: skip
+
+
+def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
+    """What `out` says of an earlier part of this run. Empty: nothing has run."""
     folder = RunFolder(out)
     if folder.config.exists() and folder.open(dump_config(config)) != "new":
         run = folder.read()
-        if run.get("steps"):
-            seconds = run["wall_seconds"] / run["steps"] * steps
-            return f"time about {seconds:,.0f} s, as measured over {run['steps']:,} steps in {out}"
+        return run if run.get("steps") else {}
+    return {}
+
+
+def _time(config: RunConfig, out: Path, steps: int) -> str:
+    if run := _measured(config, out):
+        seconds = run["wall_seconds"] / run["steps"] * steps
+        return f"time about {seconds:,.0f} s, as measured over {run['steps']:,} steps in {out}"
     return f"time unknown: no step has run in {out} yet"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from perfect.report.results import Run
 from perfect.report.words import DASH, count, duration, passes, percent, size, times
@@ -72,6 +72,19 @@ def cells(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, bool]]]]:
     offloaded = any(run.table("offload") for run in runs)
     told = [m for m in measures(runs[0]) if offloaded or m.name not in OFFLOADED]
     return [(m.name, _cells(m, runs)) for m in told]
+
+
+def kept(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the same figures as numbers, and what each run ran on: for a program to read."""
+    return [
+        {
+            "run": label, "folder": str(run.folder), "status": run.status,
+            "seed": run.record.get("seed"), "accuracy_on": run.record.get("accuracy_on"),
+            **{measure.name: measure.value(run) for measure in measures(runs[0])},
+            "environment": run.table("environment"), "config": run.table("config"),
+        }
+        for run, label in zip(runs, labels(runs), strict=True)
+    ]  # fmt: skip
 
 
 def _cells(measure: Measure, runs: Sequence[Run]) -> list[tuple[str, bool]]:

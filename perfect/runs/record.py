@@ -14,10 +14,12 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy
 import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -181,6 +183,8 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": L.__version__,
+        "numpy": numpy.__version__,
+        "perfect-training": _own_version(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -188,6 +192,13 @@ def environment() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "cuda": torch.version.cuda if cuda else None,
     }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("perfect-training")
+    except metadata.PackageNotFoundError:
+        return "not installed"  # a copy of the code is imported from where it lies
 
 
 def _processor() -> str:

@@ -189,3 +189,28 @@ def test_the_sharing_benchmark_runs_and_finds_no_wrong_bit(tmp_path: Path, part:
     assert found["rows"]
     differing = [asked["measured"] for asked in found["asked"] if "other bits" in asked["what"]]
     assert differing == [0]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_accuracy_against_seconds_is_run_once_a_row(tmp_path: Path) -> None:
+    once = ["benchmarks/wall_clock.py", "run", "--smoke", "--out", str(tmp_path)]
+    run_script(*once, "--work", str(tmp_path / "work"))
+    [kept] = tmp_path.glob("*_wall_clock.jsonl")
+    lines = [json.loads(text) for text in kept.read_text().splitlines()]
+    decodes = {line["row"]: line["decoded_samples"] for line in lines}
+    assert decodes["no reuse, no cache"] == 9 * 48
+    assert decodes["reuse 3"] == 5 * 48
+    assert decodes["cache of 100 %"] == 48
+    assert decodes["reuse 3, cache of 50 %"] == 3 * 48
+    assert all("commit" in line["provenance"] for line in lines)
+    again = run_script(*once, "--work", str(tmp_path / "work"))
+    assert len(kept.read_text().splitlines()) == len(lines) and "| no reuse" in again
+
+
+@pytest.mark.full
+def test_the_figures_that_train_no_network_are_made(tmp_path: Path) -> None:
+    for part in ("loading", "operations", "regression"):
+        run_script("benchmarks/thesis_figures.py", part, "--smoke", "--out", str(tmp_path))
+        [kept] = tmp_path.glob(f"*_thesis_figures_{part}.json")
+        assert json.loads(kept.read_text())["rows"]

@@ -26,6 +26,7 @@ from accuracy.registered import (  # noqa: E402
     repeats_row,
 )
 
+LATEST = "T120 switch at the latest start"
 TABLES = registered_tables()
 WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer")
 
@@ -111,7 +112,7 @@ def test_the_registrations_name_every_row_of_their_tables() -> None:
         for entry in table.entries:
             assert f"`{entry.run.name}`" in text
         rows[table.date] += len(table.entries)
-    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27}
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27 + 4}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
     assert len(set(names)) == len(names)
 
@@ -219,6 +220,17 @@ def test_competitors_have_our_decodes_and_updates_at_three_rates_and_two_schedul
     for entry in under:
         rates = [rate for rate, _ in curve(entry.run)]
         assert rates == pytest.approx([rate for rate, _ in ours], abs=0.0015)
+
+
+def test_the_plateau_rule_runs_long_and_has_the_latest_start_as_its_control() -> None:
+    by_name = {entry.run.name: entry.run for entry in TABLES["plateau_rule"].entries}
+    ruled, fixed = by_name["T120 switch by the plateau rule"], by_name[LATEST]
+    assert ruled.phases == fixed.phases and fixed.plateau is None
+    assert ruled.plateau is not None and ruled.plateau.not_before == 30
+    for run in by_name.values():
+        assert sum(phase.steps or 0 for phase in run.phases) == 3000
+    saved = sum((phase.steps or 0) / phase.reuse for phase in fixed.phases)
+    assert saved < sum((p.steps or 0) / p.reuse for p in by_name["T120 switch at 72"].phases)
 
 
 def test_buffers_of_larger_sets_are_three_and_twelve_batches_and_12_percent() -> None:

@@ -297,7 +297,7 @@ def test_a_long_path_is_printed_in_one_piece(
 def test_the_page_of_the_last_time_is_no_run_when_all_of_a_folder_is_given(two: list[str]) -> None:
     compared(*two)
     everything = sorted(str(path) for path in Path(two[0]).parent.iterdir())
-    assert len(everything) == 3
+    assert len(everything) == 4
     assert main(everything) == 0
 
 

@@ -1,5 +1,6 @@
 """How far two serves of a sample lie apart, and that the benchmark that prints it counts right."""
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -98,11 +99,15 @@ def test_the_benchmark_counts_every_pair_of_serves(plan: ReuseBuffer) -> None:
     assert sorted(found.away_from_the_drain) == sorted(d for d, drained in pairs if not drained)
 
 
-def test_the_benchmark_prints_a_row_for_every_setting() -> None:
+def test_the_benchmark_prints_a_row_for_every_setting(tmp_path: Path) -> None:
+    small = ["--samples", "400", "--batch-size", "8", "--out", str(tmp_path), "--date", "today"]
     done = subprocess.run(
-        [sys.executable, "benchmarks/serve_distances.py", "--samples", "400", "--batch-size", "8"],
+        [sys.executable, "benchmarks/serve_distances.py", *small],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 27
     assert "| rolling | 3 | 3 | 2 |" in done.stdout
+    kept = json.loads((tmp_path / "today_serve_distances.json").read_text(encoding="utf-8"))
+    assert len(kept["rows"]) == 27
+    assert {"commit", "torch", "numpy", "processor", "cores"} <= set(kept["machine"])

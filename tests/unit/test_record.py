@@ -224,5 +224,15 @@ def test_a_run_that_has_not_begun_has_everything_that_is_promised_but_the_number
 
 def test_the_environment_says_versions_device_and_cores() -> None:
     seen = environment()
-    assert {"python", "torch", "lightning", "device", "cores", "threads", "platform"} <= set(seen)
+    assert {
+        "python",
+        "torch",
+        "lightning",
+        "numpy",
+        "perfect-training",
+        "device",
+        "cores",
+        "threads",
+        "platform",
+    } <= set(seen)
     assert json.loads(json.dumps(seen)) == seen

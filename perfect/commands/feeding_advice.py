@@ -1,0 +1,86 @@
+"""What `perfect-train --check` says of reuse and its rivals: how much each way would decode, and
+which of them this machine has room for (perfect/method/feeding.py has the formula)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from offload.sizes import say_size
+from perfect.method.feeding import decodes, even_share
+
+IDLE = 0.05
+"""A run that waits for less of its time than this is not made faster by fewer decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """What is known of a run before it begins."""
+
+    phases: Sequence[tuple[float, int]]
+    """(passes, reuse) of each."""
+    samples: int
+    sample_bytes: int
+    """Of a decoded sample in a cache."""
+    cache_bytes: int
+    """What the configuration gives a decoded cache."""
+    memory: int
+    """Bytes that a cache in RAM might take, of this process."""
+    disk: int
+    """Bytes that are free where the run's folder lies."""
+    stalled: float | None = None
+    """The share of an earlier run's time that went into waiting, if there was one."""
+
+    @property
+    def whole(self) -> int:
+        return self.samples * self.sample_bytes
+
+    def share(self, nbytes: float) -> float:
+        return min(1.0, nbytes / self.whole) if self.whole else 1.0
+
+
+def feeding_lines(run: Feeding) -> Iterator[str]:
+    """What each way decodes, and then one piece of advice."""
+
+    def count(passes: float) -> str:
+        return f"{round(passes * run.samples):,}"
+
+    here = run.share(run.cache_bytes)
+    plain, reuse = (decodes(way, run.phases, 0.0) for way in ("plain", "reuse"))
+    now = decodes("reuse and cache", run.phases, here)
+    yield (
+        f"decodes: {count(plain)} without reuse or cache, {count(reuse)} with this reuse alone,"
+        f" {count(min(1.0, plain))} with a cache or a converted file of all {say_size(run.whole)};"
+        f" this run {count(now)}"
+    )
+    yield f"advice: {_advice(run, now)}"
+
+
+def _advice(run: Feeding, now: float) -> str:
+    least = min(1.0, now)
+    if run.stalled is not None and run.stalled < IDLE:
+        return (
+            f"nothing to gain: so far the run waited for samples during {run.stalled:.0%} of its"
+            " time, so fewer decodes would not make it faster"
+        )
+    if now <= least:
+        return "nothing to gain: every sample is decoded at most once already"
+    if run.whole <= run.memory:
+        return (
+            f"loader.cache: ram with cache_bytes: {run.whole} would decode every sample once, in"
+            f" {say_size(run.whole)} of the {say_size(run.memory)} of memory that are free"
+        )
+    held = run.share(run.memory)
+    on_disk = (
+        f"; on disk, where {say_size(run.disk)} are free, a cache or a converted file holds all of"
+        " it, decodes every sample once and reads it at every pass"
+        if run.whole <= run.disk
+        else ""
+    )
+    too_large = f"the decoded samples take {say_size(run.whole)}, free memory holds {held:.0%}"
+    even = even_share(run.phases)
+    if not even:
+        return f"{too_large}: reuse in the first phase decodes less and needs no such room{on_disk}"
+    verdict = "decodes less" if held > even else "decodes more"
+    return (
+        f"{too_large}: a cache in it {verdict} than this reuse, which a cache equals at {even:.0%}"
+        f" ({say_size(round(even * run.whole))}); both together decode least{on_disk}"
+    )
