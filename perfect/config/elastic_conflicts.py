@@ -1,12 +1,13 @@
 """Finds what does not go together with the section `elastic`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from perfect.config.elastic_schema import ElasticConfig
 
 Place = tuple[str | int, ...]
-AS_PEERS_DO: dict[str, tuple[Any, ...]] = {
+AS_PEERS_DO: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "host_budget": (None,),
     "recompute": ("auto",),
     "optimizer": ("auto",),
@@ -14,7 +15,7 @@ AS_PEERS_DO: dict[str, tuple[Any, ...]] = {
     "verify": (True,),
     "check_first_steps": (0, 2),
     "audit": (0, 0.01),
-}
+})  # fmt: skip
 """The keys of `offload` that a peer does not know, each with its default, and with the value that
 says what a peer does anyway: it compares and traces no step again."""
 
