@@ -139,14 +139,14 @@ class Seen(L.Callback):
         with ExitStack() as stack:
             for stage, (module, name) in STAGES.items():
                 stack.enter_context(_wrapped(sys.modules[module], name, self._timed(stage)))
-            from offload.running import runner as executor
+            from offload.running import runner, runner_memory
             from trainers.offloading.steps import step_graphs as steps
 
             stack.enter_context(
                 _wrapped(steps.StepGraphs, "step_for", self._timed("all", once=True))
             )
-            stack.enter_context(_wrapped(executor, "Arenas", self._filled))
-            stack.enter_context(_wrapped(executor.Runner, "_run", self._counted))
+            stack.enter_context(_wrapped(runner_memory, "Arenas", self._filled))
+            stack.enter_context(_wrapped(runner.Runner, "_run", self._counted))
             yield
 
     def _timed(self, stage: str, once: bool = False) -> Callable[..., Any]:
@@ -175,14 +175,14 @@ class Seen(L.Callback):
 
         return filled
 
-    def _counted(self, run: Callable[..., None]) -> Callable[..., None]:
-        def counted(*args: Any) -> None:
+    def _counted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
             if available() is None:
                 return run(*args)
             with load().counting() as passed:
-                run(*args)
+                bound = run(*args)
                 self.outside = max(self.outside, passed.peak)
-            return None
+            return bound
 
         return counted
 
