@@ -29,7 +29,7 @@ except AttributeError as error:
         " tested with torch>=2.11,<2.16: install such a version"
     ) from error
 
-CONNECT_PATIENCE = 5
+_CONNECT_PATIENCE = 5
 """So many times as long as its timeout gloo waits until another member has connected."""
 
 
@@ -48,7 +48,7 @@ def gloo_group(
     """
     options = _GlooOptions()
     options._devices = [_create_device(hostname=host, lazy_init=False)]
-    options._timeout = forming / CONNECT_PATIENCE
+    options._timeout = forming / _CONNECT_PATIENCE
     try:
         group = _gloo(store, rank, size, options)
     finally:
