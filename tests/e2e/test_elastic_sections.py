@@ -91,7 +91,9 @@ def test_a_peer_that_comes_to_write_checkpoints_writes_one_at_once(
     writer = programs.peer("a")
     programs.until_step(writer, 0)
     other = programs.peer("b")
-    programs.until_step(other, 4)
+    is_member = lambda: any("generation" in line for line in programs.lines("b"))  # noqa: E731
+    until(is_member, "b as a member", 120, other.said)
+    programs.until_step(other, programs.step("b") + 1)
     writer.kill()
     written = programs.folder / "b" / "last.ckpt"
     until(written.exists, "the checkpoint of b", 60, other.said)
