@@ -40,6 +40,7 @@ class Nursery:
         self._process = subprocess.Popen(
             [sys.executable, *(program or ("-m", "benchmarks.swarms.nursery"))], env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            process_group=0,  # a signal to this group ends us, and then we end it
         )  # fmt: skip
         self._lock = threading.Lock()
         self.tasks: int = self._answer()["tasks"]
