@@ -92,8 +92,8 @@ def _exif_orientation(exif: bytes) -> int:
             tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, first + 2 + 12 * number)
             if tag == ORIENTATION and kind == 3 and 1 <= value <= 8:
                 return int(value)
-    except struct.error:  # it is cut off
-        pass
+    except struct.error:
+        pass  # What is cut off names no orientation, and no viewer turns such a picture.
     return UPRIGHT
 
 

@@ -154,7 +154,7 @@ class ViewSession:
         try:
             batch = next(self._batches)
         except StopIteration:
-            pass
+            pass  # The pass is over. The consumer learns it from an answer without a batch.
         except BaseException as error:
             failure = Failure.of(error)
         else:

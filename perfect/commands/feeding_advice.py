@@ -38,7 +38,7 @@ class Feeding:
 
 
 def feeding_lines(run: Feeding) -> Iterator[str]:
-    """What each way decodes, and then one piece of advice."""
+    """Yield what each way decodes, and then one piece of advice."""
 
     def count(passes: float) -> str:
         return f"{round(passes * run.samples):,}"
@@ -55,13 +55,12 @@ def feeding_lines(run: Feeding) -> Iterator[str]:
 
 
 def _advice(run: Feeding, now: float) -> str:
-    least = min(1.0, now)
     if run.stalled is not None and run.stalled < IDLE:
         return (
             f"nothing to gain: so far the run waited for samples during {run.stalled:.0%} of its"
             " time, so fewer decodes would not make it faster"
         )
-    if now <= least:
+    if now <= 1.0:
         return "nothing to gain: every sample is decoded at most once already"
     if run.whole <= run.memory:
         return (

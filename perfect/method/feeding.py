@@ -58,7 +58,8 @@ class Stretch:
 
 
 def stretches(way: Way, phases: Sequence[tuple[float, int]], share: float) -> list[Stretch]:
-    """The whole run, in one way. `phases`: (passes, reuse); `share`: of samples that are cached."""
+    """Return the stretches of a run that is fed in one way. `phases`: (passes, reuse); `share`: of
+    samples that are cached."""
     epochs = sum(passes * reuse for passes, reuse in phases)
     if way == "plain":
         return [Stretch(epochs, epochs)]
@@ -85,7 +86,7 @@ def _cached(phases: Sequence[tuple[float, int]], share: float) -> list[Stretch]:
 
 
 def decodes(way: Way, phases: Sequence[tuple[float, int]], share: float) -> float:
-    """In passes through the training set."""
+    """Return the decodes of a run, in passes through the training set."""
     return sum(stretch.decodes for stretch in stretches(way, phases, share))
 
 
@@ -96,9 +97,9 @@ def seconds(
 
 
 def even_share(phases: Sequence[tuple[float, int]]) -> float:
-    """The share of the set from which on a cache without reuse decodes less than reuse without a
-    cache: 1 - (P - 1) / (E - 1). 0 where a run reuses
-    nothing; 1 where it ends before a cache is read."""
+    """Return the share of the set from which on a cache without reuse decodes less than reuse
+    without a cache: 1 - (P - 1) / (E - 1). It is 0 where a run reuses nothing, and 1 where a run
+    ends before a cache is read."""
     passes = sum(passes for passes, _ in phases)
     epochs = sum(passes * reuse for passes, reuse in phases)
     if epochs == passes:

@@ -51,14 +51,16 @@ class Ended(Exception):
 
 
 class Deadline:
-    """An `alive` that raises once its time is over, and notes when it did."""
+    """An `alive` that raises once its time is over, or a file is there, and notes when it did."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, word: Path | None = None) -> None:
+        """`word`: whoever makes this file says that the generation has ended."""
         self._end = time.monotonic() + seconds
+        self._word = word
         self.raised = 0.0
 
     def __call__(self) -> None:
-        if time.monotonic() > self._end:
+        if time.monotonic() > self._end or (self._word and self._word.exists()):
             self.raised = time.monotonic()
             raise Ended
 

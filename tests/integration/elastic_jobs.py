@@ -63,19 +63,25 @@ def exchanges(group: Group, _: Told) -> list[list[bytes]]:
     return gathered
 
 
-def reduces_for_ever(group: Group, told: Told, seconds: float) -> tuple[str, float, bool]:
+def reduces_for_ever(
+    group: Group, told: Told, where: str, seconds: float
+) -> tuple[str, float, bool]:
+    """Reduce until the group breaks, or a file says that the generation has ended. Whoever sees it
+    break makes that file, as a member tells its anchor."""
+    word = Path(where, "ended")
     mine = torch.full((BIG,), float(group.rank))
     out = torch.empty_like(mine)
-    alive = Deadline(seconds)
+    alive = Deadline(seconds, word)
     told.send("begins")
     try:
         while True:
             reduce_in_order(group, mine, out, alive)
             alive()
     except GroupBroken as error:
+        word.touch()
         return str(error), time.monotonic(), bool((mine == group.rank).all())
     except Ended:
-        return "ended", time.monotonic() - alive.raised, bool((mine == group.rank).all())
+        return "ended", alive.raised, bool((mine == group.rank).all())
 
 
 class FreezingFiles(Files):

@@ -68,8 +68,6 @@ class PlannedSteps(Strategy):
         `audit`: the part of the time that goes into tracing the step again, to find changes that no
         watch sees; 0 switches that off. `more` is given to Lightning's strategy."""
         super().__init__(**more)
-        self._has_device = "device" in more
-        """Whether the user chose the device, so that the trainer may not."""
         self._request = PlanRequest(budget, host_budget, recompute, optimizer, engine, verify)
         if type(check_first_steps) is not int or check_first_steps < 0:
             raise ValueError(

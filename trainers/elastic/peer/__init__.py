@@ -2,5 +2,6 @@
 
 May import: atomic_checkpoint, elastic, elastic.commits, elastic.deciding, elastic.giving,
     elastic.membership, elastic.planned, elastic.replaying, elastic.swarm, elastic.wire,
-    elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order, loaders.stats, offload.
+    elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order, loaders.stats, offload,
+    one_device.
 """

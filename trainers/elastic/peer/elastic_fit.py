@@ -9,13 +9,12 @@ always, and equal at every peer: `global_step`, schedulers, validation, checkpoi
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, get_args
 
 import lightning as L
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_only
@@ -30,6 +29,7 @@ from trainers.elastic.peer.lane_shares import LaneShare, LaneShares, lane_shares
 from trainers.elastic.planned.planning import Planning
 from trainers.elastic.working.plain_work import PlainWork
 from trainers.lightning_seams import forget_loader
+from trainers.one_device import OneDeviceStrategy
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ CLOSED_TO_NEWCOMERS = (
 """What is said of passes of one step."""
 
 
-class ElasticFit(SingleDeviceStrategy):
+class ElasticFit(OneDeviceStrategy):
     """The base of what trains by commits."""
 
     def __init__(
@@ -56,8 +56,6 @@ class ElasticFit(SingleDeviceStrategy):
         **more: Any,
     ) -> None:
         super().__init__(**more)
-        self._has_device = "device" in more
-        """Whether the user chose the device, so that the trainer may not."""
         self._planning = None if budget is None else Planning(budget)
         if sum not in SUMS:
             raise CannotBeElastic(f"sum={sum!r}: choose one of {', '.join(SUMS)}")
@@ -78,20 +76,10 @@ class ElasticFit(SingleDeviceStrategy):
 
     # ---- what Lightning asks ---------------------------------------------------------------------
 
-    @property
-    def parallel_devices(self) -> Sequence[torch.device]:
-        """This is empty, so that Lightning sets it: it does not tell a plain single-device strategy
-        which device the trainer has."""
-        return ()
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: Sequence[torch.device]) -> None:
-        if len(devices) > 1:
-            raise CannotBeElastic(
-                f"devices={len(devices)}: a peer trains on one device; start a peer for each"
-            )
-        if devices and not self._has_device:
-            self._root_device = torch.device(devices[0])
+    def _refuse_devices(self, count: int) -> NoReturn:
+        raise CannotBeElastic(
+            f"devices={count}: a peer trains on one device; start a peer for each"
+        )
 
     @property
     def plan(self) -> Plan | None:
