@@ -257,7 +257,7 @@ class LaneCrew:
         except BaseException as raised:
             error = raised
         with self._lock:
-            held.room = held.room or room
+            self._table.settle_in(held, room)
             progress.planning = error is not None  # what failed is not tried again
             if serve is not None and not error and not progress.left:
                 self._table.free(held, progress.note_plan(step, serve, before))

@@ -101,6 +101,12 @@ class LaneTable:
         """A room that another lane has left."""
         return self._spare.pop() if self._spare else None
 
+    def settle_in(self, held: HeldLane, room: LaneRoom | None) -> None:
+        """Give a lane its room. Another lane may have left one while this one was made: then nobody
+        wants that one any more."""
+        held.room = held.room or room
+        del self._spare[self._rooms_wanted :]
+
     @property
     def room_bytes(self) -> int:
         """The memory of all slots."""

@@ -17,7 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lane_peers import CROP, Bits, a_pass, bits, loader, reference
 from loader_datasets import Pictures, pixels
 
+from loaders.lanes.held_lanes import LaneRoom
 from loaders.lanes.lane_loader import LaneLoader
+from loaders.lanes.lane_reading import LaneReading
 
 # ---- who decodes, and where it is kept ----------------------------------------------------------
 
@@ -108,6 +110,40 @@ def test_a_lane_that_comes_takes_the_memory_of_one_that_goes() -> None:
             eventually(lambda: peer.stats.buffer_bytes == taken)
         peer.hold([4])
         eventually(lambda: peer.stats.buffer_bytes == taken // 2)
+
+
+def test_a_room_that_is_left_while_another_is_made_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lane 0 goes in mid-read. A room is made for lane 2, and lane 0 ends before it is there."""
+    reading, going = threading.Event(), threading.Event()
+    going.set()
+
+    class Slow(Pictures):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if not going.is_set():
+                reading.set()
+                assert going.wait(20)
+            return super().__getitem__(index)
+
+    with LaneLoader(loader(Slow(100), workers=3), 8) as peer:
+        peer.hold([0])
+        bits(peer, 0)
+        one = peer.stats.buffer_bytes
+        going.clear()
+        peer.advance()
+        assert reading.wait(20)
+        made = LaneReading.room
+
+        def slowly(*given: Any) -> LaneRoom:
+            going.set()
+            eventually(lambda: peer.stats.buffer_bytes == one)
+            return made(*given)
+
+        monkeypatch.setattr(LaneReading, "room", slowly)
+        peer.hold([2])
+        bits(peer, 2)
+        assert peer.stats.buffer_bytes == one
 
 
 def test_a_batch_that_is_kept_does_not_change() -> None:

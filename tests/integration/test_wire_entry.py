@@ -223,13 +223,18 @@ def test_many_silent_clients_never_keep_others_out_nor_take_many_threads(
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\xff\xff"]
+    "garbage",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="http"),
+        pytest.param(bytes(100), id="zeros"),
+        pytest.param(b"\x16\x03\x01\xff\xff", id="a cut record"),
+    ],
 )
 def test_who_does_not_speak_tls_is_refused(anchor: Listener, garbage: bytes) -> None:
     with plain(anchor) as client:
         client.sendall(garbage)
-        client.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
+        with suppress(OSError):  # the anchor may have hung up before each of these
+            client.shutdown(socket.SHUT_WR)
             while client.recv(100):
                 pass
         assert "127.0.0.1" in str(refusal(anchor))
