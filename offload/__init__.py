@@ -9,6 +9,7 @@ step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
 
 from offload.errors import (
+    AssumptionFailed,
     BudgetTooSmall,
     CaptureError,
     DeviceLost,
@@ -38,6 +39,7 @@ from offload.tracing.capture import (
 from offload.tracing.updating import Clip
 
 __all__ = [
+    "AssumptionFailed",
     "BudgetTooSmall",
     "Buffer",
     "CaptureError",

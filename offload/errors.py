@@ -8,6 +8,7 @@ OffloadError
   DeviceLost       the device was lost during a run, with everything that was on it
   RaceFound        a MemGraph that does not order two tasks, or has other bytes than expected
   StepError        a call that does not fit the captured step, or a runner that is closed
+  AssumptionFailed a value that the graph assumes is another one in this step
 
 An exception of a task itself reaches the caller as it is, with a note that names the task.
 """
@@ -69,6 +70,17 @@ class RaceFound(OffloadError):
 
 class StepError(OffloadError):
     """A call that does not fit the captured step, or a runner that is closed."""
+
+
+class AssumptionFailed(OffloadError):
+    """A tensor has another value in this step than the graph assumes. The step has changed nothing
+    that outlives it."""
+
+    def __init__(self, message: str, *, number: int, found: int | float | bool) -> None:
+        """`number`: which of the values that the step asks for it is; `found`: what it is now."""
+        super().__init__(message)
+        self.number = number
+        self.found = found
 
 
 def _restored(kind: type[OffloadError], args: tuple[Any, ...], known: dict[str, Any]) -> Any:

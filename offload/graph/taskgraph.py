@@ -99,6 +99,9 @@ class Task:
     """Whether running it again on the same reads gives the same bits and changes nothing else."""
     random: bool = False
     """Whether it draws random numbers. `after` chains such tasks."""
+    checks: bool = False
+    """Whether it may end the step, because a value is not what the graph assumes. It runs before
+    anything that outlives the step is written (lowering/checks_first.py)."""
     turn: int = 0
     """The number of its micro-batch among several (lowering/micro_batches.py)."""
     pointwise: bool = False

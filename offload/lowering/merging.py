@@ -41,11 +41,12 @@ def kin(task: Task) -> tuple[object, ...]:
 
 
 def held_in_order(graph: TaskGraph) -> frozenset[int]:
-    """Tasks that buffers alone do not order: they draw random numbers, or are in an `after`."""
+    """Tasks that buffers alone do not order: they draw random numbers, check, or are in an
+    `after`."""
     return frozenset(
         number
         for at, task in enumerate(graph.tasks)
-        for number in ((at, *task.after) if task.after or task.random else ())
+        for number in ((at, *task.after) if task.after or task.random or task.checks else ())
     )
 
 

@@ -1,6 +1,6 @@
 """Names the graph passes and runs them in order. Each has a file and can be tested alone.
 
-    captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> planner
+    captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
 
 These passes keep every bit of the step's results. Passes that do not (chunked_loss, fused) run only
 for those who name them in `also`, and `explain()` says so. The search for a plan chooses where
@@ -14,6 +14,7 @@ from offload.errors import GraphError
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.beside import beside
 from offload.lowering.buckets import bucketed_updates
+from offload.lowering.checks_first import checks_first
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
 from offload.lowering.early_updates import early_updates
@@ -30,6 +31,7 @@ __all__ = [
     "add_in_place",
     "beside",
     "bucketed_updates",
+    "checks_first",
     "chunked_loss",
     "early_updates",
     "fold_counters",
@@ -51,6 +53,7 @@ _DEFAULT = (
     early_updates,
     bucketed_updates,
     grouped,
+    checks_first,
 )
 _BY_NAME = (chunked_loss, fused)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from offload.graph.taskgraph import ALIGNMENT
+from offload.program.assumptions import Number
 from offload.torch_seams import pytree
 
 View = Callable[["Value"], torch.Tensor]
@@ -120,6 +121,8 @@ class Program:
     whoever captured the step watches that."""
     sketch: Any = None
     """What the trace of the step recorded, to be compared with another trace of it."""
+    assumed: tuple[Number, ...] = ()
+    """What the step was answered when it asked for values (assumptions.py)."""
     fixed: int = 0
     """Bytes that libraries keep on the device for all kernels together, as measured."""
 

@@ -16,6 +16,7 @@ from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.program.kernels import Call, Program, Source, Value
 from offload.torch_seams import pytree, storage_key
+from offload.tracing.checked import Checked, copy_of
 from offload.tracing.recorder import Recorder
 from offload.tracing.run_time_ops import at_run_time
 from offload.tracing.surroundings import Surroundings
@@ -49,8 +50,7 @@ class Build:
         self._random: tuple[int, ...] = ()
         self.after_step: list[Callable[[], None]] = []
         self._buffers()
-        for op in self._tape.ops:
-            self._op(op)
+        self._ops()
 
     def _buffers(self) -> None:
         """Make one buffer for each storage, with the same number."""
@@ -106,7 +106,13 @@ class Build:
         copy = replace(value, buffer=number)
         self.task(f"literal.{number}.copy", (source,), (number,), copy_of(copy, value))
 
-    def _op(self, op: Op) -> None:
+    def _ops(self) -> None:
+        checked = Checked(self, self._tape)
+        for number, op in enumerate(self._tape.ops):
+            self._op(checked.before(number, op), checked.latest)
+        checked.end()
+
+    def _op(self, op: Op, after: tuple[int, ...]) -> None:
         # An op cannot depend on bytes that nobody has written yet.
         unborn = [b for b in op.reads if b not in self._written]
         reads = [b for b in op.reads if b in self._written]
@@ -122,7 +128,7 @@ class Build:
                 op.outputs,
             ),
             phase=self._phase(op),
-            after=self._random if op.random else (),
+            after=tuple(sorted({*after, *(self._random if op.random else ())})),
             flops=op.flops,
             traffic=op.traffic,
             repeatable=not op.changes and not op.random,
@@ -155,6 +161,7 @@ class Build:
             recapture,
             tuple(self.after_step),
             self.recorder.device,
+            assumed=tuple(assumption.value for *_, assumption in self._tape.assumptions),
         )
         graph = self.builder.graph(program)
         graph.check()
@@ -163,10 +170,6 @@ class Build:
 
 def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, Value)
-
-
-def copy_of(to: Value, source: Value) -> Call:
-    return Call(torch.ops.aten.copy_.default, (to, source))
 
 
 def _given(storage: Any) -> torch.Tensor:

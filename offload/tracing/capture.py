@@ -27,6 +27,7 @@ from offload.tracing.building import Build
 from offload.tracing.fixed_at_capture import FixedAtCapture
 from offload.tracing.gradient_edits import changed_gradients, empty_gradients
 from offload.tracing.guards import check_batch, guarded_trace, single_trace
+from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import check_ranks
 from offload.tracing.recorder import current_recorder
 from offload.tracing.sketch import TraceSketch
@@ -110,12 +111,16 @@ def capture_step(
     device: Device = None,
     reads: StateReads | None = None,
     learned: Learned | None = None,
+    assumed: AssumedValues | None = None,
 ) -> TaskGraph:
     """The graph of a training step in all its parts (training.py). `reads`, `learned`: see
-    `capture`."""
+    `capture`. `assumed`: the step may ask for values; the graph assumes these answers, and a run
+    raises `AssumptionFailed` where one is another. None refuses a step that asks."""
 
     def trace(known: Learned) -> TaskGraph:
-        return traced_step(step, *batch, device=device, reads=reads, learned=known)
+        return traced_step(
+            step, *batch, device=device, reads=reads, learned=known, assumed=assumed
+        )
 
     return _ready(trace, also, learned)
 
@@ -250,6 +255,7 @@ def traced_step(
     device: Device = None,
     reads: StateReads | None = None,
     learned: Learned | None = None,
+    assumed: AssumedValues | None = None,
 ) -> TaskGraph:
     """The graph of a training step before lowering.
 
@@ -261,7 +267,7 @@ def traced_step(
     noted = reads or StateReads()
     with empty_gradients(changing):
         recorder, (loss, more, gradients), sketch = guarded_trace(
-            _with_gradients(step, changing), batch, around, place, noted, learned
+            _with_gradients(step, changing), batch, around, place, noted, learned, assumed
         )
     if all(g is None for g in gradients) and not step.held:
         raise CaptureError("the loss depends on no parameter of the optimizer: nothing to train")
@@ -284,6 +290,7 @@ def retraced_step(
     reads: StateReads,
     learned: Learned,
     device: Device = None,
+    assumed: AssumedValues | None = None,
 ) -> TraceSketch:
     """Trace a training step that was captured before once more, to compare it with
     `Program.sketch`."""
@@ -291,7 +298,7 @@ def retraced_step(
     changing = [p for _, p in parameters]
     with empty_gradients(changing):
         forward = _with_gradients(step, changing)
-        return single_trace(forward, batch, around, place, reads, learned)
+        return single_trace(forward, batch, around, place, reads, learned, assumed)
 
 
 def _prepared(

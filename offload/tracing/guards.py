@@ -33,6 +33,7 @@ from offload.torch_seams import (
     storage_key,
 )
 from offload.tracing.draws import Clock
+from offload.tracing.questions import AssumedValues
 from offload.tracing.recorder import Recorder
 from offload.tracing.sketch import TraceSketch
 from offload.tracing.stand_ins import standing_in
@@ -64,19 +65,25 @@ def guarded_trace(
     device: torch.device,
     reads: StateReads,
     learned: Learned,
+    assumed: AssumedValues | None = None,
 ) -> tuple[Recorder, Any, TraceSketch]:
     """Trace a step twice, and compare the traces.
 
     What the first trace sets in Python and the second one leaves alone is kept: a step may prepare
-    something when it is called for the first time. A step that is refused leaves nothing."""
+    something when it is called for the first time. A step that is refused leaves nothing.
+    `assumed`: what it is answered when it asks for values; None refuses that."""
     _check_compiled(around)
     clock = Clock(device, around.generators)
     effects = StepEffects()
     try:
-        first, result = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
+        first, result = _watched_trace(
+            step, batch, around, clock, device, reads, effects, learned, assumed
+        )
         between = reads.present()
         clock.begin_again()
-        second, again = _watched_trace(step, batch, around, clock, device, reads, effects, learned)
+        second, again = _watched_trace(
+            step, batch, around, clock, device, reads, effects, learned, assumed
+        )
         if changed := reads.changed_since(between) or effects.repeated():
             raise CaptureError(changed)
         with only_python():
@@ -100,6 +107,7 @@ def single_trace(
     device: torch.device,
     reads: StateReads,
     learned: Learned,
+    assumed: AssumedValues | None = None,
 ) -> TraceSketch:
     """Trace a step once that was captured before, leave nothing of it behind, and return what it
     did. What it still changes in Python is no preparation, and is refused."""
@@ -107,7 +115,7 @@ def single_trace(
     effects = StepEffects()
     try:
         recorder, result = _watched_trace(
-            step, batch, around, clock, device, reads, effects, learned
+            step, batch, around, clock, device, reads, effects, learned, assumed
         )
         if changed := reads.changed_since({}) or effects.repeated():
             raise CaptureError(changed)
@@ -126,6 +134,7 @@ def _watched_trace(
     reads: StateReads,
     effects: StepEffects,
     learned: Learned,
+    assumed: AssumedValues | None,
 ) -> tuple[Recorder, Any]:
     with ExitStack() as stack:
         stack.enter_context(_silenced_log())
@@ -134,7 +143,7 @@ def _watched_trace(
         used = stack.enter_context(_random_states_restored())
         stack.enter_context(effects.noted())
         stack.enter_context(reads.noting(around.roots))
-        recorder = Recorder(around.modules, clock, device, learned)
+        recorder = Recorder(around.modules, clock, device, learned, assumed)
         try:
             with (
                 standing_in(around.reachable(), device),

@@ -40,6 +40,7 @@ from offload.torch_seams import (
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
 from offload.tracing.draws import Clock, arguments, draws
 from offload.tracing.op_effects import read_arguments, written_arguments
+from offload.tracing.questions import ASKING, AssumedValues, Questions
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
 from offload.watching.executed_code import calls_unnoted
 
@@ -54,13 +55,21 @@ class Recorder(TorchDispatchMode):
     """Records every op onto a tape."""
 
     def __init__(
-        self, modules: Mapping[int, str], clock: Clock, device: torch.device, learned: Learned
+        self,
+        modules: Mapping[int, str],
+        clock: Clock,
+        device: torch.device,
+        learned: Learned,
+        assumed: AssumedValues | None = None,
     ) -> None:
         """`modules`: the path of every module, by its id. `device`: where the step is to run.
-        `learned`: what its fakes would say wrong."""
+        `learned`: what its fakes would say wrong. `assumed`: what the step is answered when it asks
+        for values; None refuses that."""
         super().__init__()
         self.device = device
         self._learned = learned
+        self._assumed = assumed
+        self._questions: Questions | None = None
         self._clock = clock
         self.tape = Tape()
         self.inputs: list[Value] = []
@@ -83,6 +92,8 @@ class Recorder(TorchDispatchMode):
     def run(self, step: Callable[..., Any], batch: Sequence[torch.Tensor]) -> Any:
         """Run a step without computing anything. Returns its result in fake tensors."""
         inputs = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
+        if self._assumed is not None:
+            self._questions = Questions(self, self._recorded, self._assumed, batch)
         with self._fakes, self:
             result = step(*inputs)
         self._clock.check_all("in the step")
@@ -143,6 +154,14 @@ class Recorder(TorchDispatchMode):
                 " planned tensor cannot grow. Make a new tensor instead"
             )
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
+        if self._questions is not None and func in ASKING:
+            if answered := self._questions.answer(func, fake_args, fake_kwargs):
+                return mapped(answered[0], lambda out: self._originals.get(id(out), out))
+        return self._recorded(func, fake_args, fake_kwargs)
+
+    def _recorded(self, func: Any, fake_args: Any, fake_kwargs: Any) -> Any:
+        """The result of an op, which is put onto the tape."""
+        name = schema_of(func).name.split("::")[1]
         result = func(*_undrawn(fake_args), **_undrawn(fake_kwargs))
         result = as_it_is(func, name, fake_args, fake_kwargs, result)
         result = self._as_measured(func, fake_args, fake_kwargs, result)

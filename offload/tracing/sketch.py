@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from offload.program.assumptions import Assumption
 from offload.torch_seams import storage_key
 from offload.tracing.cpu_values import FOLDED
 from offload.tracing.recorder import Recorder
@@ -27,6 +28,7 @@ class TraceSketch:
     storages: tuple[Any, ...]
     """For the user's tensors their identity, for numbers made into tensors their bytes."""
     result: str
+    assumptions: tuple[Assumption, ...] = ()
 
     @classmethod
     def of(cls, recorder: Recorder, result: Any, around: Surroundings) -> "TraceSketch":
@@ -35,6 +37,7 @@ class TraceSketch:
             tuple((op.code, op.name, op.where) for op in recorder.tape.ops),
             tuple(_identity(storage, around) for storage in recorder.tape.storages),
             described,
+            tuple(assumption for *_, assumption in recorder.tape.assumptions),
         )
 
     def difference(self, other: "TraceSketch") -> str:
@@ -58,6 +61,9 @@ class TraceSketch:
                 "a tensor made from other python numbers, or a tensor that no op of torch makes, as"
                 " from_numpy and get_state do"
             )
+        for mine, theirs in zip(self.assumptions, other.assumptions, strict=False):
+            if mine != theirs:
+                return mine.where, f"{mine.what} is {mine.value!r} against {theirs.value!r}"
         if self.result != other.result:
             return "", f"what it returns: {_difference(self.result, other.result)}"
         return "", ""

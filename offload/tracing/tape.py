@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from offload.program.assumptions import Assumption
 from offload.program.kernels import Value
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
@@ -69,3 +70,5 @@ class Tape:
 
     ops: list[Op] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
+    assumptions: list[tuple[int, Value, Assumption]] = field(default_factory=list)
+    """What the step was answered when it asked for values: after how many ops, and for which."""

@@ -52,11 +52,14 @@ class GraphCache(Generic[S]):
         self._begun = monotonic()
         self._spent = 0.0
 
-    def find(self, key: Any) -> S | None:
-        """Return the graph for this situation and the present Python values."""
-        for step in self._steps.get(key, ()):
-            if step.validity.holds():
+    def find(self, key: Any, fits: Callable[[S], bool] = lambda _: True) -> S | None:
+        """Return the graph for this situation and the present Python values: the one that was used
+        last of those that fit."""
+        steps = self._steps.get(key, [])
+        for step in reversed(steps):
+            if fits(step) and step.validity.holds():
                 self._steps.move_to_end(key)
+                steps.append(steps.pop(steps.index(step)))
                 self._other = 0
                 return step
         return None

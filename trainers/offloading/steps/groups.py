@@ -131,6 +131,9 @@ class Groups:
         return self._why_never
 
     def _would_disturb(self, step: StepGraph) -> bool:
+        if step.assumed:  # a check that fails in a later one would come after the sums of this one
+            self.summary = "one by one: the step checks values"
+            return True
         if generators_of(step.graph):  # whose state between two micro-batches is not looked at
             self.summary = "one by one: the step draws from a torch.Generator of its own"
             return True

@@ -1,6 +1,6 @@
 """A micro-batch of a fit, and the graph that was captured for such micro-batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import lightning as L
 import torch
 
 from offload import TaskGraph
+from offload.program.assumptions import Number
 from offload.tracing.training import Parameter
 from trainers.offloading.steps.graph_validity import GraphValidity
 from trainers.offloading.tracing.closure import StepRecipe
@@ -51,6 +52,11 @@ class StepGraph:
     @property
     def recipe(self) -> StepRecipe:
         return self.validity.recipe
+
+    @property
+    def assumed(self) -> Sequence[Number]:
+        """What the graph assumes of the values that the step asks for."""
+        return self.graph.program.assumed
 
 
 def outside(

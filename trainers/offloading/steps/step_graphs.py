@@ -22,11 +22,14 @@ from offload.optimizer.fixed_settings import fixed_settings
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step, retraced_step
+from offload.program.assumptions import Number
 from offload.tracing.fixed_at_capture import torch_settings
+from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import Ranks
 from offload.tracing.training import Clip, Parameter, TrainingStep
 from offload.watching.state_reads import StateReads
 from trainers.offloading.hardware.meter import Meter
+from trainers.offloading.steps.answers import Answers, why_not_late
 from trainers.offloading.steps.audit import AuditSchedule, at_edge
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
@@ -75,6 +78,8 @@ class StepGraphs:
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
         self._learned = Learned()
+        self.answers = Answers()
+        """What failed checks have told of the present micro-batch."""
         self._too_large: list[str] = []
         self._held: frozenset[Parameter] = frozenset()
         self.just_held: frozenset[Parameter] = frozenset()
@@ -84,9 +89,10 @@ class StepGraphs:
         """Return the graph that was captured for such a micro-batch, if there is one."""
         if micro.first:
             self._held = frozenset()
-        found = self._cache.find(key := self._key(micro, parts))
+        found = self._cache.find(key := self._key(micro, parts), self.answers.fit)
         if found is None:
-            found = self._cache.renewed(key, lambda: self._retraced(micro, parts))
+            if not self.answers.known:
+                found = self._cache.renewed(key, lambda: self._retraced(micro, parts))
         elif self._audits.due(at_edge(self._module.trainer)):
             self._audit(found, micro, parts)
         return found
@@ -107,7 +113,7 @@ class StepGraphs:
         """Trace the step once more, although nothing that is watched has changed."""
         begun, before = monotonic(), self._audits.last
         with self._meter.planning():
-            why = step.validity.difference(self._retraced(micro, parts))
+            why = step.validity.difference(self._retraced(micro, parts, step.assumed))
         self._audits.done(monotonic() - begun)
         if why:
             raise CaptureError(
@@ -137,7 +143,8 @@ class StepGraphs:
             self.add(step, step.graph, *step.about)
         self.runner.measure(self._meter.wants_times(step))
         begun = self._meter.begin()
-        _, *outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
+        with self.answers.told(step, self._request.target.device):
+            _, *outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
         self._meter.ran(step, begun, self.runner.trace)
         self._remake(step)
         self.pass_over(step)
@@ -282,7 +289,8 @@ class StepGraphs:
 
     def _first_plan(self, whole: TaskGraph) -> Plan:
         """Plan the step, with updates deferred to the next step if that is allowed and faster."""
-        why = self.late_updates.why_not() or self._request.target.why_not_late
+        why = why_not_late(whole) or self.late_updates.why_not()
+        why = why or self._request.target.why_not_late
         plan = self._request.plan(whole, late=not why)
         self._note_waiting(plan)
         return plan
@@ -308,10 +316,17 @@ class StepGraphs:
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
         forward, hooks, step = self._training_step(micro, parts, last, held)
+        # Ranks cannot make a step again without the others.
+        alone = self._ranks is None
+        assumed = AssumedValues(self.answers.for_capture()) if alone else None
         with torch.enable_grad(), self._request.target.held():
-            device = self._request.target.device
             graph = capture_step(
-                step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
+                step,
+                *parts.tensors,
+                device=self._request.target.device,
+                reads=forward.reads,
+                learned=self._learned,
+                assumed=assumed,
             )
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
@@ -327,13 +342,20 @@ class StepGraphs:
             (shapes_of(parts.key), micro.part),
         )
 
-    def _retraced(self, micro: MicroBatch, parts: BatchParts) -> Retraced:
-        """Trace the step of this micro-batch once, without capturing it."""
+    def _retraced(
+        self, micro: MicroBatch, parts: BatchParts, assumed: Sequence[Number] = ()
+    ) -> Retraced:
+        """Trace the step of this micro-batch once, without capturing it. `assumed`: what it is
+        answered if it asks for values; it is answered by their present ones after that."""
         forward, _, step = self._training_step(micro, parts, micro.last, self._held)
         with torch.enable_grad(), self._request.target.held():
-            device = self._request.target.device
             sketch = retraced_step(
-                step, *parts.tensors, device=device, reads=forward.reads, learned=self._learned
+                step,
+                *parts.tensors,
+                device=self._request.target.device,
+                reads=forward.reads,
+                learned=self._learned,
+                assumed=AssumedValues(assumed) if self._ranks is None else None,
             )
         return Retraced(sketch, forward.recipe())
 
