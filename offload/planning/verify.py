@@ -7,7 +7,8 @@ before:
     formed   edges lead forward, so there is no cycle; each task is there once, with the bytes
              that it touches; copies go from a device to the host or back; all lies in the arenas
     ordered  a path leads between any two nodes of which one writes bytes that the other touches
-    after    a path leads between a task and those in its `after`
+    after    a path leads between a task and those in its `after`, and from the last check to every
+             task that writes what outlives the step
     valued   run in one legal order, every read finds the contents that the program's order gives
 
 Why it asks only neighbours for a path: take one byte and the accesses to it in the order of the
@@ -193,8 +194,11 @@ Conflicts = dict[tuple[int, int], Conflict]
 
 def _check_paths(memgraph: MemGraph, at: list[int]) -> None:
     nodes, asked = memgraph.nodes, _conflicts(memgraph)
-    for number, task in enumerate(memgraph.graph.tasks):
-        for before in task.after:
+    graph = memgraph.graph
+    checks = [number for number, task in enumerate(graph.tasks) if task.checks]
+    for number, task in enumerate(graph.tasks):
+        lasts = any(graph.buffers[b].persistent for b in task.writes)
+        for before in (*task.after, *(checks[-1:] if lasts else ())):
             a, b = at[before], at[number]
             conflict = asked.setdefault((a, b), Conflict())
             if a >= b:

@@ -7,6 +7,7 @@ Every run checks what is assumed, in tasks of the graph, before anything that ou
 written (lowering/checks_first.py). A check waits for the device, as the step's own code would.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,6 @@ def same_number(one: Number, other: Number) -> bool:
     return one == other or (one != one and other != other)
 
 
-def same_start(one: tuple[Number, ...], other: tuple[Number, ...]) -> bool:
+def same_start(one: Sequence[Number], other: Sequence[Number]) -> bool:
     """Whether the answers are equal as far as both are known."""
     return all(same_number(a, b) for a, b in zip(one, other, strict=False))

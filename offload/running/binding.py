@@ -156,6 +156,8 @@ def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
     """Why no graph can be captured; empty where one can. CUDA copies memory that is not page-locked
     by way of a buffer of its own, which the host fills. Only the device's default generator takes
     part in a replay."""
+    if any(task.checks for task in memgraph.graph.tasks):
+        return "it checks values on the host in the middle of a step"
     if generators_of(memgraph.graph):
         return "it draws from a torch.Generator of its own, whose state no replay moves on"
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):

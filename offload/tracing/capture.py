@@ -51,6 +51,7 @@ def capture(
     device: Device = None,
     reads: StateReads | None = None,
     learned: Learned | None = None,
+    assumed: AssumedValues | None = None,
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
@@ -59,11 +60,19 @@ def capture(
     closure. `device`: where the step will run; by default where all its tensors are. The tensors
     themselves are not moved. `reads`: notes which Python values the step reads, for a caller who
     watches them; without it a runner refuses to run the graph once one of them has changed.
-    `learned`: what earlier captures have learned of kernels whose fakes are wrong."""
+    `learned`: what earlier captures have learned of kernels whose fakes are wrong. `assumed`: the
+    step may ask for values; the graph assumes these answers, and a run raises `AssumptionFailed`
+    where one is another. None refuses a step that asks."""
 
     def trace(known: Learned) -> TaskGraph:
         return traced(
-            step, *example_inputs, reaches=reaches, device=device, reads=reads, learned=known
+            step,
+            *example_inputs,
+            reaches=reaches,
+            device=device,
+            reads=reads,
+            learned=known,
+            assumed=assumed,
         )
 
     return _ready(trace, also, learned)
@@ -113,14 +122,11 @@ def capture_step(
     learned: Learned | None = None,
     assumed: AssumedValues | None = None,
 ) -> TaskGraph:
-    """The graph of a training step in all its parts (training.py). `reads`, `learned`: see
-    `capture`. `assumed`: the step may ask for values; the graph assumes these answers, and a run
-    raises `AssumptionFailed` where one is another. None refuses a step that asks."""
+    """The graph of a training step in all its parts (training.py). `reads`, `learned`, `assumed`:
+    see `capture`."""
 
     def trace(known: Learned) -> TaskGraph:
-        return traced_step(
-            step, *batch, device=device, reads=reads, learned=known, assumed=assumed
-        )
+        return traced_step(step, *batch, device=device, reads=reads, learned=known, assumed=assumed)
 
     return _ready(trace, also, learned)
 
@@ -181,6 +187,7 @@ def traced(
     device: Device = None,
     reads: StateReads | None = None,
     learned: Learned | None = None,
+    assumed: AssumedValues | None = None,
 ) -> TaskGraph:
     """The graph of a step before lowering: one task a kernel."""
     learned = learned or Learned()
@@ -188,7 +195,9 @@ def traced(
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
     noted = reads or StateReads()
-    recorder, result, sketch = guarded_trace(step, example_inputs, around, place, noted, learned)
+    recorder, result, sketch = guarded_trace(
+        step, example_inputs, around, place, noted, learned, assumed
+    )
     outputs = result if isinstance(result, tuple) else (result,)
     graph = Build(recorder, around, outputs).finish(
         lambda *batch: traced(step, *batch, reaches=reaches, device=place, learned=learned)
@@ -205,11 +214,12 @@ def retraced(
     learned: Learned,
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
+    assumed: AssumedValues | None = None,
 ) -> TraceSketch:
     """Trace a step that was captured before once more, to compare it with `Program.sketch`."""
     around = surroundings({"": step} if reaches is None else reaches)
     place = device_of(device, example_inputs, around.reachable())
-    return single_trace(step, example_inputs, around, place, reads, learned)
+    return single_trace(step, example_inputs, around, place, reads, learned, assumed)
 
 
 def _sketched(graph: TaskGraph, sketch: TraceSketch) -> TaskGraph:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from offload.graph.memgraph import RELOAD, MemGraph, Node
+from offload.graph.memgraph import RELOAD, TASK, MemGraph, Node
 from offload.graph.taskgraph import Role
 
 Run = Callable[[], object]
@@ -50,6 +50,8 @@ class StepWork:
     """Whether one lane computes everything, and only the inputs move, at the beginning."""
     uncaptured: str = ""
     """Why no graph can be captured of this work, if that is known beforehand."""
+    checks: frozenset[int] = frozenset()
+    """The nodes that read values on the host, and may end the step."""
 
     @classmethod
     def of(
@@ -80,6 +82,11 @@ class StepWork:
             ),
             uncaptured=uncaptured,
             seconds=seconds,
+            checks=frozenset(
+                number
+                for number, node in enumerate(memgraph.nodes)
+                if node.kind == TASK and memgraph.graph.tasks[node.task].checks
+            ),
         )
 
     def dependencies(self) -> list[list[int]]:
@@ -112,6 +119,7 @@ class StepWork:
             lanes=tuple(dict.fromkeys(lane_of)),
             seconds=tuple(self.seconds[node] for node in nodes) if self.seconds else (),
             name=lambda number: self.name(nodes[number]),
+            checks=frozenset(place[node] for node in self.checks if node in place),
         )
 
 

@@ -6,20 +6,30 @@
 A failed run has changed nothing that outlives the step. Random numbers that it drew are put back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
 from offload import AssumptionFailed, CaptureError, TaskGraph
 from offload.program.assumptions import Number, same_start
 from trainers.offloading.hardware.generators import drawn, generators_of, put_back
-from trainers.offloading.steps.micro_batch import StepGraph
 
 CAPTURES = 3
 """A value for which the step is captured in so many steps in a row changes too often."""
 FAILURES = 16
 """So does one for which another graph is used in so many steps in a row."""
+
+
+class AssumingStep(Protocol):
+    """The graph of a step, and what it assumes."""
+
+    @property
+    def assumed(self) -> Sequence[Number]: ...
+
+    @property
+    def graph(self) -> TaskGraph: ...
 
 
 class Answers:
@@ -28,6 +38,8 @@ class Answers:
     def __init__(self) -> None:
         self.known: tuple[Number, ...] = ()
         """The answers to the first questions of the step; empty before a check has failed."""
+        self.surprise = ""
+        """What the last check that failed has said."""
         self._failed = 0
         """In so many steps in a row a check has failed."""
         self._captured = 0
@@ -35,9 +47,9 @@ class Answers:
 
     def begin(self) -> None:
         """Begin another micro-batch."""
-        self.known = ()
+        self.known, self.surprise = (), ""
 
-    def fit(self, step: StepGraph) -> bool:
+    def fit(self, step: AssumingStep) -> bool:
         """Whether the graph assumes what is known."""
         return same_start(step.assumed, self.known)
 
@@ -47,7 +59,7 @@ class Answers:
         return self.known
 
     @contextmanager
-    def told(self, step: StepGraph, device: torch.device) -> Iterator[None]:
+    def told(self, step: AssumingStep, device: torch.device) -> Iterator[None]:
         """Run the step in this block. Note the answer of a check that fails. Raise `CaptureError`
         if that happens too often."""
         own = generators_of(step.graph)
@@ -57,6 +69,7 @@ class Answers:
         except AssumptionFailed as error:
             put_back(states, device, own)
             self._failed += not self.known
+            self.surprise = str(error)
             self.known = (*step.assumed[: error.number], error.found)
             if self._captured >= CAPTURES or self._failed >= FAILURES:
                 raise CaptureError(

@@ -25,12 +25,23 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import BudgetTooSmall, CaptureError, Plan, Runner, TaskGraph, capture
+from offload import (
+    AssumptionFailed,
+    BudgetTooSmall,
+    CaptureError,
+    Plan,
+    Runner,
+    TaskGraph,
+    capture,
+)
 from offload.measuring.fake_answers import Learned
 from offload.sizes import is_share
+from offload.program.assumptions import Number
 from offload.torch_seams import pytree
 from offload.tracing.capture import retraced
+from offload.tracing.questions import AssumedValues
 from trainers.offloading.hardware.devices import all_on, move, tensors_of
+from trainers.offloading.steps.answers import Answers
 from trainers.offloading.steps.graph_cache import MANY, GraphCache
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
@@ -79,10 +90,16 @@ class EvaluationGraph:
     """The graph of an evaluation step. This object is also its key in the runner."""
 
     validity: GraphValidity
+    graph: TaskGraph
 
     @property
     def recipe(self) -> StepRecipe:
         return self.validity.recipe
+
+    @property
+    def assumed(self) -> Sequence[Number]:
+        """What the graph assumes of the values that the step asks for."""
+        return self.graph.program.assumed
 
 
 class Evaluation:
@@ -102,6 +119,7 @@ class Evaluation:
         """The runner that has the graphs: the own one or that of the training steps."""
         self._cache = self._empty_cache()
         self._learned = Learned()
+        self._answers = Answers()
         self._on_host: set[str] = set()
         """The methods of which a step could not be captured."""
         self._warned: set[str] = set()
@@ -173,20 +191,30 @@ class Evaluation:
         return StepArguments(kind, BatchParts.of(batch), None, more)
 
     def _run(self, given: StepArguments) -> tuple[Sequence[Any], StepRecipe]:
-        step = self._step_for(given)
-        assert self._runner is not None
-        return self._runner.run(step, *given.batch.tensors), step.recipe
+        self._answers.begin()
+        while True:
+            step = self._step_for(given)
+            assert self._runner is not None
+            try:
+                with self._answers.told(step, self._request.target.device):
+                    return self._runner.run(step, *given.batch.tensors), step.recipe
+            except AssumptionFailed:
+                continue  # there is another graph for what is known now, or one is captured
 
     def _step_for(self, given: StepArguments) -> EvaluationGraph:
         state = self._module.trainer.state
         loader = given.kind, given.more, state.stage
         situation = (*loader, state.fn, torch.is_autocast_enabled(self._request.target.device.type))
         for batch in (given.batch.loose, given.batch):
-            if (known := self._cache.find((*situation, batch.key))) is not None:
+            key = (*situation, batch.key)
+            if (known := self._cache.find(key, self._answers.fit)) is not None:
                 return known
-            if (known := self._renewed((*situation, batch.key), given, batch)) is not None:
+            if self._answers.known:
+                continue
+            if (known := self._renewed(key, given, batch)) is not None:
                 return known
-        self._cache.warn_if_many((*situation, given.batch.key), given.batch.loose, loader)
+        surprise = self._answers.surprise
+        self._cache.warn_if_many((*situation, given.batch.key), given.batch.loose, loader, surprise)
         graph, step, batch = self._capture(given)
         if self._runner is None:
             self.plan = self._plan_of(graph)
@@ -233,8 +261,9 @@ class Evaluation:
             device=self._request.target.device,
             reads=step.reads,
             learned=self._learned,
+            assumed=AssumedValues(self._answers.for_capture()),
         )
-        return graph, EvaluationGraph(GraphValidity(step.recipe(), graph.program.sketch))
+        return graph, EvaluationGraph(GraphValidity(step.recipe(), graph.program.sketch), graph)
 
     def _renewed(self, key: Any, given: StepArguments, batch: BatchParts) -> EvaluationGraph | None:
         """Return a graph that does what the step does now, although a value has changed."""
@@ -248,6 +277,7 @@ class Evaluation:
                 learned=self._learned,
                 reaches={"": self._module},
                 device=self._request.target.device,
+                assumed=AssumedValues(),
             )
             return Retraced(sketch, step.recipe())
 

@@ -103,11 +103,12 @@ class GraphCache(Generic[S]):
             if not steps:
                 self._steps.popitem(last=False)
 
-    def warn_if_many(self, key: Any, parts: BatchParts, of: Any = None) -> None:
+    def warn_if_many(self, key: Any, parts: BatchParts, of: Any = None, surprise: str = "") -> None:
         """Warn once that many graphs are captured, and say why. Two shapes are no reason: the last
         batch of an epoch may be smaller.
 
-        `of`: shapes are counted for each epoch or loader by itself."""
+        `of`: shapes are counted for each epoch or loader by itself. `surprise`: the value that the
+        step asks for and that is not what a graph assumes."""
         shapes = self._shapes.setdefault(of, {})
         before, known = len(shapes), self._steps.get(key)
         shapes[parts.key] = None
@@ -116,7 +117,7 @@ class GraphCache(Generic[S]):
             came = ", ".join(map(shapes_of, shapes))
             why = f"batches differ in shape ({came}): return batches of one shape"
         elif known is not None and len(known) == MANY - 1:
-            change = next(iter(known[-1].validity.changes()), "")
+            change = surprise or next(iter(known[-1].validity.changes()), "")
             why = f"the step reads a value that changes: {change}"
         if why and not self._warned:
             self._warned = True

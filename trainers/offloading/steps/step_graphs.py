@@ -102,7 +102,7 @@ class StepGraphs:
         if (found := self.known(micro, parts)) is not None:
             return found
         key = self._key(micro, parts)
-        self._cache.warn_if_many(key, parts, self._module.current_epoch)
+        self._cache.warn_if_many(key, parts, self._module.current_epoch, self.answers.surprise)
         self.late_updates.flush()
         with self._meter.planning():
             step = self._capture(micro, parts)
