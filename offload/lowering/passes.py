@@ -1,6 +1,6 @@
 """Names the graph passes and runs them in order. Each has a file and can be tested alone.
 
-    captured -> dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
+    dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
 
 These passes keep every bit of the step's results. Passes that do not (chunked_loss, fused) run only
 for those who name them in `also`, and `explain()` says so. The search for a plan chooses where

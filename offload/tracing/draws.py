@@ -108,6 +108,13 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return given.get("dropout_p", chance.default_value) != 0
 
 
+def undrawn(given: Any) -> Any:
+    """Arguments without a generator: some fakes take none, and none of them draws."""
+    if isinstance(given, dict):
+        return dict(zip(given, undrawn([*given.values()]), strict=True))
+    return [None if isinstance(one, torch.Generator) else one for one in given]
+
+
 def arguments(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, Any]]:

@@ -1,7 +1,7 @@
 """What a step asks of tensors' values while it is traced, and what it is answered.
 
     if mask.all(): ...    count.item()    the answer is computed now, and the graph assumes it
-    x[mask]   nonzero     masked_select   the number of places is asked for; then the sizes are fixed
+    x[mask]   nonzero     masked_select   asks for the number of places: then the sizes are fixed
 
 A number that is the same in every step is so in the graph. If it is another one in a later step, a
 check of the graph finds it (program/assumptions.py), and the step is captured for that one, too. A

@@ -38,7 +38,7 @@ from offload.torch_seams import (
     storage_key,
 )
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
-from offload.tracing.draws import Clock, arguments, draws
+from offload.tracing.draws import Clock, arguments, draws, undrawn
 from offload.tracing.op_effects import read_arguments, written_arguments
 from offload.tracing.questions import ASKING, AssumedValues, Questions
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
@@ -154,15 +154,15 @@ class Recorder(TorchDispatchMode):
                 " planned tensor cannot grow. Make a new tensor instead"
             )
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
-        if self._questions is not None and func in ASKING:
-            if answered := self._questions.answer(func, fake_args, fake_kwargs):
-                return mapped(answered[0], lambda out: self._originals.get(id(out), out))
+        asked = self._questions if func in ASKING else None
+        if asked and (answered := asked.answer(func, fake_args, fake_kwargs)):
+            return answered[0]
         return self._recorded(func, fake_args, fake_kwargs)
 
     def _recorded(self, func: Any, fake_args: Any, fake_kwargs: Any) -> Any:
         """The result of an op, which is put onto the tape."""
         name = schema_of(func).name.split("::")[1]
-        result = func(*_undrawn(fake_args), **_undrawn(fake_kwargs))
+        result = func(*undrawn(fake_args), **undrawn(fake_kwargs))
         result = as_it_is(func, name, fake_args, fake_kwargs, result)
         result = self._as_measured(func, fake_args, fake_kwargs, result)
         if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
@@ -379,13 +379,6 @@ def _keeps_its_size(name: str, args: Sequence[Any]) -> bool:
     own = tuple(args[0].size())
     size = {"resize_": lambda: tuple(args[1]), "resize_as_": lambda: tuple(args[1].size())}
     return name in size and size[name]() == own
-
-
-def _undrawn(given: Any) -> Any:
-    """Arguments without a generator: some fakes take none, and none of them draws."""
-    if isinstance(given, dict):
-        return dict(zip(given, _undrawn([*given.values()]), strict=True))
-    return [None if isinstance(one, torch.Generator) else one for one in given]
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -230,7 +230,6 @@ def test_tasks_that_draw_in_turn_need_a_path() -> None:
 
 
 def test_what_outlives_the_step_needs_a_path_from_the_last_check() -> None:
-    """Task g checks, and u, which writes the parameter, waits for it by two copies."""
     sound = example()
     sound = replace(sound, graph=with_task(sound.graph, 1, checks=True))
     verify(sound)

@@ -22,7 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import AssumptionFailed, CaptureError, DeviceLost, OffloadError, Plan
+from offload import CaptureError, DeviceLost, OffloadError, Plan
 from offload.running.drivers.device_loss import device_lost
 from offload.tracing.ranks import Ranks
 from trainers.lightning_seams import is_accumulating, skips_backward
@@ -199,13 +199,7 @@ class PlannedSteps(Strategy):
         )
 
     def _run(self, micro: MicroBatch) -> Any:
-        """Run the micro-batch by a graph that assumes what is true for it."""
-        self._step_graphs().answers.begin()
-        while True:
-            try:
-                return self._run_once(micro)
-            except AssumptionFailed:
-                continue  # there is another graph for what is known now, or one is captured
+        return self._step_graphs().answers.settled(lambda: self._run_once(micro))
 
     def _run_once(self, micro: MicroBatch) -> Any:
         steps = self._step_graphs()

@@ -6,15 +6,17 @@
 A failed run has changed nothing that outlives the step. Random numbers that it drew are put back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from offload import AssumptionFailed, CaptureError, TaskGraph
 from offload.program.assumptions import Number, same_start
 from trainers.offloading.hardware.generators import drawn, generators_of, put_back
+
+Outputs = TypeVar("Outputs")
 
 CAPTURES = 3
 """A value for which the step is captured in so many steps in a row changes too often."""
@@ -45,9 +47,15 @@ class Answers:
         self._captured = 0
         """For so many of these a graph was captured."""
 
-    def begin(self) -> None:
-        """Begin another micro-batch."""
+    def settled(self, run: Callable[[], Outputs]) -> Outputs:
+        """Run another micro-batch, and again by another graph where a check has failed: by one that
+        assumes what is known then."""
         self.known, self.surprise = (), ""
+        while True:
+            try:
+                return run()
+            except AssumptionFailed:
+                continue
 
     def fit(self, step: AssumingStep) -> bool:
         """Whether the graph assumes what is known."""

@@ -26,7 +26,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import (
-    AssumptionFailed,
     BudgetTooSmall,
     CaptureError,
     Plan,
@@ -35,8 +34,8 @@ from offload import (
     capture,
 )
 from offload.measuring.fake_answers import Learned
-from offload.sizes import is_share
 from offload.program.assumptions import Number
+from offload.sizes import is_share
 from offload.torch_seams import pytree
 from offload.tracing.capture import retraced
 from offload.tracing.questions import AssumedValues
@@ -140,7 +139,7 @@ class Evaluation:
         try:
             with _apart():
                 given = self._given(kind, *args)
-                outputs, recipe = self._run(given)
+                outputs, recipe = self._answers.settled(lambda: self._run(given))
         except CaptureError as error:
             self._on_host.add(kind)
             return self._run_on_host(kind, str(error), eager, *args, mistake=user_error(error))
@@ -191,15 +190,10 @@ class Evaluation:
         return StepArguments(kind, BatchParts.of(batch), None, more)
 
     def _run(self, given: StepArguments) -> tuple[Sequence[Any], StepRecipe]:
-        self._answers.begin()
-        while True:
-            step = self._step_for(given)
-            assert self._runner is not None
-            try:
-                with self._answers.told(step, self._request.target.device):
-                    return self._runner.run(step, *given.batch.tensors), step.recipe
-            except AssumptionFailed:
-                continue  # there is another graph for what is known now, or one is captured
+        step = self._step_for(given)
+        assert self._runner is not None
+        with self._answers.told(step, self._request.target.device):
+            return self._runner.run(step, *given.batch.tensors), step.recipe
 
     def _step_for(self, given: StepArguments) -> EvaluationGraph:
         state = self._module.trainer.state

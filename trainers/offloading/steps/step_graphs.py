@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.fixed_settings import fixed_settings
+from offload.program.assumptions import Number
 from offload.running.trace import Trace
 from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step, retraced_step
-from offload.program.assumptions import Number
 from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import Ranks
@@ -317,8 +317,7 @@ class StepGraphs:
     ) -> StepGraph:
         forward, hooks, step = self._training_step(micro, parts, last, held)
         # Ranks cannot make a step again without the others.
-        alone = self._ranks is None
-        assumed = AssumedValues(self.answers.for_capture()) if alone else None
+        assumed = None if self._ranks else AssumedValues(self.answers.for_capture())
         with torch.enable_grad(), self._request.target.held():
             graph = capture_step(
                 step,
@@ -355,7 +354,7 @@ class StepGraphs:
                 device=self._request.target.device,
                 reads=forward.reads,
                 learned=self._learned,
-                assumed=AssumedValues(assumed) if self._ranks is None else None,
+                assumed=None if self._ranks else AssumedValues(assumed),
             )
         return Retraced(sketch, forward.recipe())
 
