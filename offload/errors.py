@@ -28,6 +28,10 @@ class CaptureError(OffloadError):
     """A step that cannot be captured."""
 
 
+class TracesDiffer(CaptureError):
+    """Two traces of a step do different things."""
+
+
 class GraphError(OffloadError, ValueError):
     """A TaskGraph, or a size, that is not valid."""
 

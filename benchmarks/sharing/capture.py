@@ -12,7 +12,7 @@ from offloading.report import Asked, Report, table
 from sharing.setting import SIZE, TINY, NotingGate, fitted, served
 from trainers import OffloadStrategy
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.sharing.waits import Percentiles
 
 PAUSE = 0.005

@@ -19,7 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from offload.errors import CaptureError
+from offload.errors import CaptureError, TracesDiffer
 from offload.gate import only_python
 from offload.measuring.fake_answers import Learned
 from offload.program.frames import say_frame, say_traceback, user_frame
@@ -201,7 +201,7 @@ def explained(error: Exception) -> CaptureError:
 
 def _differs(where: str, what: str) -> CaptureError:
     at = f"{where}: " if where else ""
-    return CaptureError(
+    return TracesDiffer(
         f"{at}two calls of the step do different things ({what}), so a graph of one cannot replace"
         " the other. Keep python counters and random numbers in tensors"
     )

@@ -260,3 +260,37 @@ def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for t in optimizer.state[p].values()
         if isinstance(t, torch.Tensor)
     ]
+
+
+# ---- the epoch ----------------------------------------------------------------------------------
+
+
+def a_schedule(module: Asking, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(module(x), y) * (1.0 - 0.25 * module.current_epoch)
+
+
+def a_late_branch(module: Asking, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = cross_entropy(module(x), y)
+    return loss * 2 if module.current_epoch == 1 else loss
+
+
+@pytest.mark.filterwarnings("ignore:.*3 times.*current.completed is 2 after 1")
+@pytest.mark.parametrize("loss", [a_schedule, a_late_branch])
+def test_a_step_that_computes_with_the_epoch_has_a_graph_for_each(loss: Loss) -> None:
+    strategy = OffloadStrategy(budget="70%")
+    options = {"max_epochs": 3}
+    assert ol.differences(trained(loss, **options), trained(loss, strategy, **options)) == []
+    assert len(strategy.plans) == (3 if loss is a_schedule else 2)
+
+
+class Judging(ol.Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_loss", loss * (1 + self.current_epoch))
+
+
+@pytest.mark.filterwarnings("ignore:.*3 times.*current.completed is 2 after 1")
+def test_an_evaluation_may_compute_with_the_epoch() -> None:
+    options = {"max_epochs": 3, "limit_train_batches": 2}
+    ours = ol.train(OffloadStrategy(budget="80%"), Judging, **options)
+    assert ol.differences(ol.train("auto", Judging, **options), ours) == []

@@ -23,7 +23,7 @@ from offload.running.runner import Runner
 from offload.tracing import updating
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol

@@ -200,9 +200,9 @@ class Logger(ol.Module):
             raise AssertionError("there is none")
 
 
-class Epochs(ol.Module):
+class Steps(ol.Module):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        if self.current_epoch >= 1:
+        if self.global_step >= 1:
             super().validation_step(batch, batch_idx)
 
 
@@ -219,7 +219,7 @@ class Objects(ol.Module):
 
 HERE = r"test_offload_strategy_evaluated.py:\d+ in validation_step"
 REASONS: dict[str, tuple[Any, str]] = {
-    "epoch": (Epochs, f"{HERE}: validation_step uses current_epoch or global_step"),
+    "steps": (Steps, f"{HERE}: validation_step uses global_step"),
     "batch_idx": (Pictures, f"{HERE}: validation_step uses batch_idx"),
     "values": (Values, f"{HERE}: the step asks for the value of a tensor"),
     "logger": (Logger, "validation_step uses the logger itself.*on_validation_batch_end"),

@@ -38,7 +38,7 @@ from trainers.lightning_seams import ddp_arguments, has_communication_hook
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.planned_fit import PlannedFit
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 BROADCAST_BYTES = 250 << 20
 """Torch's DDP sends so many bytes of buffers at once."""

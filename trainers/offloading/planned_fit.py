@@ -46,7 +46,7 @@ from trainers.offloading.steps.budget_moves import BudgetMoves
 from trainers.offloading.steps.device_moves import SAME, DeviceMove, DeviceMoves
 from trainers.offloading.steps.micro_batch import MicroBatch
 from trainers.offloading.steps.movable_steps import MovableSteps
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.sharing.high_priority import HighPriority
 
 

@@ -41,7 +41,7 @@ from trainers.offloading.steps.groups import Groups
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.movable_steps import MovableSteps
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.hooks import STEP_HOOKS, SilencedHook
 from trainers.offloading.tracing.refusals import MODULE_HOOKS, reason, user_error
 

@@ -37,11 +37,8 @@ from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.closure import (
-    BatchParts,
-    StepArguments,
-    TrainingForward,
-)
+from trainers.offloading.tracing.batch_parts import BatchParts
+from trainers.offloading.tracing.closure import StepArguments, TrainingForward
 from trainers.offloading.tracing.hooks import Hooks
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,6 @@
 
 May import: lightning_seams, offload, offload.graph, offload.lowering, offload.measuring,
     offload.optimizer, offload.planning, offload.program, offload.running, offload.sizes,
-    offload.torch_seams, offload.tracing, offload.watching, offloading.hardware, offloading.observers,
-    offloading.tracing.
+    offload.torch_seams, offload.tracing, offload.watching, offloading.hardware,
+    offloading.observers, offloading.tracing.
 """

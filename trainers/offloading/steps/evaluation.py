@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -44,18 +44,14 @@ from trainers.offloading.steps.answers import Answers
 from trainers.offloading.steps.graph_cache import MANY, GraphCache
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.closure import (
-    CONTEXTS,
-    PLAIN,
-    BatchParts,
-    StepArguments,
-    StepRecipe,
-    TracedStep,
-)
+from trainers.offloading.tracing.batch_parts import PLAIN, BatchParts
+from trainers.offloading.tracing.closure import CONTEXTS, StepArguments, StepRecipe, TracedStep
+from trainers.offloading.tracing.epochs import Epochs
 from trainers.offloading.tracing.gathered_lists import gathered
 from trainers.offloading.tracing.refusals import user_error
 from trainers.offloading.tracing.side_effects import DeferredResult, TraceNotes
 
+Traced = TypeVar("Traced")
 HOST = torch.device("cpu")
 FAST = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 DOING = MappingProxyType(
@@ -119,6 +115,8 @@ class Evaluation:
         self._cache = self._empty_cache()
         self._learned = Learned()
         self._answers = Answers()
+        self._epochs: dict[Any, Epochs] = {}
+        """By method and loader: whether its steps compute with the epoch."""
         self._on_host: set[str] = set()
         """The methods of which a step could not be captured."""
         self._warned: set[str] = set()
@@ -199,7 +197,7 @@ class Evaluation:
         state = self._module.trainer.state
         loader = given.kind, given.more, state.stage
         situation = (*loader, state.fn, torch.is_autocast_enabled(self._request.target.device.type))
-        for batch in (given.batch.loose, given.batch):
+        for batch in dict.fromkeys((given.batch.loose, given.batch)):
             key = (*situation, batch.key)
             if (known := self._cache.find(key, self._answers.fit)) is not None:
                 return known
@@ -245,7 +243,15 @@ class Evaluation:
                 raise
             return replace(self._request, budget=error.needed).plan(graph)
 
+    def _for_epochs(self, given: StepArguments, trace: Callable[[StepArguments], Traced]) -> Traced:
+        """Trace the step for any epoch, or for the present one."""
+        epochs = self._epochs.setdefault((given.kind, given.more), Epochs())
+        return epochs.trace(lambda: trace(replace(given, reads_epoch=epochs.read)))
+
     def _trace(self, given: StepArguments) -> tuple[TaskGraph, EvaluationGraph]:
+        return self._for_epochs(given, self._traced_once)
+
+    def _traced_once(self, given: StepArguments) -> tuple[TaskGraph, EvaluationGraph]:
         _check_fast_path(self._module)
         step = EvaluationStep(self._module, given)
         graph = capture(
@@ -262,8 +268,8 @@ class Evaluation:
     def _renewed(self, key: Any, given: StepArguments, batch: BatchParts) -> EvaluationGraph | None:
         """Return a graph that does what the step does now, although a value has changed."""
 
-        def retrace() -> Retraced:
-            step = EvaluationStep(self._module, replace(given, batch=batch))
+        def retrace(given: StepArguments) -> Retraced:
+            step = EvaluationStep(self._module, given)
             sketch = retraced(
                 step,
                 *batch.tensors,
@@ -275,7 +281,8 @@ class Evaluation:
             )
             return Retraced(sketch, step.recipe())
 
-        return self._cache.renewed(key, retrace)
+        loose = replace(given, batch=batch)
+        return self._cache.renewed(key, lambda: self._for_epochs(loose, retrace))
 
     def _run_on_host(
         self,

@@ -35,7 +35,7 @@ from trainers.offloading.steps.comparison import (
 from trainers.offloading.steps.micro_batch import StepGraph
 from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.steps.suspects import suspects
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 NAMED = 3
 """A warning names so many tensors."""

@@ -16,7 +16,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import CaptureError
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 MOST = 16
 """A cache holds so many graphs."""

@@ -40,7 +40,7 @@ from trainers.offloading.hardware.generators import drawn_by_steps, generators_o
 from trainers.offloading.observers.onlookers import onlooker
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.step_graphs import StepGraphs
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 FASTER = 0.98
 """A joined graph is used if it takes at most this share of the time of its parts one by one."""

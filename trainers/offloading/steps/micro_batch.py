@@ -6,10 +6,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch.optim import Optimizer
 
 from offload import TaskGraph
+from offload.optimizer.fixed_settings import fixed_settings
 from offload.program.assumptions import Number
-from offload.tracing.training import Parameter
+from offload.torch_seams import hook_keys
+from offload.tracing.fixed_at_capture import torch_settings
+from offload.tracing.training import Clip, Parameter
 from trainers.offloading.steps.graph_validity import GraphValidity
 from trainers.offloading.tracing.closure import StepRecipe
 
@@ -57,6 +61,31 @@ class StepGraph:
     def assumed(self) -> Sequence[Number]:
         """What the graph assumes of the values that the step asks for."""
         return self.graph.program.assumed
+
+
+def situation_of(module: L.LightningModule, optimizer: Optimizer, kind: str) -> tuple[Any, ...]:
+    """Return what a graph depends on besides its batch and the Python values that its step reads.
+    `kind`: the type of the step's device."""
+    trainer = module.trainer
+    return (
+        trainer.accumulate_grad_batches,
+        trainer.gradient_clip_val,
+        trainer.gradient_clip_algorithm,
+        torch_settings(),
+        torch.is_autocast_enabled(kind),
+        tuple([p.requires_grad for p in module.parameters()]),
+        hook_keys(module.parameters()),
+        fixed_settings(optimizer),
+    )
+
+
+def clip_of(trainer: L.Trainer) -> Clip | None:
+    """Return how the Trainer clips gradients; None if it does not."""
+    limit = trainer.gradient_clip_val
+    if not limit or limit <= 0:
+        return None
+    by = trainer.gradient_clip_algorithm
+    return Clip(float(limit), "norm" if by is None else str(by.value))
 
 
 def outside(

@@ -15,7 +15,7 @@ from offload.running.runner_memory import Migration
 from trainers.offloading.steps.micro_batch import MicroBatch
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.steps.step_graphs import StepGraphs
-from trainers.offloading.tracing.closure import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts
 
 
 class MovableSteps(StepGraphs):

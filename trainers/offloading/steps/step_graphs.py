@@ -18,15 +18,12 @@ from torch.optim import Optimizer
 
 from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
-from offload.optimizer.fixed_settings import fixed_settings
 from offload.program.assumptions import Number
 from offload.running.trace import Trace
-from offload.torch_seams import hook_keys
 from offload.tracing.capture import capture_step, retraced_step
-from offload.tracing.fixed_at_capture import torch_settings
 from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import Ranks
-from offload.tracing.training import Clip, Parameter, TrainingStep
+from offload.tracing.training import Parameter, TrainingStep
 from offload.watching.state_reads import StateReads
 from trainers.offloading.hardware.meter import Meter
 from trainers.offloading.steps.answers import Answers, why_not_late
@@ -34,13 +31,17 @@ from trainers.offloading.steps.audit import AuditSchedule, at_edge
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
-from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph, outside
-from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.closure import (
-    BatchParts,
-    StepArguments,
-    TrainingForward,
+from trainers.offloading.steps.micro_batch import (
+    MicroBatch,
+    StepGraph,
+    clip_of,
+    outside,
+    situation_of,
 )
+from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.tracing.batch_parts import BatchParts
+from trainers.offloading.tracing.closure import StepArguments, TrainingForward
+from trainers.offloading.tracing.epochs import Epochs
 from trainers.offloading.tracing.hooks import Hooks
 
 TRIAL_RUNS = 4
@@ -78,6 +79,7 @@ class StepGraphs:
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
         self._learned = Learned()
+        self._epochs = Epochs()
         self.answers = Answers()
         """What failed checks have told of the present micro-batch."""
         self._too_large: list[str] = []
@@ -257,19 +259,12 @@ class StepGraphs:
             self.runner.abandon()
 
     def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:
-        return (parts.key, micro.last, self._held, *self._situation())
-
-    def _situation(self) -> tuple[Any, ...]:
-        trainer = self._module.trainer
+        kind = self._request.target.device.type
         return (
-            trainer.accumulate_grad_batches,
-            trainer.gradient_clip_val,
-            trainer.gradient_clip_algorithm,
-            torch_settings(),
-            torch.is_autocast_enabled(self._request.target.device.type),
-            tuple([p.requires_grad for p in self._module.parameters()]),
-            hook_keys(self._module.parameters()),
-            fixed_settings(self.optimizer),
+            parts.key,
+            micro.last,
+            self._held,
+            *situation_of(self._module, self.optimizer, kind),
         )
 
     def _capture(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
@@ -315,6 +310,11 @@ class StepGraphs:
     def _traced(
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
+        return self._epochs.trace(lambda: self._traced_once(micro, parts, last, held))
+
+    def _traced_once(
+        self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
+    ) -> StepGraph:
         forward, hooks, step = self._training_step(micro, parts, last, held)
         # Ranks cannot make a step again without the others.
         assumed = None if self._ranks else AssumedValues(self.answers.for_capture())
@@ -346,6 +346,11 @@ class StepGraphs:
     ) -> Retraced:
         """Trace the step of this micro-batch once, without capturing it. `assumed`: what it is
         answered if it asks for values; it is answered by their present ones after that."""
+        return self._epochs.trace(lambda: self._retraced_once(micro, parts, assumed))
+
+    def _retraced_once(
+        self, micro: MicroBatch, parts: BatchParts, assumed: Sequence[Number]
+    ) -> Retraced:
         forward, _, step = self._training_step(micro, parts, micro.last, self._held)
         with torch.enable_grad(), self._request.target.held():
             sketch = retraced_step(
@@ -363,7 +368,9 @@ class StepGraphs:
     ) -> tuple[TrainingForward, Hooks, TrainingStep]:
         hooks = Hooks(self._module, self.optimizer)
         forward = TrainingForward(
-            self._module, StepArguments("training_step", parts, micro.batch_idx), hooks
+            self._module,
+            StepArguments("training_step", parts, micro.batch_idx, (), self._epochs.read),
+            hooks,
         )
         step = TrainingStep(
             forward,
@@ -372,7 +379,7 @@ class StepGraphs:
             last,
             self.sums,
             held,
-            None if hooks.clip else self._clip(),
+            None if hooks.clip else clip_of(self._module.trainer),
             forward.after if hooks.after else None,
             self._ranks,
         )
@@ -387,13 +394,6 @@ class StepGraphs:
                 f"OffloadStrategy does not watch {', '.join(new)}, which the step reads: a change"
                 " of it is only found by audits. Keep it in a tensor"
             )
-
-    def _clip(self) -> Clip | None:
-        limit = self._module.trainer.gradient_clip_val
-        if not limit or limit <= 0:
-            return None
-        by = self._module.trainer.gradient_clip_algorithm
-        return Clip(float(limit), "norm" if by is None else str(by.value))
 
     def _forget(self, step: StepGraph) -> None:
         self.late_updates.forget(step)

@@ -8,7 +8,7 @@ A step is traced twice, the second time with another `batch_idx`, another epoch 
 rates. If the two traces differ, the step is refused: a graph would freeze what must change.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,12 +19,19 @@ import lightning as L
 import torch
 
 from offload import CaptureError
-from offload.torch_seams import LAST_RATES, pytree, swap_last_rates
+from offload.errors import TracesDiffer
+from offload.torch_seams import LAST_RATES, swap_last_rates
 from offload.watching.state_reads import StateReads
 from offload.watching.watched_state import WatchedState
+from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.batch_texts import BatchText
 from trainers.offloading.tracing.hooks import Hooks
-from trainers.offloading.tracing.opaque_numbers import OpaqueNumber, OpaqueProgress, no_loggers
+from trainers.offloading.tracing.opaque_numbers import (
+    OpaqueEpoch,
+    OpaqueNumber,
+    OpaqueProgress,
+    no_loggers,
+)
 from trainers.offloading.tracing.side_effects import (
     LiveNumber,
     LogCall,
@@ -35,7 +42,6 @@ from trainers.offloading.tracing.side_effects import (
     say,
 )
 
-PLAIN = (int, float, complex, str, bytes, bool, type(None))
 CONTEXTS = MappingProxyType(
     {
         "training_step": "train_step_context",
@@ -45,114 +51,6 @@ CONTEXTS = MappingProxyType(
     }
 )
 """The context of the precision plugin for each method of the module."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchParts:
-    """A batch, taken apart into tensors, texts and constants."""
-
-    tensors: tuple[torch.Tensor, ...]
-    key: tuple[Any, ...]
-    """Two batches with equal keys can be served by one graph."""
-    leaves: tuple[Any, ...]
-    spec: Any
-    texts: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, batch: Any) -> "BatchParts":
-        leaves, spec = pytree.tree_flatten(batch)
-        leaves = [_MappingBatch.of(leaf) if isinstance(leaf, Mapping) else leaf for leaf in leaves]
-        tensors = [tensor for leaf in leaves for tensor in _tensors(leaf)]
-        key = (spec, *(_leaf_key(leaf) for leaf in leaves))
-        texts = [text for leaf in leaves for text in _texts(leaf)]
-        return cls(tuple(tensors), key, tuple(leaves), spec, tuple(texts))
-
-    @property
-    def given(self) -> tuple[Any, ...]:
-        """The items of the batch that the step may return unchanged."""
-        return (*self.tensors, *self.texts)
-
-    @property
-    def loose(self) -> "BatchParts":
-        """The same parts with stand-ins for the texts, for a step that does not read them. Without
-        texts this is the object itself."""
-        if not self.texts:
-            return self
-        leaves = tuple(map(_loose, self.leaves))
-        return replace(self, leaves=leaves, key=(self.spec, *map(_leaf_key, leaves)))
-
-    def rebuilt(self, tensors: Iterable[torch.Tensor], texts: Iterable[BatchText] = ()) -> Any:
-        """Return the batch with these tensors, and with `texts` in place of the stand-ins."""
-        new, said = iter(tensors), iter(texts)
-        leaves = [_rebuilt(leaf, new, said) for leaf in self.leaves]
-        return pytree.tree_unflatten(leaves, self.spec)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _MappingBatch:
-    """A mapping of another type than dict, such as transformers' BatchEncoding. It is rebuilt from
-    a dict, as Lightning does when it moves a batch."""
-
-    kind: Any
-    inside: BatchParts
-
-    @classmethod
-    def of(cls, mapping: Mapping[Any, Any]) -> "_MappingBatch":
-        made: Any = type(mapping)
-        inside = dict(mapping)
-        if _beside(made(inside)) != _beside(mapping):
-            raise CaptureError(
-                f"the batch holds a {made.__name__} with attributes besides its items, which"
-                " would be lost when it is rebuilt. Return a dict from the data set"
-                " (or collate_fn)"
-            )
-        return cls(made, BatchParts.of(inside))
-
-
-def _beside(mapping: Any) -> dict[str, Any]:
-    return {name: own for name, own in vars(mapping).items() if not isinstance(own, Mapping)}
-
-
-def _tensors(leaf: Any) -> tuple[torch.Tensor, ...]:
-    if isinstance(leaf, _MappingBatch):
-        return leaf.inside.tensors
-    return (leaf,) if isinstance(leaf, torch.Tensor) else ()
-
-
-def _texts(leaf: Any) -> tuple[str, ...]:
-    if isinstance(leaf, _MappingBatch):
-        return leaf.inside.texts
-    return (leaf,) if isinstance(leaf, str) else ()
-
-
-def _loose(leaf: Any) -> Any:
-    if isinstance(leaf, _MappingBatch):
-        return replace(leaf, inside=leaf.inside.loose)
-    return BatchText() if isinstance(leaf, str) else leaf
-
-
-def _rebuilt(leaf: Any, new: Iterator[torch.Tensor], said: Iterator[BatchText]) -> Any:
-    if isinstance(leaf, _MappingBatch):
-        return leaf.kind(leaf.inside.rebuilt(new, said))
-    if type(leaf) is BatchText:
-        return next(said)
-    return next(new) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, _MappingBatch):
-        return (leaf.kind, leaf.inside.key)
-    if type(leaf) is BatchText:
-        return (str,)
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.dtype, leaf.stride(), leaf.requires_grad)
-    if not isinstance(leaf, PLAIN):
-        raise CaptureError(
-            f"the batch holds a {type(leaf).__name__}, but a planned step takes only tensors,"
-            " numbers and text in dicts, lists and tuples. Return these from the data set"
-            " (or collate_fn)"
-        )
-    return (type(leaf), leaf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +89,8 @@ class StepArguments:
     """This is None if the method does not take it."""
     more: tuple[Any, ...] = ()
     """This is the dataloader's index if there are several."""
+    reads_epoch: bool = False
+    """Whether the step computes with the epoch, so that each epoch has a graph of its own."""
 
 
 class TracedStep:
@@ -209,6 +109,9 @@ class TracedStep:
             self.reads.ignore(group, "lr")
         for scheduler in _schedulers(self._trainer):
             self.reads.ignore(vars(scheduler), LAST_RATES)
+        if given.reads_epoch:
+            epoch = self._trainer.fit_loop.epoch_progress.current
+            self.reads.add(vars(epoch), "completed", "epoch_progress.current")
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, TraceNotes]:
         """Call the step; return its output and what was noted."""
@@ -234,7 +137,7 @@ class TracedStep:
         """Surround every call of the user's Python code in a trace."""
         with ExitStack() as around:
             with self.reads.paused():
-                around.enter_context(_moved(self._trainer, self._given.kind, second))
+                around.enter_context(_moved(self._trainer, self._given, second))
                 around.enter_context(put_off(self._module, notes, self._given.kind))
                 around.enter_context(no_loggers(self._trainer, self._given.kind))
             try:
@@ -364,7 +267,7 @@ def _compare(one: Any, other: Any) -> None:
 
 
 def _frozen(what: str) -> CaptureError:
-    return CaptureError(
+    return TracesDiffer(
         "the step does or logs different things if batch_idx, the epoch or the learning rate"
         f" differ ({what[:300]}), but a captured step does the same in every batch. Do it in a hook"
         " (on_train_batch_end)"
@@ -372,8 +275,10 @@ def _frozen(what: str) -> CaptureError:
 
 
 @contextmanager
-def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
-    """Give the trainer another epoch, global step and learning rates in this block if `really`."""
+def _moved(trainer: L.Trainer, given: StepArguments, really: bool) -> Iterator[None]:
+    """Give the trainer another epoch, global step and learning rates in this block if `really`. A
+    step that computes with the epoch keeps it."""
+    kind = given.kind
     epoch: Any = trainer.fit_loop.epoch_progress.current
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     before = epoch.processed, epoch.completed, steps.completed
@@ -381,8 +286,9 @@ def _moved(trainer: L.Trainer, kind: str, really: bool) -> Iterator[None]:
     last = [(scheduler, scheduler.get_last_lr()) for scheduler in _schedulers(trainer)]
     try:
         # Each moves by another amount, so that they can be told apart.
-        epoch.processed = OpaqueProgress.of(kind, epoch.processed + 3 * really)
-        epoch.completed = OpaqueProgress.of(kind, epoch.completed + 3 * really)
+        if not given.reads_epoch:
+            epoch.processed = OpaqueEpoch.of(kind, epoch.processed + 3 * really)
+            epoch.completed = OpaqueEpoch.of(kind, epoch.completed + 3 * really)
         steps.completed = OpaqueProgress.of(kind, steps.completed + 7 * really)
         for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # the sum also changes a rate of 0

@@ -1,6 +1,7 @@
 """Stand-ins for what differs in every step: the batch's index, the epoch, the loggers.
 
-batch_idx, current_epoch, global_step    may be passed on and logged; any other use is refused
+batch_idx, global_step    may be passed on and logged; any other use is refused
+current_epoch             the same; a use has the step traced anew, with a graph for every epoch
 self.logger                              every use is refused
 """
 
@@ -15,6 +16,10 @@ from offload import CaptureError
 from offload.program.frames import say_frame, user_frame
 from offload.watching.value_kinds import StandIn
 from trainers.lightning_seams import swap_loggers
+
+
+class EpochUsed(CaptureError):
+    """A step computes with the epoch, and was traced as one that does not."""
 
 
 class OpaqueNumber(int, StandIn):
@@ -33,9 +38,11 @@ class OpaqueNumber(int, StandIn):
     def why(self) -> str:
         return f"batch_idx, which differs in every step. Do it in a hook ({_hook(self.kind)})"
 
+    error: type[CaptureError] = CaptureError
+
     def _used(self, *_: Any) -> NoReturn:
         line = say_frame(user_frame(sys._getframe(1)))
-        raise CaptureError(f"{line}: {self.kind} uses {self.why}, or leave it out")
+        raise self.error(f"{line}: {self.kind} uses {self.why}, or leave it out")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
@@ -44,16 +51,25 @@ class OpaqueNumber(int, StandIn):
 
 
 class OpaqueProgress(OpaqueNumber):
-    """The epoch, or the number of steps so far. Tracing with two values of it cannot show what a
-    third value would do (`if self.current_epoch > 20`), so every use is refused."""
+    """The number of steps so far. Tracing with two values of it cannot show what a third value
+    would do (`if self.global_step > 20`), so every use is refused."""
 
     @property
     def why(self) -> str:
         return (
-            "current_epoch or global_step, and a captured step would do the same in every epoch."
-            " Set an attribute of the module in on_train_epoch_start and read that, log the number"
-            " unchanged"
+            "global_step, which differs in every step. Keep what follows from it in a tensor"
+            " (self.register_buffer) that a hook changes in place, log the number unchanged"
         )
+
+
+class OpaqueEpoch(OpaqueProgress):
+    """The epoch. A step that uses it is traced anew, with a graph for every epoch."""
+
+    error = EpochUsed
+
+    @property
+    def why(self) -> str:
+        return "current_epoch"
 
 
 def _hook(kind: str) -> str:
