@@ -14,12 +14,18 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import CaptureError
+from offload import CaptureError, TaskGraph
+from offload.sizes import say_size
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.tracing.batch_parts import BatchParts
 
-MOST = 16
-"""A cache holds so many graphs."""
+TASK_BYTES = 10 << 10
+"""What a task of a kept graph takes of the host's memory, with its plan and its bound kernels:
+measured on a transformer, 96 tasks, twelve graphs."""
+KEPT_BYTES = 1 << 30
+"""A cache holds graphs of so many bytes."""
+OFTEN = 16
+"""So many captures that changes of values cause may become too many."""
 MANY = 3
 """After so many captures for a similar reason a warning says why."""
 STORM = 0.1
@@ -31,6 +37,9 @@ class ServedGraph(Protocol):
 
     @property
     def validity(self) -> GraphValidity: ...
+
+    @property
+    def graph(self) -> TaskGraph: ...
 
 
 S = TypeVar("S", bound=ServedGraph)
@@ -85,7 +94,7 @@ class GraphCache(Generic[S]):
         """Refuse a value that changes in every step, or so often that captures take over."""
         self._other = self._other + 1 if has_effect else 0
         self._others += has_effect
-        often = self._others >= MOST and self._spent > STORM * (monotonic() - self._begun)
+        often = self._others >= OFTEN and self._spent > STORM * (monotonic() - self._begun)
         if self._other >= MANY or often:
             how = "in every step" if self._other >= MANY else f"{self._others} times so far"
             raise CaptureError(
@@ -97,11 +106,18 @@ class GraphCache(Generic[S]):
     def put(self, key: Any, step: S) -> None:
         self._steps.setdefault(key, []).append(step)
         self._steps.move_to_end(key)
-        while sum(map(len, self._steps.values())) > MOST:
+        while self._kept_bytes() > KEPT_BYTES and self._count() > 1:
             _, steps = next(iter(self._steps.items()))
             self._forget(steps.pop(0))
             if not steps:
                 self._steps.popitem(last=False)
+
+    def _count(self) -> int:
+        return sum(map(len, self._steps.values()))
+
+    def _kept_bytes(self) -> int:
+        graphs = (step.graph for steps in self._steps.values() for step in steps)
+        return TASK_BYTES * sum(len(graph.tasks) for graph in graphs)
 
     def warn_if_many(self, key: Any, parts: BatchParts, of: Any = None, surprise: str = "") -> None:
         """Warn once that many graphs are captured, and say why. Two shapes are no reason: the last
@@ -123,7 +139,7 @@ class GraphCache(Generic[S]):
             self._warned = True
             rank_zero_warn(
                 f"OffloadStrategy has captured and planned {self._what} {MANY} times, because"
-                f" {why}. Each time costs seconds, and at most {MOST} plans are kept"
+                f" {why}. Each time costs seconds. Plans of up to {say_size(KEPT_BYTES)} are kept"
             )
 
 
