@@ -166,7 +166,7 @@ class StepSpy(TorchDispatchMode):
         self._alive.append((args, kwargs, result))
         if name_of(func) not in SILENT:
             self.noted += split(func, (tuple(args), kwargs), result)
-        if name_of(func) in FILLS or name_of(func) == "clone":
+        if name_of(func) in FILLS:
             self.fills[storage_key(result)] = Noted(func, (tuple(args), kwargs), result)
 
 

@@ -1,14 +1,14 @@
 """Finds out what an optimizer's `step()` does to each parameter, before it is planned.
 
-    from an empty state      makes exp_avg = zeros_like(p), step = 0, ..    -> how a state begins
-    from that state          the same ops, else the step is refused         -> elementwise? gradient?
-    with counters far ahead  which other ops there are                      -> variants, to measure
-    all parameters at once   each has the ops that it has alone             -> one task a parameter
+    from an empty state       makes exp_avg = zeros_like(p), step = 0, ..   -> how a state begins
+    from that state           the same ops, else the step is refused        -> is it elementwise?
+    with counters far ahead   which other ops there are                     -> variants, to measure
+    all parameters at once    each has the ops that it has alone            -> one task a parameter
 
 Whatever a step does that does not hold for every later step is refused by name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from offload.errors import CaptureError
-from offload.optimizer.step_spy import FILLS, Noted, StepSpy, ValueAsked, changed_by
+from offload.optimizer.step_spy import FILLS, StepSpy, ValueAsked
 from offload.optimizer.step_traces import Outcome, Part, State, trace_step
 from offload.optimizer.step_updates import Counters, LateState, StepUpdate
 from offload.program.kernels import CPU
@@ -33,6 +33,8 @@ from offload.torch_seams import (
 Make = Callable[[torch.Tensor], Any]
 NEAR, FAR = tuple(range(2, 13)), tuple(10**power for power in range(2, 10))
 """Numbers of steps at which the ops of a step are looked at."""
+NEARLY = 1 - 2**-10
+"""All settings times this are others, and no number turns into 0."""
 ADVICE = "Use another optimizer, or capture(step) and update outside of it"
 
 
@@ -42,15 +44,25 @@ class StepFacts:
 
     begin: Mapping[str, Make]
     """How each entry of a state that is not there yet begins."""
-    late: frozenset[str]
-    """Those of them that only the first step can make, from its gradient."""
+    late: bool
+    """Whether the first step itself must make them: of its gradient, or with the learning rate that
+    it finds."""
     states: tuple[str, ...]
     """Keys of states that are planned; all others are counters."""
     steady: State
     """A state as the second step finds it, for tracing."""
+    outcome: Outcome
+    """What the second step does, or the first one if they are alike."""
     elementwise: bool
     changes_gradient: bool
-    variants: tuple[Counters, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A step over one parameter."""
+
+    outcome: Outcome
+    spy: StepSpy
 
 
 class StepStudy:
@@ -84,11 +96,12 @@ class StepStudy:
         """The update of a parameter. It also makes the state that the first step would make."""
         with _named(self._optimizer):
             facts = self._of(group, p)
+            variants = self._variants_of(group, p, facts)
         state = self._optimizer.state[p]
         with torch.no_grad():
             made = {k: make(p) for k, make in facts.begin.items() if state.get(k) is None}
         state.update(made)
-        late = {key: made[key] for key in facts.late}
+        late = made if facts.late else None
         return StepUpdate(
             self._optimizer,
             group,
@@ -97,7 +110,7 @@ class StepStudy:
             self._where(p),
             facts.elementwise,
             facts.changes_gradient,
-            facts.variants,
+            variants,
             LateState(self._optimizer, p, late) if late else None,
         )
 
@@ -112,9 +125,9 @@ class StepStudy:
         ]
         return group, p.size(), p.stride(), p.dtype, self._where(p), *held
 
-    def _trace(self, group: int, p: torch.Tensor, state: State) -> tuple[Outcome, StepSpy]:
-        trace = trace_step(self._optimizer, [Part(group, p, state)], self._where(p))
-        return trace.outcomes[0], trace.spy
+    def _trace(self, group: int, p: torch.Tensor, state: State, scale: float = 1.0) -> _Alone:
+        trace = trace_step(self._optimizer, [Part(group, p, state)], self._where(p), scale)
+        return _Alone(trace.outcomes[0], trace.spy)
 
     def _of(self, group: int, p: torch.Tensor) -> StepFacts:
         kind = self._kind(group, p)
@@ -124,44 +137,42 @@ class StepStudy:
 
     def _studied(self, group: int, p: torch.Tensor) -> StepFacts:
         given = dict(self._optimizer.state.get(p, {}))
-        first, spy = self._trace(group, p, given)
-        if gone := [key for key in given if key not in first.state]:
+        first = self._trace(group, p, given)
+        if gone := [key for key in given if key not in first.outcome.state]:
             raise CaptureError(f"it removes its state {gone[0]!r}")
-        begin: dict[str, Make] = {}
-        late: set[str] = set()
-        found = [first]
-        state: dict[str, Any] = {}
-        for key, value in first.state.items():
-            if (state_now := given.get(key)) is not None or value is None:
-                state[key] = state_now
-                continue
-            begun = _begun(key, value, first, spy)
-            begin[key] = begun or _placeholder(key, value)
-            late |= {key} if begun is None else set()
-            state[key] = value if isinstance(value, FakeTensor) else begin[key](torch.empty(()))
-        if begin:
-            second, _ = self._trace(group, p, {k: v for k, v in state.items() if k not in late})
-            found.append(second)
-            _check_second(first, second, set(begin))
-        if late:
-            found.append(self._trace(group, p, state)[0])
+        new = [k for k, v in first.outcome.state.items() if v is not None and given.get(k) is None]
+        begun = {key: _begun(first.outcome.state[key], first) for key in new}
+        late = None in begun.values() or self._depends(group, p, given, new, first)
+        begin = {k: make or _placeholder(first.outcome.state[k]) for k, make in begun.items()}
+        state = {**dict.fromkeys(first.outcome.state), **given}
+        state |= {key: _first_value(first.outcome.state[key], begun[key]) for key in new}
+        found = [first.outcome]
+        if new:
+            found.append(self._trace(group, p, state).outcome)
+            if not late:
+                _check_second(*found, new)
         steady = found[-1]
-        states = tuple(k for k, v in steady.state.items() if isinstance(v, FakeTensor))
         return StepFacts(
             begin,
-            frozenset(late),
-            states,
+            late,
+            tuple(k for k, v in steady.state.items() if isinstance(v, FakeTensor)),
             state,
+            steady,
             all(one.elementwise for one in found),
             any(one.changes_gradient for one in found),
-            self._variants_of(group, p, state, steady, bool(late)),
         )
 
-    def _variants_of(
-        self, group: int, p: torch.Tensor, state: State, steady: Outcome, late: bool
-    ) -> tuple[Counters, ...]:
+    def _depends(
+        self, group: int, p: torch.Tensor, given: State, new: Sequence[str], first: _Alone
+    ) -> bool:
+        """Whether the state begins with settings, which may change before the first step."""
+        other = self._trace(group, p, given, scale=NEARLY)
+        return [_beginning(first, key) for key in new] != [_beginning(other, key) for key in new]
+
+    def _variants_of(self, group: int, p: torch.Tensor, facts: StepFacts) -> tuple[Counters, ...]:
         """Counters for which the step calls other kernels than with the present ones."""
-        key = group, steady.calls, late, p.dim()
+        state, steady, late = facts.steady, facts.outcome, facts.late
+        key = group, steady.calls, late, facts.states
         if key not in self._variants:
             seen = {steady.calls: _counters(state)}
             counting = _counting(_counters(state), steady.counters())
@@ -183,7 +194,7 @@ class StepStudy:
             now = {k: _set(v, number) if k in counting else v for k, v in state.items()}
             for _ in range(2 if number in FAR else 1):  # some counters follow another one
                 before = _counters(now)
-                outcome, _ = self._trace(group, p, now)
+                outcome = self._trace(group, p, now).outcome
                 seen.setdefault(outcome.calls, before)
                 now = dict(outcome.state)
 
@@ -194,7 +205,7 @@ class StepStudy:
             raise CaptureError(f"its parameters are on {len(devices)} devices")
         together = trace_step(self._optimizer, parts, devices.pop()).outcomes
         for part, among in zip(parts, together, strict=True):
-            alone, _ = self._trace(part.group, part.parameter, part.state)
+            alone = self._trace(part.group, part.parameter, part.state).outcome
             if alone.lines != among.lines or alone.counters() != among.counters():
                 raise CaptureError(
                     "it treats a parameter otherwise where there are others, and a plan updates"
@@ -202,32 +213,27 @@ class StepStudy:
                 )
 
 
-def _begun(key: str, value: Any, first: Outcome, spy: StepSpy) -> Make | None:
-    """How an entry of the state begins; None if the first step makes it of its gradient."""
+def _begun(value: Any, first: _Alone) -> Make | None:
+    """How an entry of the state begins; None if only the first step can tell."""
     if isinstance(value, FakeTensor):
-        return _filled(value, first, spy)
+        return _filled(value, first)
     if isinstance(value, torch.Tensor):
-        begun = spy.begun.get(storage_key(value))
+        begun = first.spy.begun.get(storage_key(value))
         if begun is None or begun.size() != value.size() or begun.dtype != value.dtype:
-            raise CaptureError(f"nobody can tell how its state {key!r} begins")
-        follows = storage_key(value) in spy.following
+            return None
+        follows = storage_key(value) in first.spy.following
         return lambda p: begun.to(p.device if follows else CPU, copy=True)
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return lambda _: type(value)(0)  # what it is; that is compared
+        return lambda _: type(value)(0)  # most begin so, and that is compared
     return lambda _: value
 
 
-def _filled(value: torch.Tensor, first: Outcome, spy: StepSpy) -> Make | None:
-    fill = spy.fills.get(storage_key(value))
-    if fill is None or (fill.results.size(), fill.results.stride()) != (
-        value.size(),
-        value.stride(),
-    ):
+def _filled(value: torch.Tensor, first: _Alone) -> Make | None:
+    fill = first.spy.fills.get(storage_key(value))
+    if fill is None or not _laid_out_alike(fill.results, value):
         return None
     given = [t for t in tensors_of(fill.args) if isinstance(t, FakeTensor)]
-    if any(first.names.get(storage_key(t)) not in ("p", "g") for t in given):
-        return None
-    if name_of(fill.func) == "clone" and not _clones_parameter(fill, first):
+    if any(first.outcome.names.get(storage_key(t)) not in ("p", "g") for t in given):
         return None
     positional, named = fill.args
 
@@ -239,47 +245,60 @@ def _filled(value: torch.Tensor, first: Outcome, spy: StepSpy) -> Make | None:
     return made
 
 
-def _clones_parameter(fill: Noted, first: Outcome) -> bool:
-    """Whether it copies the parameter as it is before the step."""
-    for op in first.ops:
-        if op.results is fill.results:
-            break
-        if any(first.names.get(storage_key(t)) == "p" for t in changed_by(op)):
-            return False
-    return first.names.get(storage_key(tensors_of(fill.args)[0])) == "p"
+def _laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = (one.size(), one.stride()) == (other.size(), other.stride())
+    return alike and one.dtype == other.dtype
 
 
-def _placeholder(key: str, value: Any) -> Make:
-    if not value.is_floating_point():
-        raise CaptureError(f"its first step makes its state {key!r}, of {value.dtype}")
+def _beginning(first: _Alone, key: str) -> str:
+    """As text, what an entry of the state begins with."""
+    value = first.outcome.state[key]
+    if not isinstance(value, torch.Tensor):
+        return ""
+    if isinstance(value, FakeTensor):
+        fill = first.spy.fills.get(storage_key(value))
+        return repr(mapped(fill.args, lambda t: tuple(t.size()))) if fill else ""
+    begun = first.spy.begun.get(storage_key(value))
+    return "" if begun is None else repr(begun.tolist())
+
+
+def _placeholder(value: Any) -> Make:
+    """What stands for an entry until the first step: NaN, in case that somebody uses it."""
+    assert isinstance(value, torch.Tensor)
     size, stride, dtype = tuple(value.size()), value.stride(), value.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise CaptureError(f"only its first step can make a state of {dtype}")
+    planned = isinstance(value, FakeTensor)
 
     def made(p: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty_strided(size, stride, dtype=dtype, device=p.device)
-        return empty.fill_(float("nan"))
+        device = p.device if planned else CPU
+        return torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(float("nan"))
 
     return made
 
 
-def _check_second(first: Outcome, second: Outcome, begun: set[str]) -> None:
+def _first_value(value: Any, begun: Make | None) -> Any:
+    """An entry of the state for a trace: the first step has made it, or it has just begun."""
+    keep = isinstance(value, FakeTensor) or begun is None
+    return value if keep else begun(torch.empty(()))
+
+
+def _check_second(first: Outcome, second: Outcome, begun: Sequence[str]) -> None:
     """Raise if the step from a state that was begun is not the first step."""
     after = (first.counters(), list(first.state)), (second.counters(), list(second.state))
     if after[0][0] != after[1][0] or _computing(first, begun) != _computing(second, begun):
         raise CaptureError(
             "its first step differs from the others, and a plan has one step. Take one step with it"
-            " first"
+            " before it is captured"
         )
 
 
-def _computing(outcome: Outcome, begun: set[str]) -> list[str]:
+def _computing(outcome: Outcome, begun: Sequence[str]) -> list[str]:
     """The ops as text, without those that begin a state."""
     return [
         line
         for op, line in zip(outcome.ops, outcome.lines, strict=True)
-        if not (
-            name_of(op.func) in (*FILLS, "clone")
-            and outcome.names.get(storage_key(op.results)) in begun
-        )
+        if not (name_of(op.func) in FILLS and outcome.names.get(storage_key(op.results)) in begun)
     ]
 
 

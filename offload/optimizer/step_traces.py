@@ -1,6 +1,6 @@
 """One trace of an optimizer's `step()` over a few parameters, under a `StepSpy`.
 
-    (group 0, w, its state)  (group 1, b, its state)  --trace_step-->  StepTrace: what it did to each
+    (group 0, w, its state)  (group 1, b, its state)  --trace_step-->  what it did to each of them
 
 Tensors of one element in the state are counters, unless the step puts something into them that
 depends on a gradient.
@@ -74,11 +74,14 @@ class StepTrace:
     spy: StepSpy
 
 
-def trace_step(optimizer: Optimizer, parts: Sequence[Part], device: torch.device) -> StepTrace:
-    """Trace `step()`. `device`: where the parameters are said to be."""
+def trace_step(
+    optimizer: Optimizer, parts: Sequence[Part], device: torch.device, scale: float = 1.0
+) -> StepTrace:
+    """Trace `step()`. `device`: where the parameters are said to be. `scale`: a factor for all
+    settings that are no whole numbers, to see what depends on them."""
     dependent: set[tuple[int, str]] = set()
     while True:
-        trace = _Trace(optimizer, parts, device, dependent)
+        trace = _Trace(optimizer, parts, device, dependent, scale)
         try:
             return trace.run()
         except Depends as found:
@@ -98,6 +101,7 @@ class _Trace:
         parts: Sequence[Part],
         device: torch.device,
         dependent: set[tuple[int, str]],
+        scale: float,
     ) -> None:
         self._optimizer, self._device = optimizer, device
         self._fakes = FakeTensorMode()
@@ -121,7 +125,7 @@ class _Trace:
             self._state[p] = state
             groups.setdefault(part.group, []).append(p)
         self._settings = [
-            {key: _apart(value) for key, value in group.items() if key != "params"}
+            {key: _scaled(_apart(value), scale) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
         self._copy: Any = copy_with(optimizer, self._settings, groups, self._state)
@@ -174,7 +178,7 @@ class _Trace:
                     " parameter, self.state[p]"
                 )
         for number, (now, before) in enumerate(
-            zip(self._copy.param_groups, self._optimizer.param_groups, strict=True)
+            zip(self._copy.param_groups, self._settings, strict=True)
         ):
             for key in now:
                 if key != "params" and not _same(now[key], before.get(key, _check_rest_missing)):
@@ -229,6 +233,14 @@ def _apart(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() == 1 else value
     return copy.copy(value) if isinstance(value, dict | list | set) else value
+
+
+def _scaled(value: Any, scale: float) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)([_scaled(part, scale) for part in value])
+    real = isinstance(value, float)
+    real = real or (isinstance(value, torch.Tensor) and value.is_floating_point())
+    return value * scale if real and scale != 1 else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -25,22 +25,21 @@ Counters = tuple[tuple[str, Any], ...]
 
 @dataclass(slots=True, eq=False)
 class LateState:
-    """States that the first step makes from its gradients, so that nobody can make them before.
-
-    Until then placeholders have their places, full of NaN, in case that somebody uses them."""
+    """A state that the first step itself makes, of its gradient or with the learning rate that it
+    finds. Until then placeholders have its places."""
 
     optimizer: Optimizer
     parameter: torch.nn.Parameter
-    placeholders: Mapping[str, torch.Tensor]
+    placeholders: Mapping[str, Any]
     made: bool = False
 
     @property
     def missing(self) -> frozenset[str]:
-        """The keys of states that the next step makes. Loading a state replaces its tensors."""
-        if self.made:
+        """The keys that the next step makes. Who loads a state replaces its tensors."""
+        now, own = self.optimizer.state[self.parameter], self.placeholders.items()
+        if self.made or any(now.get(k) is not t for k, t in own if isinstance(t, torch.Tensor)):
             return frozenset()
-        now = self.optimizer.state[self.parameter]
-        return frozenset(k for k, t in self.placeholders.items() if now.get(k) is t)
+        return frozenset(self.placeholders)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
