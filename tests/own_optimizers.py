@@ -12,7 +12,10 @@ class Simple(Optimizer):
     def __init__(self, params: Any, lr: float = 0.01, **more: Any) -> None:
         super().__init__(params, {"lr": lr, **more})
 
-    def each(self) -> Any:
+    def each(self, closure: Any = None) -> Any:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -24,7 +27,7 @@ class Lion(Simple):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             if not state:
                 state["step"] = 0
                 state["mean"] = torch.zeros_like(p)
@@ -42,7 +45,7 @@ class Slow(Simple):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             if "slow" not in state:
                 state["slow"] = p.clone()
                 state["mean"] = torch.zeros_like(p)
@@ -58,7 +61,7 @@ class Trusting(Simple):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             if not state:
                 state["mean"] = torch.zeros_like(p)
             state["mean"].mul_(0.9).add_(p.grad)
@@ -76,6 +79,15 @@ class Warm(Adam):
         return super().step(closure)
 
 
+class Beginning(Simple):
+    """No state but a number, which does not begin with 0."""
+
+    def step(self, closure: Any = None) -> None:
+        for group, p, state in self.each(closure):
+            state["step"] = state.get("step", 7) + 1
+            p.data.add_(p.grad, alpha=-group["lr"] / state["step"])
+
+
 class Named(Adam):
     """A subclass that changes nothing."""
 
@@ -85,7 +97,7 @@ class Named(Adam):
 
 class Branching(Simple):
     def step(self, closure: Any = None) -> None:
-        for group, p, _ in self.each():
+        for group, p, _ in self.each(closure):
             if p.grad.abs().max() > 1:
                 p.grad.zero_()
             p.data.add_(p.grad, alpha=-group["lr"])
@@ -93,20 +105,20 @@ class Branching(Simple):
 
 class Asking(Simple):
     def step(self, closure: Any = None) -> None:
-        for group, p, _ in self.each():
+        for group, p, _ in self.each(closure):
             p.data.add_(p.grad, alpha=-group["lr"] / (1 + p.grad.norm().item()))
 
 
 class Together(Simple):
     def step(self, closure: Any = None) -> None:
-        norms = torch.stack([p.grad.norm() for _, p, _ in self.each()]).norm()
+        norms = torch.stack([p.grad.norm() for _, p, _ in self.each(closure)]).norm()
         for group, p, _ in self.each():
             p.data.sub_(p.grad / norms * group["lr"])
 
 
 class Noisy(Simple):
     def step(self, closure: Any = None) -> None:
-        for group, p, _ in self.each():
+        for group, p, _ in self.each(closure):
             p.data.add_(p.grad + torch.randn_like(p), alpha=-group["lr"])
 
 
@@ -115,7 +127,7 @@ class Counting(Simple):
 
     def step(self, closure: Any = None) -> None:
         self.calls += 1
-        for group, p, _ in self.each():
+        for group, p, _ in self.each(closure):
             p.data.add_(p.grad, alpha=-group["lr"] / self.calls)
 
 
@@ -123,24 +135,15 @@ class Adapting(Simple):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
-        for group, p, _ in self.each():
+        for group, p, _ in self.each(closure):
             p.data.add_(p.grad, alpha=-group["lr"])
-
-
-class Beginning(Simple):
-    """Its counter does not begin with 0, so that nobody can tell with what it begins."""
-
-    def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
-            state["step"] = state.get("step", 7) + 1
-            p.data.add_(p.grad, alpha=-group["lr"] / state["step"])
 
 
 class Norms(Simple):
     """A number in the state that depends on gradients."""
 
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             if not state:
                 state["size"] = torch.zeros(())
             state["size"].add_(p.grad.norm())
@@ -149,7 +152,7 @@ class Norms(Simple):
 
 class Listing(Simple):
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             state.setdefault("past", []).append(p.grad.clone())
             p.data.sub_(sum(state["past"]) * group["lr"])
 
@@ -158,7 +161,7 @@ class Numbered(Simple):
     """How a parameter is treated depends on its place among the others."""
 
     def step(self, closure: Any = None) -> None:
-        for number, (group, p, _) in enumerate(self.each()):
+        for number, (group, p, _) in enumerate(self.each(closure)):
             p.data.add_(p.grad, alpha=-group["lr"] / (1 + number))
 
 
@@ -167,7 +170,7 @@ class Growing(Simple):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        for group, p, state in self.each():
+        for group, p, state in self.each(closure):
             if not state:
                 state["step"] = 0
                 state["past"] = torch.zeros_like(p)

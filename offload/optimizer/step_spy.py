@@ -25,11 +25,6 @@ from offload.torch_seams import (
     storage_key,
 )
 
-FILLS = frozenset({
-    "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "zeros", "ones",
-    "full",
-})  # fmt: skip
-"""Ops whose results depend on no values."""
 SILENT = frozenset({"detach", "alias", "lift_fresh", "device"})
 """Ops that compute nothing: they are not noted."""
 VALUE = "_local_scalar_dense"
@@ -67,24 +62,16 @@ class StepSpy(TorchDispatchMode):
         self,
         fakes: FakeTensorMode,
         own: Sequence[torch.Tensor],
-        device: torch.device,
         values: bool,
     ) -> None:
-        """`own`: real tensors that the step may change. `device`: where the parameters are.
-        `values`: whether it may ask for values; they are 1."""
+        """`own`: real tensors that the step may change. `values`: whether it may ask for values;
+        they are 1."""
         super().__init__()
-        self._device = device
         self._fakes = fakes
         self._values = values
         self._own = {storage_key(tensor) for tensor in own}
         self._alive: list[Any] = [*own]
         self.noted: list[Noted] = []
-        self.begun: dict[int, torch.Tensor] = {}
-        """The first values of the real tensors that the step makes, by storage."""
-        self.following: set[int] = set()
-        """Those of them that the step makes on the parameters' device."""
-        self.fills: dict[int, Noted] = {}
-        """What made a fake, by its storage, if that depends on no values."""
         self.asks = False
         """Whether it asked for a value."""
 
@@ -121,23 +108,18 @@ class StepSpy(TorchDispatchMode):
         if fake.numel() != 1:
             self._note(func, args, kwargs, fake)
             return fake
-        return self._begun(func(*args, **_on_host(kwargs)), kwargs)
+        return self._kept(func(*args, **_on_host(kwargs)))
 
     def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         for tensor in _changed(func, args, kwargs):
             if storage_key(tensor) not in self._own:
                 raise CaptureError(f"it changes a tensor of its own, outside of its state ({func})")
-        return self._begun(func(*args, **_on_host(kwargs)), kwargs)
+        return self._kept(func(*args, **_on_host(kwargs)))
 
-    def _begun(self, result: Any, kwargs: Mapping[str, Any]) -> Any:
-        for tensor in tensors_of(result):
-            key = storage_key(tensor)
-            if key not in self._own:
-                self._own.add(key)
-                self._alive.append(tensor)
-                self.begun[key] = tensor.detach().clone()
-                if kwargs.get("device") == self._device:
-                    self.following.add(key)
+    def _kept(self, result: Any) -> Any:
+        tensors = tensors_of(result)
+        self._own |= {storage_key(tensor) for tensor in tensors}
+        self._alive += tensors
         return result
 
     def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -166,8 +148,6 @@ class StepSpy(TorchDispatchMode):
         self._alive.append((args, kwargs, result))
         if name_of(func) not in SILENT:
             self.noted += split(func, (tuple(args), kwargs), result)
-        if name_of(func) in FILLS:
-            self.fills[storage_key(result)] = Noted(func, (tuple(args), kwargs), result)
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Outcome:
     lines: tuple[str, ...]
     """Its ops as text, for comparing two traces."""
     ops: tuple[Noted, ...]
-    names: Mapping[int, str]
-    """What the storages of `p`, `g` and the state are called in the lines."""
+    made: tuple[str, ...]
+    """Keys of its state that the step made."""
     elementwise: bool
     changes_gradient: bool
 
@@ -66,22 +66,14 @@ class Outcome:
         return {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in plain.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class StepTrace:
-    """A step over several parameters."""
-
-    outcomes: tuple[Outcome, ...]
-    spy: StepSpy
-
-
 def trace_step(
-    optimizer: Optimizer, parts: Sequence[Part], device: torch.device, scale: float = 1.0
-) -> StepTrace:
-    """Trace `step()`. `device`: where the parameters are said to be. `scale`: a factor for all
-    settings that are no whole numbers, to see what depends on them."""
+    optimizer: Optimizer, parts: Sequence[Part], device: torch.device
+) -> tuple[Outcome, ...]:
+    """Trace `step()`, and say what it does to each part. `device`: where the parameters are said to
+    be."""
     dependent: set[tuple[int, str]] = set()
     while True:
-        trace = _Trace(optimizer, parts, device, dependent, scale)
+        trace = _Trace(optimizer, parts, device, dependent)
         try:
             return trace.run()
         except Depends as found:
@@ -101,13 +93,13 @@ class _Trace:
         parts: Sequence[Part],
         device: torch.device,
         dependent: set[tuple[int, str]],
-        scale: float,
     ) -> None:
         self._optimizer, self._device = optimizer, device
         self._fakes = FakeTensorMode()
         self._parameters: list[torch.Tensor] = []
         self._state: dict[torch.Tensor, dict[str, Any]] = {}
         self._names: list[dict[int, str]] = []
+        self._given = [[*part.state] for part in parts]
         groups: dict[int, list[torch.Tensor]] = {}
         real: list[torch.Tensor] = []
         for number, part in enumerate(parts):
@@ -122,17 +114,18 @@ class _Trace:
             names |= {storage_key(v): k for k, v in state.items() if isinstance(v, FakeTensor)}
             self._names.append(names)
             self._parameters.append(p)
-            self._state[p] = state
+            if state:
+                self._state[p] = state
             groups.setdefault(part.group, []).append(p)
         self._settings = [
-            {key: _scaled(_apart(value), scale) for key, value in group.items() if key != "params"}
+            {key: _apart(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
         self._copy: Any = copy_with(optimizer, self._settings, groups, self._state)
         for name, value in vars(optimizer).items():
             if name not in ("state", "param_groups", "step"):
                 vars(self._copy)[name] = _apart(value)
-        self._spy = StepSpy(self._fakes, real, device, is_torchs(optimizer))
+        self._spy = StepSpy(self._fakes, real, is_torchs(optimizer))
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._fakes:
@@ -155,17 +148,17 @@ class _Trace:
         return {
             (number, key)
             for number, p in enumerate(self._parameters)
-            for key, value in self._state[p].items()
+            for key, value in self._state.get(p, {}).items()
             if _is_real(value) and storage_key(value) == storage
         }
 
-    def run(self) -> StepTrace:
+    def run(self) -> tuple[Outcome, ...]:
         step = own_step(self._optimizer)
         with torch.no_grad(), self._spy:
             step(self._copy)
         self._check_rest()
         owners = self._owners()
-        return StepTrace(tuple(self._outcome(n, owners) for n in range(len(owners))), self._spy)
+        return tuple(self._outcome(n, owners) for n in range(len(owners)))
 
     def _check_rest(self) -> None:
         """Raise if the step changed anything but parameters and their state."""
@@ -208,12 +201,12 @@ class _Trace:
         p, ops = self._parameters[number], owners[number]
         assert p.grad is not None
         gradient = storage_key(p.grad)
-        state = dict(self._copy.state[p])
+        state = dict(self._copy.state.get(p, {}))
         kept = {storage_key(v): k for k, v in state.items() if isinstance(v, FakeTensor)}
         names = {**kept, **self._names[number]}
         return Outcome(
             state=state,
-            names=dict(names),
+            made=tuple(key for key in state if key not in self._given[number]),
             lines=tuple(_line(op, names) for op in ops),
             ops=tuple(ops),
             elementwise=all(_elementwise(op, p) for op in ops) and not self._spy.asks,
@@ -233,14 +226,6 @@ def _apart(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() == 1 else value
     return copy.copy(value) if isinstance(value, dict | list | set) else value
-
-
-def _scaled(value: Any, scale: float) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)([_scaled(part, scale) for part in value])
-    real = isinstance(value, float)
-    real = real or (isinstance(value, torch.Tensor) and value.is_floating_point())
-    return value * scale if real and scale != 1 else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -155,7 +155,19 @@ def update_of(
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise `CaptureError` if an optimizer does something that an `Update` does not do."""
+    """Raise `CaptureError` if an optimizer does something that a captured step would not do."""
+    check_settings(optimizer)
+    if any(
+        runs_its_step(optimizer, settings, p)
+        for settings in optimizer.param_groups
+        for p in settings["params"]
+    ):
+        StepStudy(optimizer).check()
+
+
+def check_settings(optimizer: Optimizer) -> None:
+    """Raise `CaptureError` for flags, hooks and replaced methods; the step itself is not looked
+    at."""
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
         raise CaptureError(
@@ -181,12 +193,6 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
     if getattr(optimizer, "grad_scale", None) is not None:
         raise CaptureError(f"optimizer {name}: a GradScaler cannot be captured. Use bfloat16")
-    if any(
-        runs_its_step(optimizer, settings, p)
-        for settings in optimizer.param_groups
-        for p in settings["params"]
-    ):
-        StepStudy(optimizer).check()
 
 
 def runs_its_step(

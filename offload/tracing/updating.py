@@ -5,18 +5,18 @@
 Only the norm waits for all gradients, and it reads a few bytes of each: no task holds all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
 from torch.optim import Optimizer
 
-from offload.errors import CaptureError, StepError
+from offload.errors import CaptureError
 from offload.graph.taskgraph import Role
 from offload.optimizer.gradients import clamp, factor_of, norm_of, scale
 from offload.optimizer.step_study import StepStudy
-from offload.optimizer.step_updates import StepUpdate, advance_steps
+from offload.optimizer.step_updates import StepUpdate, settled
 from offload.optimizer.updates import Update, advance, begin, runs_its_step, update_of
 from offload.program.kernels import Call, Value
 from offload.torch_seams import group_by_device_and_dtype
@@ -88,7 +88,7 @@ class UpdateTasks:
         if counted:
             self.build.after_step.append(advance(self._optimizer, counted))
         if steps:
-            self.build.after_step.append(advance_steps(steps))
+            self.build.after_step.append(settled(steps))
 
     # ---- clipping -------------------------------------------------------------------------------
 
@@ -142,6 +142,7 @@ class UpdateTasks:
 
     def _update_of(self, group: int, p: Parameter) -> Update | StepUpdate:
         if runs_its_step(self._optimizer, self._optimizer.param_groups[group], p):
+            self._study.check()
             return self._study.update_of(group, p)
         return update_of(self._optimizer, group, p, self.build.recorder.device)
 
@@ -157,15 +158,15 @@ class UpdateTasks:
         update = self._updates[p] = self._update_of(gradient.group, p)
         states = []
         for key in update.states:
-            tensor = optimizer.state[p][key]
+            # `load_state_dict` replaces the tensor, so look it up anew.
+            live = _live(update, key)
+            tensor = live()
             if not is_whole(tensor):
                 raise CaptureError(
                     f"optimizer {type(optimizer).__name__}: its state {key!r} of {name} shares its"
                     " storage with other tensors, and offload moves whole storages. Keep a tensor"
                     " of its own: torch.zeros_like(p)"
                 )
-            # `load_state_dict` replaces the tensor, so look it up anew.
-            live = partial(_state, optimizer, gradient.group, p, key)
             nbytes = tensor.untyped_storage().nbytes()
             buffer = self.build.add_persistent(
                 PersistentBuffer(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
@@ -182,15 +183,15 @@ class UpdateTasks:
         )
 
 
+def _live(update: Update | StepUpdate, key: str) -> Callable[[], torch.Tensor]:
+    if isinstance(update, StepUpdate):
+        return partial(update.live, key)
+    return partial(_state, update.optimizer, update.group, update.parameter, key)
+
+
 def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
     if optimizer.state[p].get(key) is None:  # somebody cleared the state, so it starts again
-        settings = optimizer.param_groups[group]
-        if runs_its_step(optimizer, settings, p):
-            raise StepError(
-                f"optimizer {type(optimizer).__name__}: somebody has cleared its state {key!r}."
-                " Capture the step again"
-            )
-        begin(optimizer, settings, p)
+        begin(optimizer, optimizer.param_groups[group], p)
     return optimizer.state[p][key]
 
 

@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
         yield optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.3, **more}
     for kind in (optim.RMSprop, optim.RAdam, optim.Adamax, optim.Adadelta):
         yield kind, {"lr": torch.tensor(0.01)}
-    for kind in (own.Lion, own.Slow, own.Trusting, own.Warm, own.Named):
+    for kind in (own.Lion, own.Slow, own.Beginning, own.Trusting, own.Warm, own.Named):
         yield kind, {}
     yield own.Named, {"amsgrad": True, "weight_decay": 0.1}
 
@@ -319,7 +319,6 @@ def test_a_setting_that_changes_what_the_step_does_needs_another_capture() -> No
         (own.Noisy, "random numbers"),
         (own.Counting, "attribute 'calls'"),
         (own.Adapting, "'k' of group 0"),
-        (own.Beginning, "first step differs"),
         (own.Norms, "single number that depends"),
         (own.Listing, "'past' is a list"),
         (own.Numbered, "treats a parameter otherwise"),
