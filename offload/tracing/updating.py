@@ -5,7 +5,7 @@
 Only the norm waits for all gradients, and it reads a few bytes of each: no task holds all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -159,7 +159,7 @@ class UpdateTasks:
         states = []
         for key in update.states:
             # `load_state_dict` replaces the tensor, so look it up anew.
-            live = _live(update, key)
+            live = partial(_live, optimizer, p, key, update=update)
             tensor = live()
             if not is_whole(tensor):
                 raise CaptureError(
@@ -183,15 +183,14 @@ class UpdateTasks:
         )
 
 
-def _live(update: Update | StepUpdate, key: str) -> Callable[[], torch.Tensor]:
+def _live(
+    optimizer: Optimizer, p: Parameter, key: str, *, update: Update | StepUpdate
+) -> torch.Tensor:
+    """The arguments by position tell that another graph means the same state (renaming.py)."""
     if isinstance(update, StepUpdate):
-        return partial(update.live, key)
-    return partial(_state, update.optimizer, update.group, update.parameter, key)
-
-
-def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
+        return update.live(key)
     if optimizer.state[p].get(key) is None:  # somebody cleared the state, so it starts again
-        begin(optimizer, optimizer.param_groups[group], p)
+        begin(optimizer, optimizer.param_groups[update.group], p)
     return optimizer.state[p][key]
 
 

@@ -87,13 +87,13 @@ class Twins:
     def graph(self) -> offload.TaskGraph:
         return offload.capture_training_step(self.ours, loss_of, self.our_optimizer, *batch(0))
 
-    def eagerly(self) -> None:
-        x, y = batch(self.step)
+    def eagerly(self, size: int = 8) -> None:
+        x, y = (t[:size] for t in batch(self.step))
         self.eager_optimizer.zero_grad()
         loss_of(self.eager(x), y).backward()
         self.eager_optimizer.step()
 
-    def both(self, runner: Runner) -> None:
+    def both(self, runner: Runner, size: int = 8) -> None:
         """One step of each, with another learning rate, and compare all that there is."""
         for optimizer in (self.eager_optimizer, self.our_optimizer):
             for group in optimizer.param_groups:
@@ -102,8 +102,8 @@ class Twins:
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
-        self.eagerly()
-        runner(*batch(self.step))
+        self.eagerly(size)
+        runner(*(t[:size] for t in batch(self.step)))
         self.step += 1
         self.compare()
 
@@ -275,6 +275,24 @@ def test_groups_have_their_own_settings() -> None:
 
     twins = Twins.of(make)
     twins.run(smallest(twins.graph()))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (optim.RAdam, {}),
+        (optim.Rprop, {}),
+        (optim.Adagrad, {}),
+        (optim.SGD, {"momentum": 0.9, "dampening": 0.1}),
+        (own.Slow, {}),
+    ],
+    ids=said,
+)
+def test_batches_of_several_shapes_share_one_state(case: Any) -> None:
+    twins = Twins.of(made_by(*case))
+    with Runner(offload.plan(twins.graph())) as runner:
+        for size in (8, 8, 3, 3, 8, 3, 5):
+            twins.both(runner, size)
 
 
 def test_schedules_are_followed() -> None:

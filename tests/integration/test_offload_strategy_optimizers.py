@@ -84,9 +84,9 @@ def test_a_gpus_engine_runs_the_same_steps() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_captured_graph_would_keep_the_counters_so_none_is_captured() -> None:
+def test_a_captured_graph_would_keep_the_counters_so_none_has_them() -> None:
     make = module_with(optim.RAdam, betas=(0.9, 0.99))
-    strategy = OnTwin(GraphTwin, engine="cudagraph", budget="60%")
+    strategy = OnTwin(GraphTwin, engine="cudagraph", optimizer="device")
     with pytest.warns(RuntimeWarning, match=r"step\(\) of RAdam computes with its counters"):
         ours = ol.train(strategy, make, max_epochs=4)
     assert ol.differences(ol.train("auto", make, max_epochs=4), ours) == []
