@@ -80,12 +80,13 @@ class Warm(Adam):
 
 
 class Beginning(Simple):
-    """No state but a number, which does not begin with 0."""
+    """A number in the state that does not begin with 0."""
 
     def step(self, closure: Any = None) -> None:
         for group, p, state in self.each(closure):
             state["step"] = state.get("step", 7) + 1
-            p.data.add_(p.grad, alpha=-group["lr"] / state["step"])
+            state.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+            p.data.add_(state["mean"], alpha=-group["lr"] / state["step"])
 
 
 class Named(Adam):
@@ -163,6 +164,17 @@ class Numbered(Simple):
     def step(self, closure: Any = None) -> None:
         for number, (group, p, _) in enumerate(self.each(closure)):
             p.data.add_(p.grad, alpha=-group["lr"] / (1 + number))
+
+
+class Late(Simple):
+    """At its 40th step it does something to whole parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group, p, state in self.each(closure):
+            state["step"] = state.get("step", 0) + 1
+            size = p.grad.norm() if state["step"] == 40 else 1
+            p.sub_(p.grad * size, alpha=group["lr"])
 
 
 class Growing(Simple):

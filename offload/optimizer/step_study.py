@@ -17,6 +17,8 @@ import torch
 from torch.optim import Optimizer
 
 from offload.errors import CaptureError
+from offload.optimizer.step_copies import is_torchs
+from offload.optimizer.step_guards import plain_name
 from offload.optimizer.step_traces import Outcome, Part, State, trace_step
 from offload.optimizer.step_updates import Counters, Number, StepUpdate
 from offload.torch_seams import (
@@ -51,6 +53,15 @@ class StepFacts:
         return {key: value for key, value in state.items() if isinstance(value, FakeTensor)}
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What a step does sooner or later."""
+
+    outcomes: tuple[Outcome, ...]
+    variants: tuple[Counters, ...]
+    """Counters with which it calls other kernels than next time."""
+
+
 class StepStudy:
     """What the `step()` of one optimizer does."""
 
@@ -60,7 +71,7 @@ class StepStudy:
         self._device = device
         self._checked = False
         self._facts: dict[tuple[Any, ...], StepFacts] = {}
-        self._variants: dict[tuple[Any, ...], tuple[Counters, ...]] = {}
+        self._ahead: dict[tuple[Any, ...], _Ahead] = {}
 
     def check(self) -> None:
         """Raise `CaptureError` if the step cannot be planned one parameter at a time."""
@@ -86,7 +97,8 @@ class StepStudy:
         """The update of a parameter. The optimizer's state stays as it is."""
         with _named(self._optimizer):
             facts = self._of(group, p)
-            variants = self._variants_of(group, p, facts)
+            ahead = self._ahead_of(group, p, facts)
+        known = frozenset(plain_name(op.func) for one in ahead.outcomes for op in one.ops)
         return StepUpdate(
             self._optimizer,
             group,
@@ -94,9 +106,10 @@ class StepStudy:
             tuple(facts.second.state),
             {key: _place_like(fake, p) for key, fake in facts.planned.items()},
             self._where(p),
-            facts.first.elementwise and facts.second.elementwise,
-            facts.first.changes_gradient or facts.second.changes_gradient,
-            variants,
+            all(one.elementwise for one in ahead.outcomes),
+            any(one.changes_gradient for one in ahead.outcomes),
+            ahead.variants,
+            None if is_torchs(self._optimizer) else known,
         )
 
     def _where(self, p: torch.Tensor) -> torch.device:
@@ -129,30 +142,30 @@ class StepStudy:
             self._facts[kind] = StepFacts(first, second)
         return self._facts[kind]
 
-    def _variants_of(self, group: int, p: torch.Tensor, facts: StepFacts) -> tuple[Counters, ...]:
-        """Counters with which the step calls other kernels than next time."""
+    def _ahead_of(self, group: int, p: torch.Tensor, facts: StepFacts) -> _Ahead:
         first, second = facts.first, facts.second
-        key = group, first.calls, second.calls, facts.begins
-        if key not in self._variants:
-            seen = {} if facts.begins else {first.calls: dict[str, Any]()}
-            seen.setdefault(second.calls, _counters(first.state))
-            self._look_ahead(group, p, facts, seen)
-            self._variants[key] = tuple(tuple(found.items()) for found in seen.values() if found)
-        return self._variants[key]
+        # What is done to an element does not depend on how many there are, but its layout counts.
+        key = group, first.calls, second.calls, facts.begins, second.elementwise
+        if key not in self._ahead:
+            seen = {} if facts.begins else {first.calls: (first, _counters({}))}
+            for before, outcome in ((first.state, second), *self._later(group, p, facts)):
+                seen.setdefault(outcome.calls, (outcome, _counters(before)))
+            self._ahead[key] = _Ahead(
+                (first, *(outcome for outcome, _ in seen.values())),
+                tuple(tuple(found.items()) for _, found in seen.values() if found),
+            )
+        return self._ahead[key]
 
-    def _look_ahead(
-        self,
-        group: int,
-        p: torch.Tensor,
-        facts: StepFacts,
-        seen: dict[tuple[str, ...], dict[str, Any]],
-    ) -> None:
+    def _later(
+        self, group: int, p: torch.Tensor, facts: StepFacts
+    ) -> Iterator[tuple[State, Outcome]]:
+        """Steps with counters far ahead, each with the state before it."""
         counting = _counting(facts.first.counters(), facts.second.counters())
         for number in (*NEAR, *FAR) if counting else ():
             now = {k: _set(v, number) if k in counting else v for k, v in facts.first.state.items()}
             for _ in range(2 if number in FAR else 1):  # some counters follow another one
                 outcome = self._trace(group, p, now)
-                seen.setdefault(outcome.calls, _counters(now))
+                yield now, outcome
                 now = dict(outcome.state)
 
     def _check_apart(self, some: list[tuple[int, torch.Tensor]]) -> None:

@@ -16,18 +16,11 @@ from torch.optim import Optimizer
 
 from offload.errors import CaptureError
 from offload.optimizer.step_copies import copy_with, is_torchs, own_step
+from offload.optimizer.step_guards import EXACT_OPS, plain_name
 from offload.optimizer.step_spy import Depends, Noted, StepSpy, changed_by
 from offload.program.trees import mapped
 from offload.torch_seams import OF_STEPS, FakeTensor, FakeTensorMode, name_of, storage_key
 
-EXACT_OPS = frozenset({
-    "add", "sub", "rsub", "mul", "div", "neg", "abs", "sqrt", "reciprocal", "addcmul", "addcdiv",
-    "lerp", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "sign", "where", "masked_fill",
-    "gt", "lt", "ge", "le", "eq", "ne", "copy", "clone", "zero", "fill", "zeros_like", "ones_like",
-    "full_like", "empty_like", "detach", "alias", "lift_fresh",
-})  # fmt: skip
-"""Ops that treat every element alike, wherever in a tensor it lies: their results are rounded once.
-(An `exp` or a `pow` has other last bits in the loop for a tensor's last elements.)"""
 PLAIN = (int, float, bool, str, type(None))
 
 State = Mapping[str, Any]
@@ -73,7 +66,7 @@ def trace_step(
     be."""
     dependent: set[tuple[int, str]] = set()
     while True:
-        trace = _Trace(optimizer, parts, device, dependent)
+        trace = _TracedStep(optimizer, parts, device, dependent)
         try:
             return trace.run()
         except Depends as found:
@@ -86,7 +79,7 @@ def trace_step(
             dependent |= new
 
 
-class _Trace:
+class _TracedStep:
     def __init__(
         self,
         optimizer: Optimizer,
@@ -241,7 +234,7 @@ def _same(one: Any, other: Any) -> bool:
 def _elementwise(op: Noted, p: torch.Tensor) -> bool:
     name = name_of(op.func)
     fused = name.startswith("_fused_")
-    exact = name.removeprefix("_foreach_").removesuffix("_") in EXACT_OPS or _squares(name, op)
+    exact = plain_name(op.func) in EXACT_OPS or _squares(name, op)
     alike = all(t.size() == p.size() and t.stride() == p.stride() for t in op.fakes)
     return alike and (fused or exact)
 

@@ -12,6 +12,7 @@ copied to the planned places, and the optimizer has it when the step is over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from offload.errors import GraphError
 from offload.optimizer.step_copies import copy_with, own_step
+from offload.optimizer.step_guards import StepGuard
 from offload.program.kernels import CPU
 from offload.torch_seams import mark_stepped
 
@@ -64,6 +66,8 @@ class StepUpdate:
     """Whether the step works in place on the gradient. Then it gets a copy."""
     variants: tuple[Counters, ...] = ()
     """Counters with which the step calls other kernels, which may allocate more."""
+    known: frozenset[str] | None = None
+    """The names of all ops that its step was seen to call; None: the step is torch's own."""
     counting: Counters | None = None
     """Counters to measure with, as if a step had been made already."""
     advanced: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -100,7 +104,8 @@ class StepUpdate:
             one = copy_with(
                 self.optimizer, groups, {self.group: (own,)}, {own: held} if held else {}
             )
-            own_step(self.optimizer)(one)
+            with self._guard(p):
+                own_step(self.optimizer)(one)
             after = one.state.get(own, {})
             self._check(after, planned)
             for key, value in after.items():
@@ -108,6 +113,12 @@ class StepUpdate:
                     self.advanced[key] = Number.of(value) if _is_tensor(value) else value
                 elif value is not planned[key]:
                     planned[key].copy_(value)
+
+    def _guard(self, p: torch.Tensor) -> AbstractContextManager[Any]:
+        if self.known is None:
+            return nullcontext()
+        name = type(self.optimizer).__name__
+        return StepGuard(name, self.known, p.size() if self.elementwise else None)
 
     def _held(self, planned: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The state of the copy: planned tensors, and counters that it may advance."""

@@ -364,10 +364,17 @@ def test_flags_that_move_numbers_into_the_step_are_refused(flag: str) -> None:
         offload.capture_training_step(module, loss_of, optimizer, *batch(0))
 
 
-def test_a_state_that_changes_its_shape_ends_the_step() -> None:
-    twins = Twins.of(made_by(own.Growing, {}))
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (own.Growing, "Growing: its step makes .3, 1, 60."),
+        (own.Late, "Late: its step calls .*norm"),
+    ],
+)
+def test_a_later_step_that_does_something_else_is_an_error(kind: Any, said: str) -> None:
+    twins = Twins.of(made_by(kind, {}))
     with Runner(offload.plan(twins.graph()), "serial") as runner:
         for number in range(39):
             runner(*batch(number))
-        with pytest.raises(OffloadError, match=r"Growing.*state 'past'"):
+        with pytest.raises(OffloadError, match=said):
             runner(*batch(39))
