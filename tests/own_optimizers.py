@@ -26,7 +26,7 @@ class Lion(Simple):
     """A sign, a counter that is a Python number, and a branch on it."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             if not state:
                 state["step"] = 0
@@ -44,7 +44,7 @@ class Slow(Simple):
     """State that begins as the parameter, and a state whose tensor is another one every step."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             if "slow" not in state:
                 state["slow"] = p.clone()
@@ -60,7 +60,7 @@ class Trusting(Simple):
     """A number of the whole parameter: no piece of it can be updated alone."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             if not state:
                 state["mean"] = torch.zeros_like(p)
@@ -82,7 +82,7 @@ class Warm(Adam):
 class Beginning(Simple):
     """A number in the state that does not begin with 0."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             state["step"] = state.get("step", 7) + 1
             state.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
@@ -97,7 +97,7 @@ class Named(Adam):
 
 
 class Branching(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, _ in self.each(closure):
             if p.grad.abs().max() > 1:
                 p.grad.zero_()
@@ -105,20 +105,20 @@ class Branching(Simple):
 
 
 class Asking(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, _ in self.each(closure):
             p.data.add_(p.grad, alpha=-group["lr"] / (1 + p.grad.norm().item()))
 
 
 class Together(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         norms = torch.stack([p.grad.norm() for _, p, _ in self.each(closure)]).norm()
         for group, p, _ in self.each():
             p.data.sub_(p.grad / norms * group["lr"])
 
 
 class Noisy(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, _ in self.each(closure):
             p.data.add_(p.grad + torch.randn_like(p), alpha=-group["lr"])
 
@@ -126,14 +126,14 @@ class Noisy(Simple):
 class Counting(Simple):
     calls = 0
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         self.calls += 1
         for group, p, _ in self.each(closure):
             p.data.add_(p.grad, alpha=-group["lr"] / self.calls)
 
 
 class Adapting(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
         for group, p, _ in self.each(closure):
@@ -143,7 +143,7 @@ class Adapting(Simple):
 class Norms(Simple):
     """A number in the state that depends on gradients."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             if not state:
                 state["size"] = torch.zeros(())
@@ -152,7 +152,7 @@ class Norms(Simple):
 
 
 class Listing(Simple):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             state.setdefault("past", []).append(p.grad.clone())
             p.data.sub_(sum(state["past"]) * group["lr"])
@@ -161,7 +161,7 @@ class Listing(Simple):
 class Numbered(Simple):
     """How a parameter is treated depends on its place among the others."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for number, (group, p, _) in enumerate(self.each(closure)):
             p.data.add_(p.grad, alpha=-group["lr"] / (1 + number))
 
@@ -170,7 +170,7 @@ class Late(Simple):
     """At its 40th step it does something to whole parameters."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             state["step"] = state.get("step", 0) + 1
             size = p.grad.norm() if state["step"] == 40 else 1
@@ -181,7 +181,7 @@ class Growing(Simple):
     """State that changes its shape after the third step."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group, p, state in self.each(closure):
             if not state:
                 state["step"] = 0

@@ -66,7 +66,7 @@ def trace_step(
     be."""
     dependent: set[tuple[int, str]] = set()
     while True:
-        trace = _TracedStep(optimizer, parts, device, dependent)
+        trace = _StepOfParts(optimizer, parts, device, dependent)
         try:
             return trace.run()
         except Depends as found:
@@ -79,7 +79,7 @@ def trace_step(
             dependent |= new
 
 
-class _TracedStep:
+class _StepOfParts:
     def __init__(
         self,
         optimizer: Optimizer,
