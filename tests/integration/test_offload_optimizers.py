@@ -312,6 +312,23 @@ def test_batches_of_several_shapes_share_one_state(case: Any) -> None:
             twins.both(runner, size)
 
 
+class Sum(nn.Module):
+    """Autograd gives both parameters one tensor as their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.ones(70)), nn.Parameter(torch.ones(70))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * (self.one + self.other)).sum(1, keepdim=True)
+
+
+def test_a_step_that_changes_gradients_changes_those_of_no_other_parameter() -> None:
+    eager, ours = Sum(), Sum()
+    twins = Twins(eager, ours, own.Slow(eager.parameters()), own.Slow(ours.parameters()))
+    twins.run(offload.plan(twins.graph()))
+
+
 def test_schedules_are_followed() -> None:
     twins = Twins.of(made_by(optim.RAdam, {}))
     schedules = [
