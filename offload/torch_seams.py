@@ -276,6 +276,17 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(before or _of(optimizer, "_optimizer_step_post_hooks"))
 
 
+def without_step_hooks(step: Any) -> Any:
+    """`Optimizer.__init__` wraps the `step` of its class once, to call hooks and the profiler."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+# What `step` of torch's optimizers sets on the optimizer for itself.
+OF_STEPS = frozenset(
+    {"_need_device_dtype_check_for_fused", "_opt_called", "_warned_capturable_if_run_uncaptured"}
+)
+
+
 def mark_stepped(optimizer: Optimizer) -> None:
     """As `optimizer.step()` does: learning rate schedules warn where nobody has called it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import HOST, Task, TaskGraph
 from offload.optimizer.gradients import clamp, divide, scale
+from offload.optimizer.step_updates import StepUpdate
 from offload.optimizer.updates import EXACT, Update
 from offload.torch_seams import to_copy
 
@@ -131,11 +132,17 @@ def _able(graph: TaskGraph, task: Task, fixed: frozenset[int]) -> bool:
 def is_update(task: Task) -> bool:
     """Whether it is an update, perhaps with clipping, of the optimizer or handmade."""
     calls = [call for call in _calls(task) if not _clip(call)]
-    return all(isinstance(call.op, Update) for call in calls) and (bool(calls) or not _calls(task))
+    updates = all(isinstance(call.op, Update | StepUpdate) for call in calls)
+    return updates and (bool(calls) or not _calls(task))
 
 
 def _exact(task: Task) -> bool:
-    return all(value.dtype in EXACT for call in _calls(task) for value in call.args)
+    """Whether any number of threads gives the same bits."""
+    return all(
+        value.dtype in EXACT and (not isinstance(call.op, StepUpdate) or call.op.elementwise)
+        for call in _calls(task)
+        for value in call.args
+    )
 
 
 def _clip(call: Any) -> bool:
@@ -241,7 +248,7 @@ def _at_home(task: Task, foreign: bool) -> Task:
 
 def _foreign(task: Task) -> bool:
     """Whether a GPU computes it by other kernels."""
-    found = [call.op for call in _calls(task) if isinstance(call.op, Update)]
+    found = [call.op for call in _calls(task) if isinstance(call.op, Update | StepUpdate)]
     return any(update.device.type != "cpu" for update in found)
 
 

@@ -24,6 +24,7 @@ from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
 from offload.lowering.host_updates import is_update
 from offload.lowering.merging import held_in_order
 from offload.optimizer.settings_snapshot import SettingsSnapshot
+from offload.optimizer.step_updates import StepUpdate
 from offload.optimizer.updates import Update
 from offload.planning.cuts import crossing
 from offload.program.kernels import Call, Calls, Program
@@ -80,6 +81,7 @@ def updates_of(graph: TaskGraph) -> set[int]:
         if task.phase == "update"
         and any(graph.buffers[b].role is Role.PARAMETER for b in task.writes)
         and is_update(task)
+        and not any(isinstance(call.op, StepUpdate) for call in getattr(task.kernel, "calls", ()))
     }
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from offload.graph.memgraph import ALIGNMENT
 from offload.graph.taskgraph import Buffer, Task, TaskGraph
 from offload.lowering.whole_values import whole
+from offload.optimizer.step_updates import StepUpdate
 from offload.optimizer.updates import Update, chunk_borders, is_sliceable, sliced
 from offload.program.kernels import CPU, Call, Value, device_of
 
@@ -54,7 +55,7 @@ def _states(graph: TaskGraph, task: Task, users: dict[int, list[int]]) -> Sequen
     """The states that can be cut: those with as many elements as the parameter, in the same order,
     that no other task uses."""
     call = task.kernel
-    if not isinstance(call, Call) or not isinstance(call.op, Update):
+    if not isinstance(call, Call) or not isinstance(call.op, Update | StepUpdate):
         return ()
     if not call.op.elementwise or not is_sliceable(call):
         return ()

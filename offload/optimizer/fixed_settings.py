@@ -6,10 +6,14 @@ read at each step: learning rates, weight decay, betas, a momentum that is not 0
 
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from offload.torch_seams import counts_steps
 
+KNOWN = (SGD, Adam, AdamW)
+"""Optimizers whose kernels are known here; the `step()` of any other runs as it is."""
+UNREAD = ("params", "initial_lr")
+"""What is in a group and is read by no step: a learning rate schedule adds the latter."""
 FLAGS = ("foreach", "fused", "amsgrad", "capturable", "differentiable")
 
 
@@ -20,11 +24,28 @@ def fixed_settings(optimizer: Optimizer) -> tuple[Any, ...]:
         vars(optimizer).get("step"),
         tuple(
             [
-                (len(group["params"]), *[group.get(flag) for flag in FLAGS], _has_momentum(group))
+                (
+                    len(group["params"]),
+                    *[group.get(flag) for flag in FLAGS],
+                    _has_momentum(group),
+                    *([] if type(optimizer) in KNOWN else _branches(group)),
+                )
                 for group in optimizer.param_groups
             ]
         ),
     )
+
+
+def _branches(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What the `step()` of any optimizer may branch on: flags, names, and which numbers are 0."""
+    return [(key, _branch(key, value)) for key, value in group.items() if key not in UNREAD]
+
+
+def _branch(key: str, value: Any) -> Any:
+    if isinstance(value, bool | str | None):
+        return value
+    # A schedule may begin with a learning rate of 0.
+    return value != 0 if isinstance(value, int | float) and key != "lr" else type(value)
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:

@@ -14,17 +14,18 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from offload.errors import CaptureError
-from offload.optimizer.fixed_settings import is_patched
+from offload.optimizer.fixed_settings import KNOWN, is_patched
 from offload.optimizer.settings_snapshot import SettingsSnapshot
+from offload.optimizer.step_study import StepStudy
+from offload.optimizer.step_updates import StepUpdate
 from offload.program.kernels import CPU, Call, Value
 from offload.torch_seams import has_step_hooks, mark_stepped
 
-KNOWN = (SGD, Adam, AdamW)
 PIECE = 4096
 EXACT = frozenset({torch.float32, torch.float64})
 
@@ -154,12 +155,24 @@ def update_of(
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise `CaptureError` if an optimizer does something that an `Update` does not do."""
+    """Raise `CaptureError` if an optimizer does something that a captured step would not do."""
+    check_settings(optimizer)
+    if any(
+        runs_its_step(optimizer, settings, p)
+        for settings in optimizer.param_groups
+        for p in settings["params"]
+    ):
+        StepStudy(optimizer).check()
+
+
+def check_settings(optimizer: Optimizer) -> None:
+    """Raise `CaptureError` for flags, hooks and replaced methods; the step itself is not looked
+    at."""
     name = type(optimizer).__name__
-    if type(optimizer) not in KNOWN:
+    if isinstance(optimizer, LBFGS):
         raise CaptureError(
-            f"optimizer {name}: only SGD, Adam and AdamW of torch.optim can be captured. Use one"
-            " of them, or capture(step) and update outside of it"
+            f"optimizer {name}: its step calls its closure several times, and a captured step runs"
+            " it once. Use another optimizer, or capture(step) and update outside of it"
         )
     for number, settings in enumerate(optimizer.param_groups):
         for flag in ("capturable", "differentiable"):
@@ -168,14 +181,6 @@ def check_optimizer(optimizer: Optimizer) -> None:
                     f"optimizer {name}: group {number} has {flag}=True, which moves numbers of the"
                     f" optimizer into the traced step. Make it with {flag}=False"
                 )
-        if settings.get("dampening") and settings["momentum"]:
-            for p in settings["params"]:
-                if p.requires_grad and optimizer.state.get(p, {}).get("momentum_buffer") is None:
-                    raise CaptureError(
-                        f"optimizer {name}: group {number} has dampening="
-                        f"{settings['dampening']} and no momentum yet, so its first step differs"
-                        " from the others. Take one step with it first, or set dampening=0"
-                    )
     if is_patched(optimizer):
         raise CaptureError(
             f"optimizer {name}: its step method was replaced, and a captured step never calls it."
@@ -188,6 +193,18 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
     if getattr(optimizer, "grad_scale", None) is not None:
         raise CaptureError(f"optimizer {name}: a GradScaler cannot be captured. Use bfloat16")
+
+
+def runs_its_step(
+    optimizer: Optimizer, settings: dict[str, Any], parameter: torch.nn.Parameter
+) -> bool:
+    """Whether the optimizer's own `step()` makes the update of a parameter, not a kernel that is
+    known here: that of SGD with dampening begins otherwise."""
+    if type(optimizer) not in KNOWN:
+        return True
+    if type(optimizer) is not SGD or not (settings["momentum"] and settings["dampening"]):
+        return False
+    return optimizer.state.get(parameter, {}).get("momentum_buffer") is None
 
 
 def advance(optimizer: Optimizer, parameters: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
@@ -242,7 +259,7 @@ def is_sliceable(call: Call) -> bool:
     in the loop for the last elements of each thread's share, so there the pieces would have to be
     the threads' shares."""
     first, update = call.args[0], call.op
-    assert isinstance(update, Update)
+    assert isinstance(update, Update | StepUpdate)
     exact = first.dtype in EXACT or update.device.type != "cpu"
     alike = all(value.size == first.size and value.stride == first.stride for value in call.args)
     return exact and alike and _is_dense(first)

@@ -22,6 +22,7 @@ from offload.memory.homes import Homes
 from offload.memory.placement import Bindings, bind_task
 from offload.memory.runnable import RunnablePlan
 from offload.optimizer.scalars import Scalars
+from offload.optimizer.step_updates import StepUpdate
 from offload.planning.cuts import live_after
 from offload.planning.host_tails import host_tail
 from offload.planning.simulator import node_seconds
@@ -160,6 +161,11 @@ def _uncaptured(memgraph: MemGraph, arenas: Arenas) -> str:
         return "it checks values on the host in the middle of a step"
     if generators_of(memgraph.graph):
         return "it draws from a torch.Generator of its own, whose state no replay moves on"
+    for task in memgraph.graph.tasks:
+        for call in getattr(task.kernel, "calls", ()) if task.lane != "host" else ():
+            if isinstance(call.op, StepUpdate):
+                name = type(call.op.optimizer).__name__
+                return f"step() of {name} computes with its counters in Python, once a step"
     if not arenas.note or all(node.kind == TASK for node in memgraph.nodes):
         return ""
     return "a graph copies only page-locked memory of the host, and none could be had"

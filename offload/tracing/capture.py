@@ -21,7 +21,7 @@ from offload.graph.taskgraph import TaskGraph
 from offload.lowering.passes import lower
 from offload.measuring.fake_answers import Learned, Misjudged
 from offload.measuring.profiling import measured
-from offload.optimizer.updates import check_optimizer
+from offload.optimizer.updates import check_settings
 from offload.torch_seams import has_gradient_end_hooks, pytree, storage_key
 from offload.tracing.building import Build
 from offload.tracing.fixed_at_capture import FixedAtCapture
@@ -315,7 +315,7 @@ def _prepared(
     step: TrainingStep, batch: Sequence[torch.Tensor], device: Device
 ) -> tuple[Any, Surroundings, torch.device]:
     """The parameters that the step updates, what it can reach, and its device."""
-    check_optimizer(step.optimizer)
+    check_settings(step.optimizer)
     parameters = parameters_of(step.optimizer)
     changing = [p for _, p in parameters]
     around = surroundings(step.reaches).with_others(changing)

@@ -20,7 +20,7 @@ from offload.gate import only_python
 from offload.graph.taskgraph import Role, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.optimizer.gradients import divide
-from offload.optimizer.updates import check_optimizer
+from offload.optimizer.updates import check_settings
 from offload.program.kernels import Call, Value
 from offload.torch_seams import storage_key
 from offload.tracing.building import Build, PersistentBuffer
@@ -53,7 +53,7 @@ def traced_update(
     """The graph of the update before lowering. Its only input is a single number: by how much the
     totals are divided."""
     check_batch((count,))
-    check_optimizer(step.optimizer)
+    check_settings(step.optimizer)
     parameters = parameters_of(step.optimizer)
     changing = [p for _, p in parameters if p in step.totals]
     around = surroundings({"": step.module}).with_others([p for _, p in parameters])

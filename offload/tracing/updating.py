@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from offload.errors import CaptureError
 from offload.graph.taskgraph import Role
 from offload.optimizer.gradients import clamp, factor_of, norm_of, scale
-from offload.optimizer.updates import advance, begin, update_of
+from offload.optimizer.step_study import StepStudy
+from offload.optimizer.step_updates import StepUpdate, settled
+from offload.optimizer.updates import Update, advance, begin, runs_its_step, update_of
 from offload.program.kernels import Call, Value
 from offload.torch_seams import group_by_device_and_dtype
 from offload.tracing.building import Build, PersistentBuffer
@@ -54,6 +56,8 @@ class UpdateTasks:
         self.builder = build.builder
         self._optimizer = optimizer
         self._clip = clip
+        self._study = StepStudy(optimizer, build.recorder.device)
+        self._updates: dict[Parameter, Update | StepUpdate] = {}
 
     def name(self, own: Value) -> str:
         return self.builder.buffers[own.buffer].name
@@ -78,8 +82,13 @@ class UpdateTasks:
 
     def advance(self, ready: Sequence[Gradient]) -> None:
         """Have the optimizer's counters advance after every step."""
-        parameters = [gradient.parameter for gradient in ready]
-        self.build.after_step.append(advance(self._optimizer, parameters))
+        found = [self._updates[gradient.parameter] for gradient in ready]
+        counted = [update.parameter for update in found if isinstance(update, Update)]
+        steps = [update for update in found if isinstance(update, StepUpdate)]
+        if counted:
+            self.build.after_step.append(advance(self._optimizer, counted))
+        if steps:
+            self.build.after_step.append(settled(steps))
 
     # ---- clipping -------------------------------------------------------------------------------
 
@@ -131,6 +140,12 @@ class UpdateTasks:
 
     # ---- the update -----------------------------------------------------------------------------
 
+    def _update_of(self, group: int, p: Parameter) -> Update | StepUpdate:
+        if runs_its_step(self._optimizer, self._optimizer.param_groups[group], p):
+            self._study.check()
+            return self._study.update_of(group, p)
+        return update_of(self._optimizer, group, p, self.build.recorder.device)
+
     def update_one(self, gradient: Gradient) -> None:
         """Update one parameter with its gradient."""
         p, own, g = gradient.parameter, gradient.own, gradient.value
@@ -140,12 +155,18 @@ class UpdateTasks:
                 f"{name} shares its storage with other tensors, and offload updates whole storages."
                 " Give it memory of its own: nn.Parameter(p.detach().clone())"
             )
-        update = update_of(optimizer, gradient.group, p, self.build.recorder.device)
+        update = self._updates[p] = self._update_of(gradient.group, p)
         states = []
         for key in update.states:
-            tensor = optimizer.state[p][key]
             # `load_state_dict` replaces the tensor, so look it up anew.
-            live = partial(_state, optimizer, gradient.group, p, key)
+            live = partial(_live, optimizer, p, key, update=update)
+            tensor = live()
+            if not is_whole(tensor):
+                raise CaptureError(
+                    f"optimizer {type(optimizer).__name__}: its state {key!r} of {name} shares its"
+                    " storage with other tensors, and offload moves whole storages. Keep a tensor"
+                    " of its own: torch.zeros_like(p)"
+                )
             nbytes = tensor.untyped_storage().nbytes()
             buffer = self.build.add_persistent(
                 PersistentBuffer(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
@@ -162,9 +183,14 @@ class UpdateTasks:
         )
 
 
-def _state(optimizer: Optimizer, group: int, p: Parameter, key: str) -> torch.Tensor:
+def _live(
+    optimizer: Optimizer, p: Parameter, key: str, *, update: Update | StepUpdate
+) -> torch.Tensor:
+    """The arguments by position tell that another graph means the same state (renaming.py)."""
+    if isinstance(update, StepUpdate):
+        return update.live(key)
     if optimizer.state[p].get(key) is None:  # somebody cleared the state, so it starts again
-        begin(optimizer, optimizer.param_groups[group], p)
+        begin(optimizer, optimizer.param_groups[update.group], p)
     return optimizer.state[p][key]
 
 

@@ -18,6 +18,7 @@ from trainers.offloading.steps.step_graphs import StepGraphs
 
 sys.path.insert(0, str(Path(__file__).parent))
 import offload_lightning as ol
+import own_optimizers as own
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
@@ -116,7 +117,7 @@ class Skips(ol.Module):
 
 class Other(ol.Module):
     def configure_optimizers(self) -> Any:
-        return torch.optim.RMSprop(self.parameters(), 1e-3)
+        return own.Branching(self.parameters(), 1e-3)
 
 
 REASONS: dict[str, tuple[Any, str]] = {
@@ -135,7 +136,7 @@ REASONS: dict[str, tuple[Any, str]] = {
     "rate": (Rate, "logs different things.*'rate'"),
     "keeps": (Keeps, "losses.*keeps a tensor of the step"),
     "skips": (Skips, "returned NoneType"),
-    "optimizer": (Other, "RMSprop"),
+    "optimizer": (Other, "optimizer Branching cannot be planned: it asks for the value"),
 }
 
 

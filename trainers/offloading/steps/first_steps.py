@@ -33,6 +33,7 @@ from trainers.offloading.steps.comparison import (
     state_of,
 )
 from trainers.offloading.steps.micro_batch import StepGraph
+from trainers.offloading.steps.state_entries import StateEntries
 from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.steps.suspects import suspects
 from trainers.offloading.tracing.batch_parts import BatchParts
@@ -94,6 +95,7 @@ class FirstSteps:
         names = {p: name for name, p in module.named_parameters()}
         sums = {gradient_of(names, p): total for p, total in steps.sums.items()}
         own = generators_of(step.graph)
+        entries = StateEntries.of(optimizer)
         start = StepStart.of({**self._state(module), **sums}, device, own)
 
         def turn() -> ExpectedStep:
@@ -108,6 +110,7 @@ class FirstSteps:
                 [n for n in first.values if n in trained or n.startswith(OPTIMIZER)]
             )
         if target.may_vary:
+            entries.restore()
             start.restore({**self._state(module), **sums})
             again = turn()  # from the same start
             varying = first.unlike(again)
@@ -115,6 +118,7 @@ class FirstSteps:
             apart = {name: max(far, first.apart.get(name, 0.0)) for name, far in varying.items()}
             first = replace(first, apart={**first.apart, **apart})
         self.expected = first
+        entries.restore()
         start.restore(self._state(module))
         everything = [*tensors_of(module, [optimizer]), *step.outside.values()]
         self._moved = MovedTensors(everything, device)

@@ -1,0 +1,415 @@
+"""Any optimizer whose step is traced: planned, in pieces, on the host, and with eager's bits.
+
+The oracle is the optimizer itself, called as everybody calls it.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import own_optimizers as own
+import pytest
+import torch
+from torch import nn, optim
+
+import offload
+from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, Runner
+from offload.lowering import update_splits
+from offload.memory.cpu_shim import available
+
+STEPS = 4
+FOREACH: tuple[dict[str, Any], ...] = ({"foreach": True}, {"foreach": False})
+
+
+def cases() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each optimizer, with the options that change what its step does."""
+    both = {"weight_decay": 0.1, "maximize": True}
+    yield optim.Adadelta, both
+    yield optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.5, **both}
+    yield optim.Adagrad, {"fused": True}
+    yield optim.Adamax, both
+    yield optim.NAdam, {"decoupled_weight_decay": True, **both}
+    yield optim.RAdam, {"decoupled_weight_decay": True, **both}
+    yield optim.RAdam, {"lr": torch.tensor(0.01), "foreach": False}
+    yield optim.ASGD, {"t0": 3, "lambd": 0.1}
+    yield optim.RMSprop, {"centered": True, "momentum": 0.9, **both}
+    yield optim.Rprop, {"maximize": True, "etas": (0.4, 1.1)}
+    yield optim.Adafactor, both
+    yield optim.Muon, {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
+    yield optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.3}
+    for kind in (own.Lion, own.Slow, own.Beginning, own.Trusting, own.Warm):
+        yield kind, {}
+    yield own.Named, {"amsgrad": True, "weight_decay": 0.1}
+
+
+def others() -> Iterator[tuple[Any, dict[str, Any]]]:
+    """All the other options."""
+    kinds = (optim.Adadelta, optim.Adagrad, optim.Adamax, optim.NAdam, optim.RAdam, optim.ASGD)
+    for kind in (*kinds, optim.RMSprop, optim.Rprop, optim.Adafactor):
+        yield from ((kind, more) for more in ({}, *FOREACH))
+    yield optim.RMSprop, {"momentum": 0.9, "foreach": True}
+    yield optim.ASGD, {"t0": 3, "foreach": True}
+    yield optim.ASGD, {"weight_decay": 0.1, "maximize": True}
+    yield optim.Muon, {}
+    for more in ({"weight_decay": 0.1}, {"maximize": True}, {"foreach": True}, {"fused": True}):
+        yield optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.3, **more}
+    for kind in (optim.RMSprop, optim.Adamax, optim.Adadelta):
+        yield kind, {"lr": torch.tensor(0.01)}
+
+
+def said(case: Any) -> str:
+    kind, more = case
+    return "-".join([kind.__name__, *(f"{k}={v}" for k, v in more.items())])
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(70, 60), nn.ReLU(), nn.Linear(60, 1, bias=False))
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    dice = torch.Generator().manual_seed(number)
+    return torch.randn(8, 70, generator=dice), torch.randn(8, 1, generator=dice)
+
+
+loss_of = nn.functional.mse_loss
+
+
+@dataclass
+class Twins:
+    """The same training, eagerly and as plans."""
+
+    eager: nn.Module
+    ours: nn.Module
+    eager_optimizer: Any
+    our_optimizer: Any
+    step: int = 0
+    first: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, make: Any) -> "Twins":
+        one, other = net(), net()
+        return cls(one, other, make(one), make(other))
+
+    def graph(self) -> offload.TaskGraph:
+        return offload.capture_training_step(self.ours, loss_of, self.our_optimizer, *batch(0))
+
+    def eagerly(self, size: int = 8) -> None:
+        x, y = (t[:size] for t in batch(self.step))
+        self.eager_optimizer.zero_grad()
+        loss_of(self.eager(x), y).backward()
+        self.eager_optimizer.step()
+
+    def both(self, runner: Runner, size: int = 8) -> None:
+        """One step of each, with another learning rate, and compare all that there is."""
+        for optimizer in (self.eager_optimizer, self.our_optimizer):
+            for group in optimizer.param_groups:
+                rate = 0.01 * (1 + 0.3 * math.sin(self.step))
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+        self.eagerly(size)
+        runner(*(t[:size] for t in batch(self.step)))
+        self.step += 1
+        self.compare()
+
+    def run(self, plan: Plan, steps: int = STEPS, engine: str = "threads") -> None:
+        order = "priority" if engine == "serial" else "random"
+        with Runner(plan, engine, order, self.step, poison=True) as runner:
+            for _ in range(steps):
+                self.both(runner)
+        self.compare()
+
+    def compare(self) -> None:
+        for (name, p), q in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
+            assert torch.equal(p, q), f"{name} after step {self.step}"
+        ours, eager = self.our_optimizer.state_dict(), self.eager_optimizer.state_dict()
+        assert same(ours, eager), f"after step {self.step}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the last bit, in type and in order."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def smallest(graph: offload.TaskGraph, **how: Any) -> Plan:
+    with pytest.raises(BudgetTooSmall) as refused:
+        offload.plan(graph, budget=1, **how)
+    made = offload.plan(graph, budget=refused.value.needed, **how)
+    made.verify()
+    return made
+
+
+def made_by(kind: Any, more: dict[str, Any]) -> Any:
+    def make(module: nn.Module) -> Any:
+        chosen = [p for p in module.parameters() if kind is not optim.Muon or p.dim() == 2]
+        return kind(chosen, **copy.deepcopy(more))
+
+    return make
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_splits, "ON_HOST", 40 << 10)
+
+
+WHOLE = (optim.Adafactor, optim.Muon, own.Trusting)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(
+    "case",
+    [*cases(), *[pytest.param(case, marks=pytest.mark.full) for case in others()]],
+    ids=said,
+)
+def test_every_optimizer_has_eagers_bits_in_the_smallest_budget_and_on_the_host(case: Any) -> None:
+    kind, more = case
+    twins = Twins.of(made_by(kind, more))
+    graph = twins.graph()
+    pieces = [task for task in graph.tasks if task.name.startswith("0.weight.update")]
+    assert len(pieces) == (1 if kind in WHOLE else 2)
+    twins.run(smallest(graph))
+    on_host = offload.plan(graph, optimizer="host")
+    moved = sum(t.lane == "host" and "0.weight.update" in t.name for t in on_host.graph.tasks)
+    assert moved == (0 if kind in WHOLE else 2)
+    twins.run(on_host, engine="serial")
+    twins.run(offload.plan(graph), steps=1)
+
+
+SHORT = (optim.ASGD, optim.Rprop, optim.SGD, optim.Adafactor, own.Lion)
+COUNTED = [
+    (optim.RAdam, {"betas": (0.9, 0.999)}),  # rectified from step 6 on
+    (optim.RAdam, {"betas": (0.5, 0.7), "foreach": True}),  # never
+    (optim.ASGD, {"t0": 5}),
+    (optim.ASGD, {"t0": 0, "foreach": True}),
+    (optim.NAdam, {"momentum_decay": 0.1}),
+    (optim.Adafactor, {"beta2_decay": -0.5}),
+    (own.Lion, {}),
+]
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=said)
+@pytest.mark.parametrize("before", [0, pytest.param(3, marks=pytest.mark.full), 7])
+def test_counters_cross_their_thresholds_as_in_eager_wherever_the_capture_was(
+    case: Any, before: int
+) -> None:
+    twins = Twins.of(made_by(*case))
+    for optimizer, module in (
+        (twins.eager_optimizer, twins.eager),
+        (twins.our_optimizer, twins.ours),
+    ):
+        for number in range(before):
+            optimizer.zero_grad()
+            x, y = batch(100 + number)
+            loss_of(module(x), y).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    twins.run(offload.plan(twins.graph()), steps=12)
+
+
+@pytest.mark.skipif(available() is None, reason="without a compiler nothing is counted")
+@pytest.mark.parametrize(
+    "case", [(optim.RAdam, {}), (optim.ASGD, {"t0": 2}), COUNTED[-1]], ids=said
+)
+def test_kernels_that_only_some_steps_call_allocate_no_more_than_is_planned(case: Any) -> None:
+    twins = Twins.of(made_by(*case))
+    plan = offload.plan(twins.graph())
+    shim = available()
+    assert shim is not None
+    with Runner(plan, "serial") as runner:
+        for number in range(8):
+            with shim.counting() as passed:
+                runner(*batch(number))
+            assert passed.peak <= plan.reserve + 4096, number  # the loss, and single numbers
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case[0] in SHORT else pytest.param(case, marks=pytest.mark.full)
+        for case in cases()
+    ],
+    ids=said,
+)  # fmt: skip
+def test_checkpoints_go_on_in_both_directions(case: Any) -> None:
+    make = made_by(*case)
+    twins = Twins.of(make)
+    twins.run(offload.plan(twins.graph()), steps=3)
+    # Ours goes on eagerly.
+    eager = net()
+    eager.load_state_dict(twins.ours.state_dict())
+    optimizer = make(eager)
+    optimizer.load_state_dict(copy.deepcopy(twins.our_optimizer.state_dict()))
+    # Eager's goes on planned.
+    ours = net()
+    ours.load_state_dict(twins.eager.state_dict())
+    planned = make(ours)
+    planned.load_state_dict(copy.deepcopy(twins.eager_optimizer.state_dict()))
+    crossed = Twins(eager, ours, optimizer, planned, twins.step)
+    crossed.run(offload.plan(crossed.graph()), steps=3)
+
+
+def test_a_state_that_is_loaded_between_two_steps_is_used() -> None:
+    for kind, more in ((optim.Rprop, {}), (optim.NAdam, {}), (own.Slow, {})):
+        make = made_by(kind, more)
+        twins, other = Twins.of(make), Twins.of(make)
+        for _ in range(3):
+            other.eagerly()
+        with Runner(offload.plan(twins.graph())) as runner:
+            # Before the first step, and again later.
+            for _ in range(2):
+                for module, optimizer in (
+                    (twins.ours, twins.our_optimizer),
+                    (twins.eager, twins.eager_optimizer),
+                ):
+                    module.load_state_dict(other.eager.state_dict())
+                    optimizer.load_state_dict(copy.deepcopy(other.eager_optimizer.state_dict()))
+                twins.both(runner)
+                twins.both(runner)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_groups_have_their_own_settings() -> None:
+    def make(module: Any) -> Any:
+        first, last = module[0], module[2]
+        frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+        return optim.RMSprop(
+            [
+                {"params": [first.weight], "lr": 0.1, "momentum": 0.9, "centered": True},
+                {"params": [first.bias, frozen], "alpha": 0.5, "foreach": True},
+                {"params": [last.weight], "weight_decay": 0.1, "maximize": True},
+            ]
+        )
+
+    twins = Twins.of(make)
+    twins.run(smallest(twins.graph()))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (optim.RAdam, {}),
+        (optim.Rprop, {}),
+        (optim.Adagrad, {}),
+        (optim.SGD, {"momentum": 0.9, "dampening": 0.1}),
+        (own.Slow, {}),
+    ],
+    ids=said,
+)
+def test_batches_of_several_shapes_share_one_state(case: Any) -> None:
+    twins = Twins.of(made_by(*case))
+    with Runner(offload.plan(twins.graph())) as runner:
+        for size in (8, 8, 3, 3, 8, 3, 5):
+            twins.both(runner, size)
+
+
+class Sum(nn.Module):
+    """Autograd gives both parameters one tensor as their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.ones(70)), nn.Parameter(torch.ones(70))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * (self.one + self.other)).sum(1, keepdim=True)
+
+
+def test_a_step_that_changes_gradients_changes_those_of_no_other_parameter() -> None:
+    eager, ours = Sum(), Sum()
+    twins = Twins(eager, ours, own.Slow(eager.parameters()), own.Slow(ours.parameters()))
+    twins.run(offload.plan(twins.graph()))
+
+
+def test_schedules_are_followed() -> None:
+    twins = Twins.of(made_by(optim.RAdam, {}))
+    schedules = [
+        optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+        for optimizer in (twins.eager_optimizer, twins.our_optimizer)
+    ]
+    with Runner(offload.plan(twins.graph())) as runner:
+        for _ in range(9):
+            twins.eagerly()
+            runner(*batch(twins.step))
+            twins.step += 1
+            for schedule in schedules:
+                schedule.step()
+            twins.compare()
+
+
+def test_parameters_without_a_gradient_stay_as_they_are() -> None:
+    def make(module: nn.Module) -> Any:
+        return optim.NAdam([*module.parameters(), nn.Parameter(torch.ones(5))])
+
+    twins = Twins.of(make)
+    twins.run(offload.plan(twins.graph()))
+
+
+def test_a_setting_that_changes_what_the_step_does_needs_another_capture() -> None:
+    twins = Twins.of(made_by(optim.NAdam, {}))
+    with Runner(offload.plan(twins.graph())) as runner:
+        twins.both(runner)
+        twins.our_optimizer.param_groups[0]["weight_decay"] = 0.1
+        with pytest.raises(OffloadError, match="the optimizer changed"):
+            runner(*batch(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (own.Branching, "asks for the value"),
+        (own.Asking, "asks for the value"),
+        (own.Together, "combines several parameters"),
+        (own.Noisy, "random numbers"),
+        (own.Counting, "attribute 'calls'"),
+        (own.Adapting, "'k' of group 0"),
+        (own.Norms, "single number that depends"),
+        (own.Listing, "'past' is a list"),
+        (own.Numbered, "treats a parameter otherwise"),
+        (optim.LBFGS, "closure"),
+        (optim.SparseAdam, "dense gradients"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(kind: Any, reason: str) -> None:
+    module = net()
+    optimizer = kind(module.parameters())
+    with pytest.raises(CaptureError, match=f"{kind.__name__}.*{reason}"):
+        offload.capture_training_step(module, loss_of, optimizer, *batch(0))
+    for p in module.parameters():
+        assert p.grad is None
+    module(batch(0)[0]).sum().backward()
+    if kind not in (optim.LBFGS, optim.SparseAdam):
+        optimizer.step()  # the optimizer is as it was
+
+
+@pytest.mark.parametrize("flag", ["capturable", "differentiable"])
+def test_flags_that_move_numbers_into_the_step_are_refused(flag: str) -> None:
+    module = net()
+    flags: dict[str, Any] = {flag: True}
+    optimizer = optim.NAdam(module.parameters(), foreach=False, **flags)
+    with pytest.raises(CaptureError, match=f"NAdam.*{flag}=True"):
+        offload.capture_training_step(module, loss_of, optimizer, *batch(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (own.Growing, "Growing: its step makes"),
+        (own.Late, "Late: its step calls .*norm"),
+    ],
+)
+def test_a_later_step_that_does_something_else_is_an_error(kind: Any, said: str) -> None:
+    twins = Twins.of(made_by(kind, {}))
+    with Runner(offload.plan(twins.graph()), "serial") as runner:
+        for number in range(39):
+            runner(*batch(number))
+        with pytest.raises(OffloadError, match=said):
+            runner(*batch(39))
