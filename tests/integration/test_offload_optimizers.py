@@ -4,9 +4,9 @@ The oracle is the optimizer itself, called as everybody calls it.
 """
 
 import copy
-import math
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import own_optimizers as own
@@ -15,9 +15,12 @@ import torch
 from torch import nn, optim
 
 import offload
-from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, Runner
+from offload import BudgetTooSmall, OffloadError, Plan, Runner
 from offload.lowering import update_splits
 from offload.memory.cpu_shim import available
+
+sys.path.insert(0, str(Path(__file__).parent))
+from optimizer_twins import Twins, batch, loss_of, made_by, net
 
 STEPS = 4
 FOREACH: tuple[dict[str, Any], ...] = ({"foreach": True}, {"foreach": False})
@@ -64,97 +67,12 @@ def said(case: Any) -> str:
     return "-".join([kind.__name__, *(f"{k}={v}" for k, v in more.items())])
 
 
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(70, 60), nn.ReLU(), nn.Linear(60, 1, bias=False))
-
-
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    dice = torch.Generator().manual_seed(number)
-    return torch.randn(8, 70, generator=dice), torch.randn(8, 1, generator=dice)
-
-
-loss_of = nn.functional.mse_loss
-
-
-@dataclass
-class Twins:
-    """The same training, eagerly and as plans."""
-
-    eager: nn.Module
-    ours: nn.Module
-    eager_optimizer: Any
-    our_optimizer: Any
-    step: int = 0
-    first: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, make: Any) -> "Twins":
-        one, other = net(), net()
-        return cls(one, other, make(one), make(other))
-
-    def graph(self) -> offload.TaskGraph:
-        return offload.capture_training_step(self.ours, loss_of, self.our_optimizer, *batch(0))
-
-    def eagerly(self, size: int = 8) -> None:
-        x, y = (t[:size] for t in batch(self.step))
-        self.eager_optimizer.zero_grad()
-        loss_of(self.eager(x), y).backward()
-        self.eager_optimizer.step()
-
-    def both(self, runner: Runner, size: int = 8) -> None:
-        """One step of each, with another learning rate, and compare all that there is."""
-        for optimizer in (self.eager_optimizer, self.our_optimizer):
-            for group in optimizer.param_groups:
-                rate = 0.01 * (1 + 0.3 * math.sin(self.step))
-                if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-        self.eagerly(size)
-        runner(*(t[:size] for t in batch(self.step)))
-        self.step += 1
-        self.compare()
-
-    def run(self, plan: Plan, steps: int = STEPS, engine: str = "threads") -> None:
-        order = "priority" if engine == "serial" else "random"
-        with Runner(plan, engine, order, self.step, poison=True) as runner:
-            for _ in range(steps):
-                self.both(runner)
-        self.compare()
-
-    def compare(self) -> None:
-        for (name, p), q in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
-            assert torch.equal(p, q), f"{name} after step {self.step}"
-        ours, eager = self.our_optimizer.state_dict(), self.eager_optimizer.state_dict()
-        assert same(ours, eager), f"after step {self.step}"
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal to the last bit, in type and in order."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and one == other
-
-
 def smallest(graph: offload.TaskGraph, **how: Any) -> Plan:
     with pytest.raises(BudgetTooSmall) as refused:
         offload.plan(graph, budget=1, **how)
     made = offload.plan(graph, budget=refused.value.needed, **how)
     made.verify()
     return made
-
-
-def made_by(kind: Any, more: dict[str, Any]) -> Any:
-    def make(module: nn.Module) -> Any:
-        chosen = [p for p in module.parameters() if kind is not optim.Muon or p.dim() == 2]
-        return kind(chosen, **copy.deepcopy(more))
-
-    return make
 
 
 @pytest.fixture
@@ -360,56 +278,3 @@ def test_a_setting_that_changes_what_the_step_does_needs_another_capture() -> No
         twins.our_optimizer.param_groups[0]["weight_decay"] = 0.1
         with pytest.raises(OffloadError, match="the optimizer changed"):
             runner(*batch(1))
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (own.Branching, "asks for the value"),
-        (own.Asking, "asks for the value"),
-        (own.Together, "combines several parameters"),
-        (own.Noisy, "random numbers"),
-        (own.Counting, "attribute 'calls'"),
-        (own.Adapting, "'k' of group 0"),
-        (own.Norms, "single number that depends"),
-        (own.Listing, "'past' is a list"),
-        (own.Numbered, "treats a parameter otherwise"),
-        (optim.LBFGS, "closure"),
-        (optim.SparseAdam, "dense gradients"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_by_name(kind: Any, reason: str) -> None:
-    module = net()
-    optimizer = kind(module.parameters())
-    with pytest.raises(CaptureError, match=f"{kind.__name__}.*{reason}"):
-        offload.capture_training_step(module, loss_of, optimizer, *batch(0))
-    for p in module.parameters():
-        assert p.grad is None
-    module(batch(0)[0]).sum().backward()
-    if kind not in (optim.LBFGS, optim.SparseAdam):
-        optimizer.step()  # the optimizer is as it was
-
-
-@pytest.mark.parametrize("flag", ["capturable", "differentiable"])
-def test_flags_that_move_numbers_into_the_step_are_refused(flag: str) -> None:
-    module = net()
-    flags: dict[str, Any] = {flag: True}
-    optimizer = optim.NAdam(module.parameters(), foreach=False, **flags)
-    with pytest.raises(CaptureError, match=f"NAdam.*{flag}=True"):
-        offload.capture_training_step(module, loss_of, optimizer, *batch(0))
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (own.Growing, "Growing: its step makes"),
-        (own.Late, "Late: its step calls .*norm"),
-    ],
-)
-def test_a_later_step_that_does_something_else_is_an_error(kind: Any, said: str) -> None:
-    twins = Twins.of(made_by(kind, {}))
-    with Runner(offload.plan(twins.graph()), "serial") as runner:
-        for number in range(39):
-            runner(*batch(number))
-        with pytest.raises(OffloadError, match=said):
-            runner(*batch(39))
