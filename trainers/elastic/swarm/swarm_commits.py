@@ -237,7 +237,7 @@ class SwarmCommits:
         while True:
             self._give()
             headers = self._exchanged(work)
-            match decide(headers, self._group.rank, work.lanes(), self._link.min_peers):
+            match decide(headers, self._group.rank, work.lanes(), self._least()):
                 case Compute(lanes):
                     self._had = (*self._done, *lanes)
                     if not any(header.done for header in headers):
@@ -260,6 +260,11 @@ class SwarmCommits:
                     raise Expelled(why)
                 case Stop(why):
                     raise SwarmStopped(why)
+
+    def _least(self) -> int:
+        """Return how many members there must be. Where no state can be given away, nobody could
+        come to those who wait at the gate, so they make the step however few they are."""
+        return self._link.min_peers if self._host.may_give() else 1
 
     def _exchanged(self, work: LaneWork) -> list[Header]:
         assert self._group is not None
