@@ -23,10 +23,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
+from perfect import LoaderCallback
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
 from trainers.elastic.swarm.swarm_commits import SwarmCommits
@@ -86,6 +88,8 @@ class Watch(L.Callback):
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.validated: list[tuple[int, float]] = []
+        self.passes: list[int] = []
+        """The step after which each of Lightning's epochs has ended."""
         self.seconds: list[float] = []
         """When each step had ended, on this machine's monotonic clock."""
         self.cpu: list[float] = []
@@ -115,6 +119,7 @@ class Watch(L.Callback):
         self.faults.reached("batch_end", trainer.global_step)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.passes.append(trainer.global_step)
         if trainer.current_epoch in self.reuses:
             loader: Any = trainer.train_dataloader
             loader.set_reuse(self.reuses[trainer.current_epoch])
@@ -222,6 +227,8 @@ def main(settings: dict[str, Any]) -> None:
     )  # fmt: skip
     watch = Watch(settings, faults)
     callbacks: list[L.Callback] = [watch]
+    if settings.get("loader_callback"):
+        callbacks.append(LoaderCallback())
     if every := settings.get("checkpoints"):
         kept = ModelCheckpoint(out / "checkpoints", every_n_train_steps=every, save_top_k=-1)
         callbacks.append(kept)
@@ -231,7 +238,8 @@ def main(settings: dict[str, Any]) -> None:
         strategy = strategy_of(settings)
         trainer = L.Trainer(
             strategy=strategy, accelerator="cpu", max_steps=settings["steps"], max_epochs=-1,
-            gradient_clip_val=settings.get("clip", 1.0), callbacks=callbacks, logger=False,
+            gradient_clip_val=settings.get("clip", 1.0), callbacks=callbacks,
+            logger=CSVLogger(out) if settings.get("logged") else False,
             enable_checkpointing=bool(every), enable_progress_bar=False,
             enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=out,
             **settings.get("trainer", {}),
@@ -249,7 +257,7 @@ def main(settings: dict[str, Any]) -> None:
             "step": 0 if trainer is None else trainer.global_step, "digest": digest(module),
             "losses": watch.losses, "rates": watch.rates, "validated": watch.validated,
             "error": error, "began": began, "seconds": watch.seconds, "gaps": gaps,
-            "timed": timed, "cpu": watch.cpu,
+            "timed": timed, "cpu": watch.cpu, "passes": watch.passes,
             "threads": [t.name for t in threading.enumerate()],
         }  # fmt: skip
         if trainer is not None and isinstance(trainer.strategy, ReplayStrategy):

@@ -1,6 +1,6 @@
 """The files and counters that a run keeps: its folder, checkpoints, records, progress.
 
-May import: callbacks, config, errors, trainers.atomic_checkpoint, trainers.elastic.peer,
-    trainers.elastic.replaying, trainers.lightning_seams, trainers.offloading,
-    trainers.offloading.hardware.
+May import: callbacks, config, errors, report, trainers.atomic_checkpoint,
+    trainers.elastic.deciding, trainers.elastic.peer, trainers.elastic.replaying,
+    trainers.lightning_seams, trainers.offloading, trainers.offloading.hardware.
 """

@@ -1,21 +1,33 @@
 """Shows the progress of a run in one line: step, phase, loss, accuracy, stall, decode rate.
 
-On a terminal it is a bar that stays in place. Elsewhere (a log file, CI) one line is printed at
-each validation.
+On a terminal it is a bar that stays in place, and in a swarm a table of the members below it.
+Elsewhere (a log file, CI) one line is printed at each validation.
 """
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.runs.record import RunLog
-from perfect.runs.swarm_figures import swarm_words
+from perfect.runs.swarm_board import swarm_board, swarm_words
 
 REFRESH_SECONDS = 0.25
+
+
+class Bar(Progress):
+    """A bar with something below it."""
+
+    below: RenderableType | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below is not None:
+            yield self.below
 
 
 class RunProgress(L.Callback):
@@ -37,14 +49,14 @@ class RunProgress(L.Callback):
         self._switch = switch
         self._log = run_log
         self._console = console or Console(stderr=True)
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._task: Any = None
         self._shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._shows(trainer) and self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console)
+            self._bar = Bar(*columns, console=self._console)
             self._task = self._bar.add_task("", total=self._switch.total_steps)
             self._bar.start()
 
@@ -59,6 +71,7 @@ class RunProgress(L.Callback):
         if self._bar is None or time.monotonic() - self._shown < REFRESH_SECONDS:
             return
         self._shown = time.monotonic()
+        self._bar.below = swarm_board(trainer)
         self._bar.update(
             self._task,
             completed=trainer.global_step,
@@ -68,11 +81,11 @@ class RunProgress(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._bar is None and self._shows(trainer) and not trainer.sanity_checking:
-            self._console.print(self._line(trainer), highlight=False)
+            self._console.print(self._whole_line(trainer), highlight=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._bar is None and self._shows(trainer) and not trainer.enable_validation:
-            self._console.print(self._line(trainer), highlight=False)
+            self._console.print(self._whole_line(trainer), highlight=False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._stop()
@@ -110,6 +123,9 @@ class RunProgress(L.Callback):
         said += [
             f"{stats.decoded / seconds:.0f} decoded/s",
             f"stall {stats.stall_seconds / seconds:.0%}",
-            *swarm_words(trainer),
         ]
         return "  ".join(said)
+
+    def _whole_line(self, trainer: L.Trainer) -> str:
+        """The line where there is no table below it."""
+        return "  ".join([self._line(trainer), *swarm_words(trainer)])

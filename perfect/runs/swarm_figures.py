@@ -4,14 +4,23 @@ elastic/peers         the members of the present generation
 elastic/generation    its number
 elastic/gap_seconds   the seconds that this peer has waited in gaps so far: from the end of a
                       generation, which nobody had planned, to the beginning of the next one
+
+and of each member:
+
+elastic/NAME/lanes               of the latest step
+elastic/NAME/samples_per_second  while it computed at them
+elastic/NAME/sent_bytes          bytes of sums that it had sent to other members since it joined,
+                                 before the reduce of the latest step
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 
 from perfect.runs.record import RunLog
 from perfect.runs.swarm_record import swarm_record
+from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.replaying.step_log import read_lines
 
@@ -59,6 +68,19 @@ class SwarmFigures(L.Callback):
             "elastic/gap_seconds": sum(seconds for _, seconds in swarm.gaps),
         }
         pl_module.log_dict(figures, on_step=True, on_epoch=False)
+        # Lightning would repeat what was logged of a member after its death, until the pass ends.
+        for logger in trainer.loggers:
+            logger.log_metrics(figures_by_name(swarm.figures), trainer.global_step - 1)
+
+
+def figures_by_name(figures: Sequence[PeerFigures]) -> dict[str, float]:
+    """Return what loggers are given of the members."""
+    found: dict[str, float] = {}
+    for one in figures:
+        found[f"elastic/{one.name}/lanes"] = float(one.lanes)
+        found[f"elastic/{one.name}/samples_per_second"] = one.samples_per_second
+        found[f"elastic/{one.name}/sent_bytes"] = float(one.sent)
+    return found
 
 
 def swarm_table(trainer: L.Trainer) -> dict[str, Any]:
@@ -67,15 +89,3 @@ def swarm_table(trainer: L.Trainer) -> dict[str, Any]:
         if isinstance(callback, SwarmFigures):
             return {"elastic": callback.section(trainer)}
     return {}
-
-
-def swarm_words(trainer: L.Trainer) -> list[str]:
-    """Return the generation, its members, and how many lanes each of them had at the last step."""
-    swarm = trainer.strategy
-    if not isinstance(swarm, ElasticStrategy):
-        return []
-    if swarm.view is None:
-        return ["coming in"]
-    had = {name: len(lanes) for name, lanes in swarm.latest_added}
-    members = ", ".join(f"{name} {had.get(name, 0)}" for name in swarm.view.names)
-    return [f"generation {swarm.view.generation}: {members} lanes"]

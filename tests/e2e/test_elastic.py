@@ -1,5 +1,6 @@
 """The programs of a swarm: an anchor, peers that come and die, and a replay of it all."""
 
+import csv
 import json
 import os
 import signal
@@ -53,7 +54,17 @@ def test_peers_that_come_and_die_train_both_phases_alike_and_a_replay_is_equal(
     assert [gap["why"] for gap in swarm["gaps"]] == [swarm["generations"][-2]["ended"]]
     page = (programs.folder / "a" / "report.html").read_text()
     assert "The swarm" in page and "ended unplanned" in page
-    assert "elastic/peers" in (programs.folder / "a" / "metrics.csv").read_text()
+    for text in (">Samples/s<", ">Utilisation<", ">Sent<"):
+        assert text in page
+    for peer in swarm["peers"]:
+        assert peer["samples"] and 0 < peer["seconds"] <= peer["present"], peer
+        assert peer["bytes_sent"] > 0
+    with (programs.folder / "a" / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["elastic/a/sent_bytes"]]
+    assert rows and all(float(row["elastic/a/samples_per_second"]) > 0 for row in rows)
+    assert any(row["elastic/b/sent_bytes"] for row in rows)
+    assert not rows[-1]["elastic/b/sent_bytes"]  # b is dead by then
+    assert "samples/s" in first.said() and "sent; " in first.said()
 
 
 def test_a_swarm_that_was_stopped_goes_on_from_a_peers_checkpoint(

@@ -55,6 +55,24 @@ def reduces(group: Group, _: Told) -> list[bytes]:
     return results
 
 
+def counts(group: Group, _: Told) -> list[int]:
+    """The bytes that were counted after a reduce of all, of all but the last, and of int64."""
+    last = group.size - 1
+    found: list[int] = []
+    kinds = ((torch.float32, None), (torch.float32, range(last)), (torch.int64, None))
+    for dtype, contributors in kinds:
+        before = group.sent
+        gives = contributors is None or group.rank in contributors
+        mine = numbers(group.rank, 600, dtype)
+        reduce_in_order(
+            group, mine if gives else None, torch.empty_like(mine), always, contributors,
+            piece_bytes=480,
+        )  # fmt: skip
+        found.append(group.sent - before)
+        all_gather_bytes(group, b"a header is not counted", 100, always)
+    return found
+
+
 def exchanges(group: Group, _: Told) -> list[list[bytes]]:
     texts = [b"", bytes([group.rank]) * 64, b"x" * (900 * (group.rank + 1)), os.urandom(0)]
     gathered = [all_gather_bytes(group, text, 5000, always) for text in texts]

@@ -28,6 +28,7 @@ from elastic_jobs import (
     DTYPES,
     SIZES,
     bits,
+    counts,
     exchanges,
     forms_with_a_frozen_member,
     many_generations,
@@ -60,6 +61,19 @@ def test_a_reduce_has_the_bits_of_one_process_that_adds_in_order(
         for ranks in (range(size), [size - 1], range(size - 1) if size > 1 else [0])
     ]
     assert all(answer == expected for answer in answers)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_bytes_that_are_counted_are_those_of_what_was_reduced(
+    size: int, nursery: Nursery, tmp_path: Path
+) -> None:
+    with Members(nursery, counts, size, tmp_path) as members:
+        answers = members.answers()
+    # Each member sends its numbers without its own chunk, and then its sums to all others.
+    there = 600 * 4 * (size - 1) // size
+    assert [answer[0] for answer in answers] == [2 * there] * size
+    assert [answer[1] for answer in answers] == [2 * there] * (size - 1) + [there]
+    assert [answer[2] for answer in answers] == [4 * there] * size
 
 
 def test_everybody_gets_the_bytes_of_everybody_by_rank(nursery: Nursery, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What run.json and the report tell of a swarm, from lines as a peer logs them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ LINES: list[dict[str, Any]] = [
     {"run": {"lanes": 4, "sum": "fast", "micro": 2}, "time": 100.0},
     {"begins": 0, "with": "nothing", "time": 100.0},
     {"generation": 1, "members": ["a"], "step": 0, "time": 101.0},
-    {"commit": 0, "added": [["a", [0, 1, 2, 3]]], "digest": "0", "time": 102.0},
+    {"commit": 0, "added": [["a", [0, 1, 2, 3]]], "peers": [["a", 8, 0.5, 0]], "digest": "0",
+     "time": 102.0},
     {"generation": 2, "members": ["a", "b"], "step": 1, "time": 103.0},
-    {"commit": 1, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "1", "time": 104.0},
+    {"commit": 1, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "1", "time": 104.0,
+     "peers": [["a", 4, 0.75, 2048], ["b", 4, 0.2, 0]]},
     {"generation": 3, "members": ["a"], "step": 2, "time": 105.0},
     {"gap": 0.25, "why": "b is <gone>", "step": 2, "time": 105.0},
-    {"commit": 2, "added": [["a", [0, 1, 2, 3]]], "digest": "2", "time": 106.0},
-]
+    {"commit": 2, "added": [["a", [0, 1, 2, 3]]], "peers": [["a", 8, 0.75, 3072]], "digest": "2",
+     "time": 106.0},
+]  # fmt: skip
 
 
 def test_generations_gaps_and_peers_are_counted_from_the_log() -> None:
@@ -31,9 +35,44 @@ def test_generations_gaps_and_peers_are_counted_from_the_log() -> None:
     assert [g["seconds"] for g in told["generations"]] == [1.0, 3.0, 5.0]
     assert told["gaps"] == [{"step": 2, "seconds": 0.25, "why": "b is <gone>"}]
     assert told["peers"] == [
-        {"name": "a", "lanes": 10, "steps": 3},
-        {"name": "b", "lanes": 2, "steps": 1},
+        {"name": "a", "lanes": 10, "steps": 3, "samples": 20, "seconds": 2.0, "present": 5.0,
+         "bytes_sent": 3072},
+        {"name": "b", "lanes": 2, "steps": 1, "samples": 4, "seconds": 0.2, "present": 2.0,
+         "bytes_sent": 0},
+    ]  # fmt: skip
+
+
+def commit(step: int, time: float, *peers: list[Any]) -> dict[str, Any]:
+    return {"commit": step, "added": [], "peers": [*peers], "digest": "", "time": time}
+
+
+def test_a_peer_that_joins_again_and_a_log_that_goes_on_count_no_byte_twice() -> None:
+    again = [
+        commit(3, 107.0, ["a", 8, 0.5, 3172], ["b", 8, 0.5, 100]),
+        commit(4, 108.0, ["a", 8, 0.5, 3272], ["b", 8, 0.5, 40]),  # b began anew
+        {"begins": 5, "with": "member", "time": 900.0},
+        {"generation": 9, "members": ["a", "b"], "step": 9, "time": 901.0},
+        commit(9, 902.0, ["a", 8, 0.5, 0], ["b", 8, 0.5, 9040]),
+        commit(10, 903.0, ["a", 8, 0.5, 100], ["b", 8, 0.5, 9140]),
     ]
+    a, b = swarm_record([*LINES, *again])["peers"]
+    assert a["bytes_sent"] == 3272 + 100
+    assert b["bytes_sent"] == 100 + 40 + 100
+    assert (a["present"], b["present"]) == (9.0, 6.0)
+
+
+def test_a_log_that_tells_no_figures_gives_none(tmp_path: Path) -> None:
+    lines = [{key: value for key, value in line.items() if key != "peers"} for line in LINES]
+    run = {"status": "completed", "name": "a", "steps": 3, "elastic": swarm_record(lines)}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    page = write_report(tmp_path).read_text()
+    assert cells_of(page, "a") == ["10", "83.3 %", "3", "\u2013", "\u2013", "0 B"]
+
+
+def cells_of(page: str, first: str) -> list[str]:
+    """The other cells of a row of a table."""
+    row = next(row for row in page.split("<tr>") if f">{first}</td>" in row)
+    return re.findall(r"<td[^>]*>([^<]*)</td>", row)[1:]
 
 
 def test_the_report_shows_who_computed_how_much_and_why_generations_ended(tmp_path: Path) -> None:
@@ -43,6 +82,24 @@ def test_the_report_shows_who_computed_how_much_and_why_generations_ended(tmp_pa
     assert "The swarm" in page and "b is &lt;gone&gt;" in page and "b is <gone>" not in page
     assert "width:83.33%" in page and "width:16.67%" in page
     assert "1 generation ended unplanned" in page
+    assert cells_of(page, "a") == ["10", "83.3 %", "3", "10", "40.0 %", "3.0 KiB"]
+    assert cells_of(page, "b") == ["2", "16.7 %", "1", "20", "10.0 %", "0 B"]
+
+
+def test_the_report_tells_gaps_by_phase(tmp_path: Path) -> None:
+    phases = [
+        {"name": name, "reuse": 1, "first_step": first, "last_step": last}
+        for name, first, last in (("one", 0, 1), ("two", 2, 2), ("three", 3, 9))
+    ]
+    run = {
+        "status": "completed", "name": "a", "steps": 10, "elastic": swarm_record(LINES),
+        "phases": phases,
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    page = write_report(tmp_path).read_text()
+    page = page[page.index("The swarm") :]
+    assert cells_of(page, "two") == ["1", "250 ms", "250 ms", "250 ms"]
+    assert cells_of(page, "one")[0] == cells_of(page, "three")[0] == "0"
 
 
 def test_a_run_without_a_swarm_has_no_such_section(tmp_path: Path) -> None:

@@ -188,6 +188,17 @@ def test_a_step_settles_a_generation() -> None:
     assert electorate.outnumbers("a") == ["c"]
 
 
+def test_who_was_silent_keeps_no_run_from_beginning_after_a_step_without_it() -> None:
+    roster = a_roster("abc", replace(SETTINGS, only_anchor=False))
+    lost(roster, "c", certain=False)
+    gate(roster, "a")
+    assert gate(roster, "b")[-1] == (Form, "a", "b")
+    roster.beat("a", roster.began_at + 1, NOW)
+    for name in "ab":
+        lost(roster, name)
+    assert said(roster.came(member("d"), roster.committed, NOW))[-1] == (Found, "d")
+
+
 # ---- after another anchor -----------------------------------------------------------------------
 
 

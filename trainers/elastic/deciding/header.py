@@ -75,7 +75,11 @@ class Header:
     kept: str = ""
     """The digest of the total that it applied last."""
     rate: float = 0.0
-    """Lanes a second; 0.0 before the first."""
+    """Lanes a second, of late; 0.0 before the first."""
+    seconds: float = 0.0
+    """How long it has computed at the lanes that are in its sums."""
+    sent: int = 0
+    """Bytes of sums that it has sent to other members in reduces, since it joined."""
     announced: bool = False
     """Whether it has heard that this generation shall change."""
     weights: str = ""

@@ -19,6 +19,7 @@ import lightning as L
 
 from trainers.elastic.commits.commit import Commits
 from trainers.elastic.deciding.era import UNKNOWN, Era
+from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import Member, View
 from trainers.elastic.errors import CannotBeElastic, Expelled
 from trainers.elastic.giving.donated_state import DonatedState
@@ -96,6 +97,11 @@ class ElasticStrategy(ElasticFit):
     def view(self) -> View | None:
         """The members of the present generation."""
         return self._commits.view if isinstance(self._commits, SwarmCommits) else None
+
+    @property
+    def figures(self) -> tuple[PeerFigures, ...]:
+        """What each member told of the latest step, by rank."""
+        return self._commits.figures if isinstance(self._commits, SwarmCommits) else ()
 
     @property
     def seconds_per_sample(self) -> float | None:

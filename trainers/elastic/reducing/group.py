@@ -77,6 +77,9 @@ class Group:
         self.generation = place.generation
         self.rank = place.rank
         self.size = place.size
+        self.sent = 0
+        """Bytes of sums that were given to gloo for other members, also in a reduce that broke off
+        later. Headers, votes and buffers are not counted, nor what gloo and TCP add."""
 
     def __str__(self) -> str:
         return f"generation {self.generation}, rank {self.rank} of {self.size}"
@@ -87,18 +90,23 @@ class Group:
         """Begin to send slices of `sent`, a slice for each rank, and to receive as many."""
         options = torch_seams.AllToAllOptions()
         options.timeout = self._transfer
-        return self._begun(self._living().alltoall_base(received, sent, into, out_of, options))
+        work = self._begun(self._living().alltoall_base(received, sent, into, out_of, options))
+        self.sent += sum(out_of) - out_of[self.rank]
+        return work
 
     def all_gather(
         self, received: torch.Tensor, sent: torch.Tensor, *, all_are_there: bool = False
     ) -> Work:
         """Begin to gather everybody's `sent`, all of one size, one after the other. Others may
-        come to it much later, unless `all_are_there`."""
+        come to it much later, unless `all_are_there`: so they are for a part of a tensor."""
         rows = list(received.view(self.size, -1).unbind())
         options = torch_seams.AllgatherOptions()
         if all_are_there:
             options.timeout = self._transfer
-        return self._begun(self._living().allgather([rows], [sent], options))
+        work = self._begun(self._living().allgather([rows], [sent], options))
+        if all_are_there:
+            self.sent += (self.size - 1) * sent.numel() * sent.element_size()
+        return work
 
     def abandon(self, graveyard: Graveyard) -> None:
         """Give the group and its unfinished works to the graveyard; a second call does nothing."""

@@ -4,7 +4,11 @@
     {"begins": 120, "with": "checkpoint", "era": {"id": "6c1f", "number": 2, "after": ..., ...}}
     {"generation": 3, "members": ["a", "b"], "step": 120, "era": "6c1f"}
     {"gap": 0.31, "why": "b is gone: ...", "step": 120}
-    {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "..."}
+    {"commit": 120, "added": [["a", [0, 2]], ["b", [1, 3]]], "digest": "...",
+     "peers": [["a", 16, 0.21, 90112], ["b", 16, 0.2, 90112]]}
+
+`peers`: the samples of a member's lanes, how long it computed at them, and the bytes of sums that
+it had sent since it joined, before the reduce of this step.
 
 Every line has the `time`, in seconds since 1970. A line is written before its commit is applied.
 
@@ -23,6 +27,7 @@ from typing import Any, Literal, TextIO
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
+from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
 
@@ -56,9 +61,12 @@ class StepLog:
         """Note that a generation ended unplanned, and how long the next one was waited for."""
         self._write({"gap": round(seconds, 4), "why": why, "step": step})
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit, figures: Sequence[PeerFigures] = ()) -> None:
+        """Note a commit. `figures`: of all members; a newcomer that follows knows none."""
         added = [[name, list(lanes)] for name, lanes in commit.added]
-        self._write({"commit": commit.step, "added": added, "digest": commit.digest})
+        told = [[one.name, one.samples, one.seconds, one.sent] for one in figures]
+        more = {"peers": told} if told else {}
+        self._write({"commit": commit.step, "added": added, **more, "digest": commit.digest})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None

@@ -32,6 +32,7 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs
+from trainers.elastic.deciding.peer_figures import PeerFigures, peer_figures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
 from trainers.elastic.giving.donated_state import DonatedState
@@ -83,6 +84,8 @@ class SwarmCommits:
         self.view: View | None = None
         self.gaps: list[tuple[str, float]] = []
         """Why generations ended unplanned, and the seconds until the next one had begun."""
+        self.figures: tuple[PeerFigures, ...] = ()
+        """Of all members, by rank, as they told them last."""
         self._link = link
         self._donor = donor
         self._host = host
@@ -97,6 +100,10 @@ class SwarmCommits:
         self._kept = ""
         self._had: tuple[int, ...] = ()
         self._rate = 0.0
+        self._seconds = 0.0
+        """How long the lanes took that are in the sums."""
+        self._sent = 0
+        """Bytes of sums that were sent in earlier generations."""
         self._weights = ""
         self._trouble = ""
         self._finished: tuple[int, str] | None = None
@@ -113,7 +120,7 @@ class SwarmCommits:
         if self._donated is not None and (commit := self._followed()) is not None:
             return commit
         work.begin(self._step)
-        self._done, self._held, self._trouble = [], None, ""
+        self._done, self._held, self._trouble, self._seconds = [], None, "", 0.0
         self._weights = work.weights_digest(self._step)
         planned, ended_at, why = False, 0.0, ""
         while True:
@@ -134,7 +141,7 @@ class SwarmCommits:
                 self._leave_group()
 
     def applied(self, commit: Commit) -> None:
-        self._host.log.commit(commit)
+        self._host.log.commit(commit, self.figures)
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
         if self._donor.followed:
@@ -212,6 +219,7 @@ class SwarmCommits:
     def _leave_group(self) -> None:
         group, self._group = self._group, None
         if group is not None:
+            self._sent += group.sent
             group.abandon(self._graveyard)
 
     def _give(self) -> None:
@@ -229,7 +237,7 @@ class SwarmCommits:
         while True:
             self._give()
             headers = self._exchanged(work)
-            match decide(headers, self._group.rank, work.lanes(), self._link.min_peers):
+            match decide(headers, self._group.rank, work.lanes(), self._least()):
                 case Compute(lanes):
                     self._had = (*self._done, *lanes)
                     if not any(header.done for header in headers):
@@ -253,7 +261,13 @@ class SwarmCommits:
                 case Stop(why):
                     raise SwarmStopped(why)
 
+    def _least(self) -> int:
+        """Return how many members there must be. Where no state can be given away, nobody could
+        come to those who wait at the gate, so they make the step however few they are."""
+        return self._link.min_peers if self._host.may_give() else 1
+
     def _exchanged(self, work: LaneWork) -> list[Header]:
+        assert self._group is not None
         mine = Header(
             name=self._link.member.name,
             step=self._step,
@@ -262,12 +276,16 @@ class SwarmCommits:
             held="" if self._held is None else self._held.digest,
             kept=self._kept,
             rate=self._rate,
+            seconds=round(self._seconds, 6),
+            sent=self._sent + self._group.sent,
             announced=self._link.announced,
             weights=self._weights,
             logs=work.logs if self._done else LaneLogs(),
             trouble=self._trouble,
         )
-        return [Header.decode(told) for told in self._gathered(mine.encode())]
+        headers = [Header.decode(told) for told in self._gathered(mine.encode())]
+        self.figures = peer_figures(headers)
+        return headers
 
     def _gathered(self, mine: bytes) -> list[bytes]:
         assert self._group is not None
@@ -275,11 +293,14 @@ class SwarmCommits:
 
     def _compute(self, work: LaneWork, lanes: Sequence[int]) -> None:
         """Add lanes to the sums. What is added stays, also if the generation ends meanwhile."""
-        began, left = time.monotonic(), lanes
+        began = latest = time.monotonic()
+        left = lanes
         while left:
             count = work.compute(left)
             self._done += left[:count]
             left = left[count:]
+            since, latest = latest, time.monotonic()
+            self._seconds += latest - since
             self._link.alive()
         if lanes:
             rate = len(lanes) / (time.monotonic() - began)

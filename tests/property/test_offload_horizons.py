@@ -1,0 +1,51 @@
+"""The planner looks far enough ahead where the pieces of several micro-batches take turns."""
+
+import random
+from typing import Any
+
+from offload import Costs, GraphBuilder, TaskGraph
+from offload.planning.refusal import smallest_budget
+from offload.planning.search import FURTHER, Wanted, best_plan
+
+KIB = 1024
+LAYERS, MICRO_BATCHES, PIECES = 4, 8, 3
+
+
+def taking_turns(dice: random.Random) -> TaskGraph:
+    """Each layer computes all micro-batches, three pieces of each, before the next weight is
+    needed. Gradients are added up."""
+    builder = GraphBuilder()
+    weights = [
+        builder.buffer(f"w{n}", dice.choice((64, 96, 160)) * KIB, "parameter")
+        for n in range(LAYERS)
+    ]
+    sums = [
+        builder.buffer(f"g{n}", builder.buffers[weight].nbytes, "state")
+        for n, weight in enumerate(weights)
+    ]
+    kept = [[builder.buffer(f"x{m}", 16 * KIB, "input")] for m in range(MICRO_BATCHES)]
+
+    def task(name: str, reads: list[int], writes: list[int], **more: Any) -> None:
+        traffic = 4 * sum(builder.buffers[b].nbytes for b in {*reads, *writes})
+        builder.task(name, reads, writes, traffic=traffic, **more)
+
+    for n, weight in enumerate(weights):
+        for m, own in enumerate(kept):
+            for piece in range(PIECES):
+                name = f"{n}.{m}.{piece}"
+                made = builder.buffer(f"a{name}", dice.choice((8, 16, 32)) * KIB, "activation")
+                task(f"f{name}", [weight, own[-1]], [made], phase="forward")
+                own.append(made)
+    for n in reversed(range(LAYERS)):
+        for m, own in enumerate(kept):
+            for piece in reversed(range(PIECES)):
+                reads = [weights[n], sums[n], own.pop()]
+                task(f"b{n}.{m}.{piece}", reads, [sums[n]], phase="backward")
+    return builder.graph()
+
+
+def test_a_plan_that_looks_further_ahead_is_found_where_it_is_the_fastest() -> None:
+    graph = taking_turns(random.Random(21))
+    budget = 2 * smallest_budget(graph, 0)[0]
+    policy = best_plan(Wanted(graph, {0: budget}, Costs(), {}, recompute=False)).policy
+    assert (policy.ahead, policy.evict_ahead, policy.drop_ahead) in FURTHER
