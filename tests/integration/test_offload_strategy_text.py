@@ -5,10 +5,13 @@ from collections import UserDict
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
+from offload import CaptureError
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -81,3 +84,58 @@ def test_text_that_is_looked_at_has_graphs_of_its_own_or_none_if_it_is_always_an
 
 def kinds(collate: Any) -> Any:
     return lambda items: {k: v for k, v in collate(items).items() if k != "name"}
+
+
+# ---- in training --------------------------------------------------------------------------------
+
+
+class Trained(ol.Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+        return {"loss": loss, "name": batch["name"], "id": batch["id"]}
+
+
+class TrainedByKind(Trained):
+    """Reads a number of the batch, which is one of two."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        return {**found, "loss": found["loss"] * (1 + batch["id"] % 2)}
+
+
+class Names(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, trainer: Any, module: Any, outputs: Any, *_: Any
+    ) -> None:
+        self.seen.append((outputs["name"], outputs["id"]))
+
+
+def trained(make: Any, strategy: Any = "auto") -> tuple[ol.Result, list[Any]]:
+    x, y = ol.data(24).dataset.tensors  # type: ignore[attr-defined]
+    named = [
+        {"x": x[n : n + 4], "y": y[n : n + 4], "name": f"{n}.jpg", "id": n // 4 % 3}
+        for n in range(0, 24, 4)
+    ]
+    loader: Any = DataLoader(named, batch_size=None)  # type: ignore[arg-type]
+    names = Names()
+    result = ol.train(strategy, make, loader=loader, callbacks=[names], validate=False)
+    return result, names.seen
+
+
+def test_names_and_ids_that_a_training_step_hands_on_need_one_graph() -> None:
+    strategy = OffloadStrategy(budget="60%")
+    theirs, ours = trained(Trained), trained(Trained, strategy)
+    assert ol.differences(theirs[0], ours[0]) == []
+    assert theirs[1] == ours[1] and ours[1][1] == ("4.jpg", 1)
+    assert len(strategy.plans) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*3 times, because the step reads text or numbers of the batch")
+def test_text_beside_a_number_that_a_training_step_reads_is_refused_if_it_is_always_another() -> (
+    None
+):
+    with pytest.raises(CaptureError, match="training_step reads the text of the batch"):
+        trained(TrainedByKind, OffloadStrategy(budget="60%"))

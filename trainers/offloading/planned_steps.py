@@ -223,7 +223,7 @@ class PlannedSteps(Strategy):
         if output is None:
             parts, step = self._capture(micro)
             outputs = steps.run(step, parts, wait=True)
-            output = step.recipe.serve(outputs, parts.tensors, context)
+            output = step.recipe.serve(outputs, parts.given, context)
             self._silence.begin(step.zeroed)
         self._groups.leave()
         self._plan = steps.plan

@@ -41,10 +41,10 @@ from offload.tracing.capture import retraced
 from offload.tracing.questions import AssumedValues
 from trainers.offloading.hardware.devices import all_on, move, tensors_of
 from trainers.offloading.steps.answers import Answers
-from trainers.offloading.steps.graph_cache import MANY, GraphCache
+from trainers.offloading.steps.graph_cache import GraphCache
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.batch_parts import PLAIN, BatchParts
+from trainers.offloading.tracing.batch_parts import PLAIN, BatchParts, NamesRead
 from trainers.offloading.tracing.closure import CONTEXTS, StepArguments, StepRecipe, TracedStep
 from trainers.offloading.tracing.epochs import Epochs
 from trainers.offloading.tracing.gathered_lists import gathered
@@ -120,8 +120,8 @@ class Evaluation:
         self._on_host: set[str] = set()
         """The methods of which a step could not be captured."""
         self._warned: set[str] = set()
-        self._text_traces: dict[Any, int] = {}
-        """For each method and loader that reads the batch's text: how many texts were captured."""
+        self._names: dict[Any, NamesRead] = {}
+        """By method and loader: whether its steps read the names in their batches."""
 
     def step(self, kind: str, eager: Callable[..., Any], *args: Any) -> Any:
         """Return what the module's method `kind` returns. `eager` calls it as Lightning does."""
@@ -197,41 +197,25 @@ class Evaluation:
         state = self._module.trainer.state
         loader = given.kind, given.more, state.stage
         situation = (*loader, state.fn, torch.is_autocast_enabled(self._request.target.device.type))
-        for batch in dict.fromkeys((given.batch.loose, given.batch)):
-            key = (*situation, batch.key)
-            if (known := self._cache.find(key, self._answers.fit)) is not None:
-                return known
-            if self._answers.known:
-                continue
-            if (known := self._renewed(key, given, batch)) is not None:
-                return known
+        names = self._names.setdefault(loader, NamesRead(given.kind))
+        batch = names.of(given.batch)
+        key = (*situation, batch.key)
+        if (known := self._cache.find(key, self._answers.fit)) is not None:
+            return known
+        if not self._answers.known and (known := self._renewed(key, given, batch)) is not None:
+            return known
         surprise = self._answers.surprise
         self._cache.warn_if_many((*situation, given.batch.key), given.batch.loose, loader, surprise)
-        graph, step, batch = self._capture(given)
+        graph, step = names.capture(
+            given.batch, lambda batch: self._trace(replace(given, batch=batch))
+        )
         if self._runner is None:
             self.plan = self._plan_of(graph)
             self._own_runner = self._runner = self._request.target.runner(self.plan, step)
         else:
             self._runner.add(step, graph)
-        self._cache.put((*situation, batch.key), step)
+        self._cache.put((*situation, names.of(given.batch).key), step)
         return step
-
-    def _capture(self, given: StepArguments) -> tuple[TaskGraph, EvaluationGraph, BatchParts]:
-        """Capture the step for any text in the batch if it only returns the text."""
-        loose = given.batch.loose
-        if loose is not given.batch and (given.kind, given.more) not in self._text_traces:
-            try:
-                return *self._trace(replace(given, batch=loose)), loose
-            except CaptureError:
-                self._text_traces[given.kind, given.more] = 0
-        if loose is not given.batch:
-            self._text_traces[given.kind, given.more] += 1
-            if self._text_traces[given.kind, given.more] > MANY:
-                raise CaptureError(
-                    f"{given.kind} reads the text of the batch, which differs from batch to batch."
-                    " Only return the text, or give numbers in its place"
-                )
-        return *self._trace(given), given.batch
 
     def _plan_of(self, graph: TaskGraph) -> Plan:
         """Plan an evaluation step. A budget that is a share means a share of a training step, which

@@ -100,7 +100,7 @@ class FirstSteps:
 
         def turn() -> ExpectedStep:
             outputs = steps.run(step, parts)
-            loss = step.recipe.loss(outputs, parts.tensors)
+            loss = step.recipe.loss(outputs, parts.given)
             return ExpectedStep.of({**self._state(module), **sums}, loss, device, own)
 
         first = turn()

@@ -130,8 +130,10 @@ class GraphCache(Generic[S]):
         shapes[parts.key] = None
         why = ""
         if before < MANY <= len(shapes):
-            came = ", ".join(map(shapes_of, shapes))
-            why = f"batches differ in shape ({came}): return batches of one shape"
+            came = dict.fromkeys(map(shapes_of, shapes))
+            why = f"batches differ in shape ({', '.join(came)}): return batches of one shape"
+            if len(came) == 1:
+                why = "the step reads text or numbers of the batch, which differ: return tensors"
         elif known is not None and len(known) == MANY - 1:
             change = surprise or next(iter(known[-1].validity.changes()), "")
             why = f"the step reads a value that changes: {change}"

@@ -228,7 +228,7 @@ class Groups:
 
     def _serve(self, one: HeldMicroBatch, outputs: Sequence[Any]) -> Any:
         with self._state_of_then(one), torch.enable_grad():
-            return one.step.recipe.serve(outputs, one.parts.tensors, self._context)
+            return one.step.recipe.serve(outputs, one.parts.given, self._context)
 
     @contextmanager
     def _state_of_then(self, one: HeldMicroBatch) -> Iterator[None]:

@@ -39,7 +39,7 @@ from trainers.offloading.steps.micro_batch import (
     situation_of,
 )
 from trainers.offloading.steps.plan_request import PlanRequest
-from trainers.offloading.tracing.batch_parts import BatchParts
+from trainers.offloading.tracing.batch_parts import BatchParts, NamesRead
 from trainers.offloading.tracing.closure import StepArguments, TrainingForward
 from trainers.offloading.tracing.epochs import Epochs
 from trainers.offloading.tracing.hooks import Hooks
@@ -74,12 +74,13 @@ class StepGraphs:
         """The runner of all graphs, which is made after the first capture."""
         self.late_updates = LateUpdates(module)
         self._plans: dict[Any, Plan] = {}
-        """The plans of all graphs that are in the runner now."""
+        """Of all graphs that are in the runner now."""
         self._cache: GraphCache[StepGraph] = GraphCache("the step", self._forget)
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
         self._learned = Learned()
         self._epochs = Epochs()
+        self._names = NamesRead("training_step")
         self.answers = Answers()
         """What failed checks have told of the present micro-batch."""
         self._too_large: list[str] = []
@@ -91,6 +92,7 @@ class StepGraphs:
         """Return the graph that was captured for such a micro-batch, if there is one."""
         if micro.first:
             self._held = frozenset()
+        parts = self._names.of(parts)
         found = self._cache.find(key := self._key(micro, parts), self.answers.fit)
         if found is None:
             if not self.answers.known:
@@ -101,14 +103,14 @@ class StepGraphs:
 
     def step_for(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
         """Return the graph for this micro-batch, and capture it if there is none."""
-        if (found := self.known(micro, parts)) is not None:
+        if found := self.known(micro, parts):
             return found
-        key = self._key(micro, parts)
-        self._cache.warn_if_many(key, parts, self._module.current_epoch, self.answers.surprise)
+        read, now = self._names.of(parts), self._module.current_epoch
+        self._cache.warn_if_many(self._key(micro, read), read, now, self.answers.surprise)
         self.late_updates.flush()
         with self._meter.planning():
-            step = self._capture(micro, parts)
-        self._cache.put(key, step)
+            step = self._names.capture(parts, lambda read: self._capture(micro, read))
+        self._cache.put(self._key(micro, self._names.of(parts)), step)
         return step
 
     def _audit(self, step: StepGraph, micro: MicroBatch, parts: BatchParts) -> None:
@@ -141,8 +143,7 @@ class StepGraphs:
         """Run the step, and return its outputs besides the loss. `wait`: its last updates may be
         deferred to the next step."""
         assert self.runner is not None
-        if step not in self._plans:
-            self.add(step, step.graph, *step.about)
+        self.plan_of(step)
         self.runner.measure(self._meter.wants_times(step))
         begun = self._meter.begin()
         with self.answers.told(step, self._request.target.device):

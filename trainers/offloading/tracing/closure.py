@@ -24,7 +24,7 @@ from offload.torch_seams import LAST_RATES, swap_last_rates
 from offload.watching.state_reads import StateReads
 from offload.watching.watched_state import WatchedState
 from trainers.offloading.tracing.batch_parts import BatchParts
-from trainers.offloading.tracing.batch_texts import BatchText
+from trainers.offloading.tracing.batch_texts import stand_ins
 from trainers.offloading.tracing.hooks import Hooks
 from trainers.offloading.tracing.opaque_numbers import (
     OpaqueEpoch,
@@ -121,7 +121,7 @@ class TracedStep:
         notes = TraceNotes(tensors)
         given = self._given
         second = bool(self._seen)
-        batch = given.batch.rebuilt(tensors, BatchText.several(len(given.batch.texts), second))
+        batch = given.batch.rebuilt(tensors, stand_ins(given.batch.names, second))
         context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
         with self._around(notes, second), context():
             with self.reads.paused():

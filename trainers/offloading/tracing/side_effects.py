@@ -21,7 +21,7 @@ from torchmetrics import Metric, MetricCollection
 from offload import CaptureError
 from offload.torch_seams import FakeTensor, pytree, version_of
 from offload.watching.value_kinds import StandIn
-from trainers.offloading.tracing.batch_texts import BatchText
+from trainers.offloading.tracing.batch_texts import BatchId, BatchText, Name
 
 PLAIN = int | float | complex | str | bytes | None
 METHODS = ("forward", "update", "compute", "reset")
@@ -107,10 +107,10 @@ class TraceNotes:
 
     def slots(self, tree: Any) -> Any:
         """Return `tree` with slots in place of its tensors and of the batch's text."""
-        return pytree.tree_map_only((torch.Tensor, BatchText), self._slot, tree)
+        return pytree.tree_map_only((torch.Tensor, BatchText, BatchId), self._slot, tree)
 
-    def _slot(self, tensor: torch.Tensor | BatchText) -> OutputSlot:
-        if isinstance(tensor, BatchText):
+    def _slot(self, tensor: torch.Tensor | Name) -> OutputSlot:
+        if isinstance(tensor, BatchText | BatchId):
             return OutputSlot(len(self.given) + tensor.number, given=True)
         for number, given in enumerate(self.given):
             if given is tensor:
