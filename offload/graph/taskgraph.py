@@ -159,7 +159,8 @@ class TaskGraph:
 
     def aligned(self, nbytes: int) -> int:
         """The bytes that a buffer of `nbytes` takes in an arena."""
-        return max(1, -(-nbytes // self.alignment)) * self.alignment
+        alignment = self.alignment
+        return max(1, -(-nbytes // alignment)) * alignment
 
     def with_tasks(
         self, tasks: Sequence[Task], buffers: Sequence[Buffer] | None = None, *notes: str

@@ -40,9 +40,10 @@ class NodeList:
     def task(self, number: int, operands: Sequence[Copy], workspace: Copy | None) -> None:
         """Add a task. `operands`: where each buffer lies that it touches."""
         task = self._tasks[number]
+        pairs = list(zip(task.touches, operands, strict=True))
         deps = {self._of_task[before] for before in task.after}
         accesses: list[Access] = []
-        for b, copy in zip(task.touches, operands, strict=True):
+        for b, copy in pairs:
             reads, writes = b in task.reads, b in task.writes
             if reads:
                 deps.update(copy.before_reading())
@@ -55,7 +56,7 @@ class NodeList:
         node = self._of_task[number] = len(self._nodes)
         edges = tuple(sorted(deps))
         self._nodes.append(Node(TASK, self._lane(number), tuple(accesses), edges, task=number))
-        for b, copy in zip(task.touches, operands, strict=True):
+        for b, copy in pairs:
             if b in task.reads:
                 copy.read_by(node)
             if b in task.writes:

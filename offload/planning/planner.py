@@ -65,6 +65,8 @@ class _Walk:
     ) -> None:
         self.graph, self.policy = graph, policy
         self.buffers, self.tasks = graph.buffers, graph.tasks
+        self.sizes = [graph.aligned(buffer.nbytes) for buffer in graph.buffers]
+        self.touched = [task.touches for task in graph.tasks]
         self.clock = clock or [float(n) for n in range(len(graph.tasks))]
         self.capacities = dict(capacities)
         self.homes = homes
@@ -138,7 +140,7 @@ class _Walk:
         arena = buffer.device if number in self.policy.resident else HOST
         if wanted is not None:
             arena = wanted.arena
-        size, offset = self.graph.aligned(buffer.nbytes), None if wanted is None else wanted.offset
+        size, offset = self.sizes[number], None if wanted is None else wanted.offset
         place = Place(arena, self._take_at_start(arena, size, buffer.name, offset), buffer.nbytes)
         self.starts[number] = place
         copy = Copy(place, size, number, [], from_start=True)
@@ -165,15 +167,15 @@ class _Walk:
 
     def _find_place(self, number: int, ahead: int) -> bool:
         """Find places for all that a task needs, or for nothing."""
-        task = self.tasks[number]
+        task, touched = self.tasks[number], self.touched[number]
         policy = self.policy
         if ahead > max(policy.ahead, policy.evict_ahead, policy.drop_ahead):
             return False
-        if ahead and not self.host_writes.isdisjoint(task.touches):
+        if ahead and not self.host_writes.isdisjoint(touched):
             return False  # the copy on the device will be out of date by then
         wanted = self._wanted(number)
         evict, drop = ahead <= policy.evict_ahead, ahead <= policy.drop_ahead
-        for b in task.touches:
+        for b in touched:
             self.uses.pin(b)
         taken: list[tuple[Space, int, list[Piece]]] = []
         found: dict[int | None, Copy] = {}
@@ -188,7 +190,7 @@ class _Walk:
             if offset is None:
                 for space, offset, pieces in reversed(taken):
                     space.give(offset, pieces)
-                for b in task.touches:
+                for b in touched:
                     self.uses.unpin(b)
                 return False
             pieces = space.take(offset, size, b)
@@ -204,8 +206,8 @@ class _Walk:
         if task.lane == "host":
             return []
         wanted: list[tuple[int | None, int]] = [
-            (b, self.graph.aligned(self.buffers[b].nbytes))
-            for b in task.touches
+            (b, self.sizes[b])
+            for b in self.touched[number]
             if b not in self.on_device and self.buffers[b].device != HOST
         ]
         if task.workspace > SMALL_WORKSPACE:
@@ -223,7 +225,7 @@ class _Walk:
                 self._reload(b, copy, number)
         if task.lane == "host":
             self.host_writes.update(task.writes)
-        for b in task.touches:
+        for b in self.touched[number]:
             self.uses.advance(b)
             if b in self.on_device and self._moves(b):
                 offset = self.on_device[b].place.offset
@@ -272,7 +274,7 @@ class _Walk:
         """Place a task that finds no window: everything that can move goes, its own operands too,
         and they are laid side by side."""
         task = self.tasks[number]
-        devices = {self.buffers[b].device for b in task.touches} - {HOST}
+        devices = {self.buffers[b].device for b in self.touched[number]} - {HOST}
         for b in [b for b in self.on_device if self.buffers[b].device in devices]:
             if self._moves(b):
                 self._evict(b, number)
@@ -303,7 +305,7 @@ class _Walk:
     def _execute(self, number: int) -> None:
         task = self.tasks[number]
         host = task.lane == "host"
-        copies = [self._operand(b, number, host) for b in task.touches]
+        copies = [self._operand(b, number, host) for b in self.touched[number]]
         workspace = self.workspaces.pop(number, None)
         if host and task.workspace:
             workspace = self._on_host(task.workspace, task.name, None)
@@ -311,12 +313,12 @@ class _Walk:
         if host:
             self.host_writes.difference_update(task.writes)
             self._worked(number, copies if workspace is None else [*copies, workspace])
-        for b in task.touches:
+        for b in self.touched[number]:
             if b in task.writes:
                 self._changed(b, host)
         if workspace is not None:
             self._release(workspace)
-        for b in task.touches:
+        for b in self.touched[number]:
             self.uses.unpin(b)
             self._after_use(b, number)
 

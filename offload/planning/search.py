@@ -21,6 +21,8 @@ from offload.errors import BudgetTooSmall
 from offload.graph.costs import Costs
 from offload.graph.memgraph import SMALL_WORKSPACE, TASK, MemGraph, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.planning.effort import EFFORTS
+from offload.planning.least_copies import least_seconds_with
 from offload.planning.packing import Owner, packed
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import DROPS, Policies, Policy
@@ -50,34 +52,8 @@ ENOUGH = 1.002
 """Multiple of the busiest lane's seconds. A plan that is this fast ends the search."""
 WORTH = 0.99
 """The share of a step's seconds that a rotated step may take at most."""
-
-
-FURTHER = ((256, 16, 0), (256, 16, 256))
-"""Horizons for steps in which the pieces of several micro-batches take turns: the next weight is
-needed a hundred tasks later."""
-OTHERS = ((16, 0, 0), (256, 0, 256), (64, 16, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Which plans are tried."""
-
-    shares: tuple[float, ...] = (0.95, 0.8, 0.6, 0.3, 0.0)
-    """Shares of the room for resident weights."""
-    drops: tuple[int, ...] = DROPS
-    """Tried with each share. Values of `DROPS` that are missing here are tried with the best
-    shares."""
-    horizons: tuple[tuple[int, int, int], ...] = (*FURTHER, *OTHERS)
-    """Tasks placed ahead, with eviction, and with dropping; tried with the best share."""
-    recomputations: int = 5
-
-
-EFFORTS = (
-    (5_000, Effort()),
-    (20_000, Effort((0.95, 0.6, 0.3, 0.0), DROPS[:1], horizons=FURTHER, recomputations=2)),
-    (1 << 60, Effort((0.95, 0.3), DROPS[:1], horizons=(), recomputations=1)),
-)
-"""By the largest number of tasks."""
+ROUNDING = 1e-9
+"""What sums of the same seconds may differ by when they are added up in another order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -365,12 +341,21 @@ class _Search:
         graph: TaskGraph | None = None,
         most: float = math.inf,
     ) -> float:
-        """Try one plan, unless it was tried before. Returns its seconds; inf if it does not fit."""
+        """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf
+        if it does not fit or was not tried."""
         settings = policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
         key = graph or self._wanted.graph, settings
         if key not in self._seconds:
-            self._seconds[key] = self._walk(name, policy, graph, most)
+            hopeless = self._is_hopeless(key[0], policy)
+            self._seconds[key] = math.inf if hopeless else self._walk(name, policy, graph, most)
         return self._seconds[key]
+
+    def _is_hopeless(self, graph: TaskGraph, policy: Policy) -> bool:
+        """Whether the copies that no such plan can do without take longer than the best plan."""
+        if self._best is None:
+            return False
+        least = least_seconds_with(graph, self._wanted.costs, policy.resident, self._wanted.homes)
+        return least > (1 + ROUNDING) * self._best.simulation.makespan
 
     def _walk(self, name: str, policy: Policy, graph: TaskGraph | None, most: float) -> float:
         try:

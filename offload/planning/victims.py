@@ -47,6 +47,8 @@ class Victims:
         self._furthest: list[tuple[int, int, int]] = []
         """(minus the next use, buffer, offset); entries may be out of date."""
         self._dropped_for: int | None = None
+        self._stakes: dict[int, Stake | None] = {}
+        """What is known for one window. Several windows grow over the same blocks."""
 
     def remember(self, buffer: int, next_use: int, offset: int) -> None:
         """Note a block. Call it whenever the block's next use has changed."""
@@ -56,6 +58,7 @@ class Victims:
         """The segments to empty, from low to high; None if no window holds `size` bytes.
         `dropped_for`: only drop blocks, for this task."""
         self._dropped_for = dropped_for
+        self._stakes.clear()
         best: tuple[float, list[int]] | None = None
         for start in self._seeds():
             grown = self._grown(start, size)
@@ -69,10 +72,13 @@ class Victims:
 
     def _at_stake(self, buffer: int) -> Stake | None:
         """What a block costs; None if it cannot go, or not for this task."""
+        if buffer in self._stakes:
+            return self._stakes[buffer]
         stake, task = self._stake(buffer), self._dropped_for
-        if stake is None or task is None or (stake.dropped and stake.next_use > task):
-            return stake
-        return None
+        if stake is not None and task is not None:
+            stake = stake if stake.dropped and stake.next_use > task else None
+        self._stakes[buffer] = stake
+        return stake
 
     def _seeds(self) -> list[int]:
         """The starts of the blocks with the furthest next use."""

@@ -1,6 +1,6 @@
 """Records what a step does, op by op, under fake tensors: nothing is computed or allocated.
 
-    user's step -> autograd -> Recorder -> FakeTensorMode        a Tape: ops over storages
+    user's step -> autograd -> Recorder -> Fakes (fakes.py)      a Tape: ops over storages
                                   |
     real tensors that the step closes over (parameters, buffers, constants) become fakes here
 
@@ -25,7 +25,6 @@ from offload.program.layouts import as_it_is
 from offload.program.trees import leaves, mapped, tensors_of
 from offload.torch_seams import (
     FakeTensor,
-    FakeTensorMode,
     TorchDispatchMode,
     current_autograd_node,
     disable_current_modes,
@@ -39,6 +38,7 @@ from offload.torch_seams import (
 )
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
 from offload.tracing.draws import Clock, arguments, draws, undrawn
+from offload.tracing.fakes import Fakes
 from offload.tracing.op_effects import read_arguments, written_arguments
 from offload.tracing.questions import ASKING, AssumedValues, Questions
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
@@ -76,10 +76,7 @@ class Recorder(TorchDispatchMode):
         self.met: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = []
         """The user's tensors that the step used, their `requires_grad` and their `.grad` before
         it."""
-        # Without `export` it would read a user's single numbers for `.item()` and bake them in.
-        self._fakes = FakeTensorMode(export=True)
-        # Its table of earlier results is one for the whole process: each trace begins with none.
-        FakeTensorMode.cache_clear()
+        self._fakes = Fakes()
         self._modules = modules
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, FakeTensor] = {}
