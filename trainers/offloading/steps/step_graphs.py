@@ -131,10 +131,8 @@ class StepGraphs:
         """Return the plan of the whole step that `step_for` would make, without running it."""
         step = self._traced(micro, parts, micro.last, self._held)
         whole = self._whole_step(micro, parts, step)
-        if self.plan is None:
-            self.plan = found = self._first_plan(whole)
-        else:
-            found = self.plan.replan(whole)
+        found = self.plan.replan(whole) if self.plan else self._first_plan(whole)
+        self.plan = self.plan or found
         if not micro.last:
             self.plan.replan(step.graph)  # raises if the micro-batch does not fit
         return found
