@@ -1,0 +1,162 @@
+"""Claim: which modules plan under OffloadStrategy with nothing but `strategy=` added.
+
+    python benchmarks/module_survey.py                     eight public modules, fifty tiny models
+    python benchmarks/module_survey.py --before CHECKOUT   the same with older code beside it
+
+Method  Every module is trained for five steps on two random batches in turns: by plain Lightning,
+        then with OffloadStrategy(budget="80%"), and where that is refused without a budget. Each
+        run has a process of its own and a time limit. All weights, buffers and optimizer state at
+        the end are compared exactly. Weights are random, nothing is downloaded.
+Needs   pip install -e ".[survey]". A module whose package is missing has a row that says so.
+Run     `--smoke` takes two modules. OUT/DATE_module_survey.md and .json.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from offloading.report import Asked, Report, measure_and_print, table
+from provenance import versions
+from surveyed.case import STEPS
+from surveyed.outcome import Row, Run, causes, first_line
+from surveyed.registry import LIBRARIES, SMOKE, TABLES, cases
+
+HERE = Path(__file__).parent
+
+
+def measure(args: argparse.Namespace) -> Report:
+    names = [*SMOKE] if args.smoke else (args.only or [*cases()])
+    codes = {"now": HERE.parent} | ({"before": args.before.resolve()} if args.before else {})
+    with tempfile.TemporaryDirectory(prefix="survey-") as folder:
+        work = (args.work or Path(folder)).resolve()
+        found = {when: _surveyed(code, when, names, args.limit, work)
+                 for when, code in codes.items()}  # fmt: skip
+    report = Report(
+        "module_survey",
+        "Claim: which modules plan under OffloadStrategy with nothing but `strategy=` added",
+        {"steps": STEPS, "limit of a run, s": args.limit, **versions(LIBRARIES)},
+    )
+    if args.before:
+        report.setting["before"] = _commit(args.before)
+    for title, of_table in TABLES.items():
+        shown = [case.name for case in of_table if case.name in names]
+        if shown:
+            report.tables[title] = _table(shown, found)
+    for when, rows in found.items():
+        report.tables[f"Why there is no plan: {when}"] = _causes(list(rows.values()))
+        report.tables[f"Counts: {when}"] = _counts(list(rows.values()))
+        report.rows += [
+            {"code": when, "name": row.name, "library": row.library, "status": row.status,
+             "planned": row.planned, "why": row.why, "runs": [asdict(run) for run in row.runs]}
+            for row in rows.values()
+        ]  # fmt: skip
+    differing = sum(bool(row.best.differing) for row in found["now"].values())
+    broken = sum(row.best.error in ("hung", "crashed") for row in found["now"].values())
+    report.asked = [
+        Asked("modules that train to other bits", 0, differing),
+        Asked("modules that hang or crash", 0, broken),
+    ]
+    report.remarks = [
+        'refused: OffloadStrategy(budget="80%") raises and says why, before the first step or at'
+        " it. Without a budget such a module is trained eagerly, with a warning.",
+        "planned, bit-equal: weights, buffers and optimizer state are compared exactly at the end."
+        " The first two steps are also compared on the fly, which is the strategy's default.",
+        "The models are tiny: they say what is planned, and nothing about speed or memory.",
+    ]
+    return report
+
+
+def _surveyed(
+    code: Path, when: str, names: Sequence[str], limit: float, folder: Path
+) -> dict[str, Row]:
+    """The rows by name, of the code in that folder."""
+    kept, plain = folder / when, folder / "plain"
+    for one in (kept, plain):
+        one.mkdir(parents=True, exist_ok=True)
+    print(f"---- {when}", flush=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(code), str(HERE)]), "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    arguments = [str(kept), str(plain), str(limit), *names]
+    subprocess.run(
+        [sys.executable, "-m", "surveyed.host", *arguments], env=environment, cwd=folder, check=True
+    )
+    every, rows = cases(), {}
+    for number, name in enumerate(every):
+        if name in names:
+            told = json.loads((kept / f"{number}.json").read_text())
+            runs = tuple(Run(**run | {"differing": tuple(run["differing"])}) for run in told)
+            rows[name] = Row(name, every[name].library, runs)
+    return rows
+
+
+def _table(names: Sequence[str], found: dict[str, dict[str, Row]]) -> str:
+    order = [when for when in ("before", "now") if when in found]
+    head = ["module", "library", *order, "tasks", "why not, now", *(
+        ["why not, before"] if "before" in found else [])]  # fmt: skip
+    lines = []
+    for name in names:
+        now = found["now"][name]
+        whys = [now.why, *([found["before"][name].why] if "before" in found else [])]
+        if whys[1:] == whys[:1] and whys[0]:
+            whys[1] = "the same"
+        lines.append([
+            name, now.library, *(found[when][name].status for when in order),
+            str(now.best.tasks or ""), *(_cell(why) for why in whys),
+        ])  # fmt: skip
+    return table(head, lines)
+
+
+def _causes(rows: Sequence[Row]) -> str:
+    lines = [
+        [str(len(blocked)), _cell(cause), ", ".join(row.name for row in blocked)]
+        for cause, blocked in causes(rows)
+    ]
+    return table(["modules", "cause", "which"], lines) if lines else "Every module is planned."
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    counted = Counter(row.status for row in rows)
+    return table(["modules", "status"], [[str(n), status] for status, n in counted.most_common()])
+
+
+def _cell(text: str) -> str:
+    return first_line(text).replace("|", "\\|")
+
+
+def _commit(folder: Path) -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="two modules: see that it works")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of older code, to compare")
+    parser.add_argument("--only", nargs="+", default=[], metavar="MODULE", choices=[*cases()])
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a run")
+    parser.add_argument("--work", type=Path, help="keeps the runs, and goes on with those there")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    measure_and_print(partial(measure, args), args.out / f"{args.date}_module_survey")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""All cases, in the order of the tables."""
+
+from surveyed import (
+    diffusers_models,
+    public_modules,
+    timm_models,
+    torchvision_models,
+    transformers_models,
+)
+from surveyed.case import Case
+
+TABLES: dict[str, tuple[Case, ...]] = {
+    "Public Lightning modules": public_modules.CASES,
+    "Models in one small module": (
+        *timm_models.CASES,
+        *transformers_models.CASES,
+        *torchvision_models.CASES,
+        *diffusers_models.CASES,
+    ),
+}
+LIBRARIES = "lightning", "lightly", "timm", "transformers", "torchvision", "diffusers"
+SMOKE = "autoencoder example", "VisionTransformer"
+
+
+def cases() -> dict[str, Case]:
+    return {case.name: case for table in TABLES.values() for case in table}
