@@ -25,8 +25,8 @@ EAGER = "OffloadStrategy trains eagerly, without offloading: "
 
 
 def train(name: str, budget: str, kept: str, answer: str, log: str) -> None:
-    """`budget`: `plain`, `none`, or what OffloadStrategy is given. `kept`: the end of the plain run,
-    which every other run is compared with. What was found is written to `answer`."""
+    """Write to `answer` what came of the run. `budget`: `plain`, `none`, or what OffloadStrategy is
+    given. `kept`: the end of the first plain run, which every other run is compared with."""
     _say_to(log)
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Lightning modules in the shape of eight public ones: examples, a library's, what users publish."""
+"""Lightning modules in the shape of eight public ones: examples, a library's, users'."""
 
 import copy
 from typing import Any

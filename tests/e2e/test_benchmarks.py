@@ -1,5 +1,6 @@
 """The benchmark drivers run; the slice of the accuracy study keeps the study's margins."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -214,3 +215,39 @@ def test_the_figures_that_train_no_network_are_made(tmp_path: Path) -> None:
         run_script("benchmarks/thesis_figures.py", part, "--smoke", "--out", str(tmp_path))
         [kept] = tmp_path.glob(f"*_thesis_figures_{part}.json")
         assert json.loads(kept.read_text())["rows"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_survey_of_modules_plans_two_of_them_with_plain_lightnings_bits(
+    tmp_path: Path,
+) -> None:
+    once = ["benchmarks/module_survey.py", "--smoke", "--out", str(tmp_path)]
+    run_script(*once, "--before", str(ROOT))
+    [report] = tmp_path.glob("*_module_survey.json")
+    found = json.loads(report.read_text())
+    assert [(row["code"], row["name"]) for row in found["rows"]] == [
+        (code, name)
+        for code in ("now", "before")
+        for name in ("autoencoder example", "VisionTransformer")
+    ]
+    assert {row["status"] for row in found["rows"]} == {"planned, bit-equal"}
+    runs = [run for row in found["rows"] for run in row["runs"]]
+    assert {run["budget"] for run in runs} == {"80%"}
+    assert all(run["tasks"] > 10 and run["compared"] > 10 for run in runs)
+    assert all(asked["met"] for asked in found["asked"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_the_survey_of_modules_says_what_to_install_for_a_module(tmp_path: Path) -> None:
+    if importlib.util.find_spec("timm") is not None:
+        pytest.skip("timm is installed, so none of its models lacks a package")
+    run_script(
+        "benchmarks/module_survey.py", "--only", "resnet10t", "GAN example", "--out", str(tmp_path)
+    )
+    [report] = tmp_path.glob("*_module_survey.json")
+    refused, missing = json.loads(report.read_text())["rows"]
+    assert refused["status"] == "refused; without a budget eager, bit-equal"
+    assert "optimizes manually" in refused["why"]
+    assert (missing["status"], missing["why"]) == ("not installed", "pip install timm")
