@@ -3,9 +3,9 @@
     python benchmarks/module_survey.py                     eight public modules, fifty tiny models
     python benchmarks/module_survey.py --before CHECKOUT   the same with older code beside it
 
-Method  Every module is trained for five steps on two random batches in turns: by plain Lightning,
-        then with OffloadStrategy(budget="80%"), and where that is refused without a budget. Each
-        run has a process of its own and a time limit. All weights, buffers and optimizer state at
+Method  Every module is trained for five steps on two random batches in turns (`--steps`,
+        `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), and where that is
+        refused without a budget. Each run has a process of its own and a time limit. All weights, buffers and optimizer state at
         the end are compared exactly. Weights are random, nothing is downloaded.
 Needs   pip install -e ".[survey]". A module whose package is missing has a row that says so.
 Run     `--smoke` takes two modules. OUT/DATE_module_survey.md and .json.
@@ -26,7 +26,6 @@ from pathlib import Path
 
 from offloading.report import Asked, Report, measure_and_print, table
 from provenance import versions
-from surveyed.case import STEPS
 from surveyed.outcome import Row, Run, causes, first_line
 from surveyed.registry import LIBRARIES, SMOKE, TABLES, cases
 
@@ -38,12 +37,17 @@ def measure(args: argparse.Namespace) -> Report:
     codes = {"now": HERE.parent} | ({"before": args.before.resolve()} if args.before else {})
     with tempfile.TemporaryDirectory(prefix="survey-") as folder:
         work = (args.work or Path(folder)).resolve()
-        found = {when: _surveyed(code, when, names, args.limit, work)
+        found = {when: _surveyed(code, when, names, args, work)
                  for when, code in codes.items()}  # fmt: skip
     report = Report(
         "module_survey",
         "Claim: which modules plan under OffloadStrategy with nothing but `strategy=` added",
-        {"steps": STEPS, "limit of a run, s": args.limit, **versions(LIBRARIES)},
+        {
+            "steps": args.steps,
+            "batches": args.batches,
+            "limit of a run, s": args.limit,
+            **versions(LIBRARIES),
+        },
     )
     if args.before:
         report.setting["before"] = _commit(args.before)
@@ -70,13 +74,15 @@ def measure(args: argparse.Namespace) -> Report:
         " it. Without a budget such a module is trained eagerly, with a warning.",
         "planned, bit-equal: weights, buffers and optimizer state are compared exactly at the end."
         " The first two steps are also compared on the fly, which is the strategy's default.",
+        "graphs: the step was captured so often. There is more than one where values that the step"
+        " asks for change from batch to batch; with more batches there may be more of them.",
         "The models are tiny: they say what is planned, and nothing about speed or memory.",
     ]
     return report
 
 
 def _surveyed(
-    code: Path, when: str, names: Sequence[str], limit: float, folder: Path
+    code: Path, when: str, names: Sequence[str], args: argparse.Namespace, folder: Path
 ) -> dict[str, Row]:
     """The rows by name, of the code in that folder."""
     kept, plain = folder / when, folder / "plain"
@@ -87,7 +93,7 @@ def _surveyed(
         "PYTHONPATH": os.pathsep.join([str(code), str(HERE)]), "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
-    arguments = [str(kept), str(plain), str(limit), *names]
+    arguments = [str(kept), str(plain), *map(str, (args.limit, args.steps, args.batches)), *names]
     subprocess.run(
         [sys.executable, "-m", "surveyed.host", *arguments], env=environment, cwd=folder, check=True
     )
@@ -102,7 +108,7 @@ def _surveyed(
 
 def _table(names: Sequence[str], found: dict[str, dict[str, Row]]) -> str:
     order = [when for when in ("before", "now") if when in found]
-    head = ["module", "library", *order, "tasks", "why not, now", *(
+    head = ["module", "library", *order, "tasks", "graphs", "why not, now", *(
         ["why not, before"] if "before" in found else [])]  # fmt: skip
     lines = []
     for name in names:
@@ -112,7 +118,7 @@ def _table(names: Sequence[str], found: dict[str, dict[str, Row]]) -> str:
             whys[1] = "the same"
         lines.append([
             name, now.library, *(found[when][name].status for when in order),
-            str(now.best.tasks or ""), *(_cell(why) for why in whys),
+            str(now.best.tasks or ""), str(now.best.graphs or ""), *(_cell(why) for why in whys),
         ])  # fmt: skip
     return table(head, lines)
 
@@ -146,6 +152,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="two modules: see that it works")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of older code, to compare")
     parser.add_argument("--only", nargs="+", default=[], metavar="MODULE", choices=[*cases()])
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=2, help="different ones, in turns")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds of a run")
     parser.add_argument("--work", type=Path, help="keeps the runs, and goes on with those there")
     parser.add_argument("--out", type=Path, default=HERE / "results")

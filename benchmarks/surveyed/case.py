@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-STEPS = 5
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -21,11 +20,12 @@ class Case:
     """The package that the module comes from: `import LIBRARY`, `pip install LIBRARY`."""
     module: Callable[[], L.LightningModule]
     batch: Callable[[], Any]
-    """Makes a random batch. Two of them are trained on in turns."""
+    """Makes a random batch."""
 
-    def batches(self) -> list[Any]:
-        two = self.batch(), self.batch()
-        return [two[number % 2] for number in range(STEPS)]
+    def batches(self, steps: int, different: int) -> list[Any]:
+        """A batch for every step: so many different ones, in turns."""
+        made = [self.batch() for _ in range(different)]
+        return [made[number % different] for number in range(steps)]
 
 
 class Wrapped(L.LightningModule):

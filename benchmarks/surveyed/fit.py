@@ -24,7 +24,9 @@ OURS = "offload", "trainers"
 EAGER = "OffloadStrategy trains eagerly, without offloading: "
 
 
-def train(name: str, budget: str, kept: str, answer: str, log: str) -> None:
+def train(
+    name: str, budget: str, steps: int, different: int, kept: str, answer: str, log: str
+) -> None:
     """Write to `answer` what came of the run. `budget`: `plain`, `none`, or what OffloadStrategy is
     given. `kept`: the end of the first plain run, which every other run is compared with."""
     _say_to(log)
@@ -32,7 +34,7 @@ def train(name: str, budget: str, kept: str, answer: str, log: str) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     begun = time.process_time()
     try:
-        found = _trained(name, budget, Path(kept))
+        found = _trained(name, budget, steps, different, Path(kept))
     except ModuleNotFoundError as missing:
         found = Run(budget, error="missing", said=f"pip install {_package(name, missing)}")
     except Exception as error:
@@ -42,10 +44,10 @@ def train(name: str, budget: str, kept: str, answer: str, log: str) -> None:
     Path(answer).write_text(json.dumps(asdict(found) | {"seconds": seconds}))
 
 
-def _trained(name: str, budget: str, kept: Path) -> Run:
+def _trained(name: str, budget: str, steps: int, different: int, kept: Path) -> Run:
     case = cases()[name]
     L.seed_everything(0, verbose=False)
-    module, batches = case.module(), case.batches()
+    module, batches = case.module(), case.batches(steps, different)
     start = {key: value.clone() for key, value in module.state_dict().items()}
     strategy: Any = "auto"
     if budget != PLAIN:
@@ -72,8 +74,9 @@ def _trained(name: str, budget: str, kept: Path) -> Run:
         return Run(budget, compared=len(plain), differing=_different(plain, end))
     eager = [text for one in warned if (text := str(one.message)).startswith(EAGER)]
     tasks = 0 if eager else len(strategy.plan.graph.tasks)
+    graphs = 0 if eager else len(strategy.plans)
     said = _without_roots(eager[0].removeprefix(EAGER)) if eager else ""
-    return Run(budget, not eager, tasks, len(plain), _different(plain, end), said=said)
+    return Run(budget, not eager, tasks, graphs, len(plain), _different(plain, end), said=said)
 
 
 def _validates(module: L.LightningModule) -> bool:

@@ -1,6 +1,6 @@
 """Trains cases with the code that PYTHONPATH names, one process after the other.
 
-    python -m surveyed.host FOLDER PLAIN LIMIT NAME ...
+    python -m surveyed.host FOLDER PLAIN LIMIT STEPS BATCHES NAME ...
 
     plain                           its end is kept in PLAIN, for the other version of the code too
     budget 80 %  --refused, or too small-->  without a budget
@@ -24,10 +24,10 @@ SHARE = "80%"
 
 
 def main() -> None:
-    folder, plain, limit, *names = sys.argv[1:]
+    folder, plain, limit, steps, different, *names = sys.argv[1:]
     children: Any = multiprocessing.get_context("forkserver")
     children.set_forkserver_preload(["surveyed.fit", "trainers", *LIBRARIES])
-    host = Host(children, Path(folder), Path(plain), float(limit))
+    host = Host(children, Path(folder), Path(plain), float(limit), int(steps), int(different))
     numbers = {name: number for number, name in enumerate(cases())}
     for name in names:
         if (kept := Path(folder) / f"{numbers[name]}.json").exists():
@@ -39,11 +39,14 @@ def main() -> None:
 
 
 class Host:
-    def __init__(self, children: Any, folder: Path, plain: Path, limit: float) -> None:
+    def __init__(
+        self, children: Any, folder: Path, plain: Path, limit: float, steps: int, different: int
+    ) -> None:
         self._children = children
         self._folder = folder
         self._plain = plain
         self._limit = limit
+        self._steps = steps, different
 
     def runs(self, name: str, number: int) -> list[Run]:
         kept = self._plain / f"{number}.pt"
@@ -63,7 +66,7 @@ class Host:
         answer.unlink(missing_ok=True)
         log = self._folder / "log.txt"
         child = self._children.Process(
-            target=train, args=(name, budget, str(kept), str(answer), str(log))
+            target=train, args=(name, budget, *self._steps, str(kept), str(answer), str(log))
         )
         child.start()
         child.join(self._limit)

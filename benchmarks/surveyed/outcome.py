@@ -18,6 +18,8 @@ class Run:
     planned: bool = False
     tasks: int = 0
     """Of the plan."""
+    graphs: int = 0
+    """Graphs that ran. More than one: shapes, or values that the step asks for, have changed."""
     compared: int = 0
     """Tensors and numbers of module and optimizer."""
     differing: tuple[str, ...] = ()
