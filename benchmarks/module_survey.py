@@ -5,8 +5,9 @@
 
 Method  Every module is trained for five steps on two random batches in turns (`--steps`,
         `--batches`): by plain Lightning, then with OffloadStrategy(budget="80%"), and where that is
-        refused without a budget. Each run has a process of its own and a time limit. All weights, buffers and optimizer state at
-        the end are compared exactly. Weights are random, nothing is downloaded.
+        refused without a budget. Each run has a process of its own and a time limit. All weights,
+        buffers and optimizer state at the end are compared exactly. Weights are random, nothing is
+        downloaded.
 Needs   pip install -e ".[survey]". A module whose package is missing has a row that says so.
 Run     `--smoke` takes two modules. OUT/DATE_module_survey.md and .json.
 """
