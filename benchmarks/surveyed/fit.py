@@ -143,7 +143,8 @@ def _frames(error: BaseException, ours: bool) -> list[str]:
     found = []
     for frame in traceback.extract_tb(error.__traceback__):
         package, file = _place(frame.filename)
-        wanted = package in OURS if ours else package not in (*OURS, "torch", "lightning", "")
+        foreign = "", "torch", "lightning", *OURS, *sys.stdlib_module_names
+        wanted = package in OURS if ours else package.removesuffix(".py") not in foreign
         if wanted and not file.startswith("surveyed/fit.py"):
             found.append(f"{file}:{frame.lineno}")
     return found
