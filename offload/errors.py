@@ -80,9 +80,13 @@ class AssumptionFailed(OffloadError):
     """A tensor has another value in this step than the graph assumes. The step has changed nothing
     that outlives it."""
 
-    def __init__(self, message: str, *, number: int, found: int | float | bool) -> None:
-        """`number`: which of the values that the step asks for it is; `found`: what it is now."""
+    def __init__(
+        self, message: str, *, number: int, found: int | float | bool, own: bool = False
+    ) -> None:
+        """`number`: which of the values that the step asks for it is; `found`: what it is now;
+        `own`: whether it follows from what the step itself keeps."""
         super().__init__(message)
+        self.own = own
         self.number = number
         self.found = found
 

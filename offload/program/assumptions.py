@@ -26,6 +26,9 @@ class Assumption:
     """The op that asked."""
     where: str
     """The user's line."""
+    own: bool = False
+    """Whether neither the batch, nor what is trained, nor a random number decides the value: it
+    follows from what the step itself keeps, as the pointer of a queue does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Check:
                     f" captured, and gives {found!r} now",
                     number=self.first + number,
                     found=found,
+                    own=assumed.own,
                 )
 
 

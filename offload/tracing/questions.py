@@ -149,7 +149,8 @@ class Questions:
         }
         device = self._traced.device
         answer = self._assumed.next(lambda: kind(value_now(tape, inputs, value, device)))
-        tape.assumptions.append((len(tape.ops), value, Assumption(answer, what, where)))
+        own = is_constant(tape, value)
+        tape.assumptions.append((len(tape.ops), value, Assumption(answer, what, where, own)))
         return answer
 
     # ---- masks ----------------------------------------------------------------------------------

@@ -203,6 +203,34 @@ def test_micro_batches_that_ask_are_summed_as_plain_ones() -> None:
     assert ol.differences(trained(a_mask, **options), trained(a_mask, strategy, **options)) == []
 
 
+class Queue(Asking):
+    """It writes into the next place of a bank, as MoCo's queue does."""
+
+    pointer: torch.Tensor
+    bank: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(a_branch)
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("bank", torch.zeros(30, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        out, at = self(x), int(self.pointer)
+        loss = cross_entropy(out + self.bank.mean(0), y)
+        self.bank[at : at + len(x)] = out.detach()
+        self.pointer[0] = (at + len(x)) % len(self.bank)
+        return loss
+
+
+def test_a_pointer_that_comes_back_has_a_graph_for_each_place() -> None:
+    strategy = OffloadStrategy(budget="80%")
+    options: dict[str, Any] = {"loader": batches(), "validate": False, "max_epochs": 3}
+    ours = ol.train(strategy, Queue, **options)
+    assert ol.differences(ol.train("auto", Queue, **options), ours) == []
+    assert len(strategy.plans) == 5
+
+
 def test_a_value_that_is_another_one_in_every_step_is_refused_with_the_line() -> None:
     def changing(module: Asking, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return cross_entropy(module(x), y) * int((x * 1e6).sum().long())

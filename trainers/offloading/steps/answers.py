@@ -19,7 +19,9 @@ from trainers.offloading.hardware.generators import drawn, generators_of, put_ba
 Outputs = TypeVar("Outputs")
 
 CAPTURES = 3
-"""A value for which the step is captured in so many steps in a row changes too often."""
+"""A value for which the step is captured in so many steps in a row changes too often..."""
+TURNS = 32
+"""...and one that the step itself keeps, if it is in so many: the pointer of a queue comes back."""
 FAILURES = 16
 """So does one for which another graph is used in so many steps in a row."""
 
@@ -79,7 +81,8 @@ class Answers:
             self._failed += not self.known
             self.surprise = str(error)
             self.known = (*step.assumed[: error.number], error.found)
-            if self._captured >= CAPTURES or self._failed >= FAILURES:
+            limit = TURNS if error.own else CAPTURES
+            if self._captured >= limit or self._failed >= max(limit, FAILURES):
                 raise CaptureError(
                     f"{error}: it is another one in {self._failed} steps in a row, and a graph has"
                     " one value. Keep it a tensor, choose with torch.where, or return it from the"

@@ -191,7 +191,9 @@ class Evaluation:
         step = self._step_for(given)
         assert self._runner is not None
         with self._answers.told(step, self._request.target.device):
-            return self._runner.run(step, *given.batch.tensors), step.recipe
+            outputs = self._runner.run(step, *given.batch.tensors)
+        self._cache.ran(step)
+        return outputs, step.recipe
 
     def _step_for(self, given: StepArguments) -> EvaluationGraph:
         state = self._module.trainer.state

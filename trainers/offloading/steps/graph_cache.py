@@ -53,6 +53,9 @@ class GraphCache(Generic[S]):
         self._what = what
         self._forget = forget
         self._steps: OrderedDict[Any, list[S]] = OrderedDict()
+        self._latest: S | None = None
+        self._followed: dict[S, S] = {}
+        """The graph that ran after each graph when it ran last."""
         self._shapes: dict[Any, dict[Any, None]] = {}
         self._warned = False
         self._other = 0
@@ -62,16 +65,23 @@ class GraphCache(Generic[S]):
         self._spent = 0.0
 
     def find(self, key: Any, fits: Callable[[S], bool] = lambda _: True) -> S | None:
-        """Return the graph for this situation and the present Python values: the one that was used
-        last of those that fit."""
+        """Return the graph for this situation and the present Python values. Of those that fit, it
+        is the one that followed last time, or else the one that was used last."""
         steps = self._steps.get(key, [])
-        for step in reversed(steps):
+        likely = self._followed.get(self._latest) if self._latest else None
+        for step in ([likely] if likely in steps else []) + steps[::-1]:
             if fits(step) and step.validity.holds():
                 self._steps.move_to_end(key)
                 steps.append(steps.pop(steps.index(step)))
                 self._other = 0
                 return step
         return None
+
+    def ran(self, step: S) -> None:
+        """Note that this graph has run: values that come in turns have their graphs in turns."""
+        if self._latest is not None:
+            self._followed[self._latest] = step
+        self._latest = step
 
     def renewed(self, key: Any, retrace: Callable[[], Retraced]) -> S | None:
         """Return a graph for this situation that does what the step does now, although a value that
@@ -108,7 +118,10 @@ class GraphCache(Generic[S]):
         self._steps.move_to_end(key)
         while self._kept_bytes() > KEPT_BYTES and self._count() > 1:
             _, steps = next(iter(self._steps.items()))
-            self._forget(steps.pop(0))
+            gone = steps.pop(0)
+            self._followed = {a: b for a, b in self._followed.items() if gone not in (a, b)}
+            self._latest = None if self._latest is gone else self._latest
+            self._forget(gone)
             if not steps:
                 self._steps.popitem(last=False)
 

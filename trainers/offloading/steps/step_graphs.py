@@ -146,6 +146,7 @@ class StepGraphs:
         begun = self._meter.begin()
         with self.answers.told(step, self._request.target.device):
             _, *outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
+        self._cache.ran(step)
         self._meter.ran(step, begun, self.runner.trace)
         self._remake(step)
         self.pass_over(step)
