@@ -29,6 +29,8 @@ except AttributeError as error:
         " tested with torch>=2.11,<2.16: install such a version"
     ) from error
 
+_THREADS = 4
+"""So many operations of a group are under way at once. Gloo's own number is two."""
 _CONNECT_PATIENCE = 5
 """So many times as long as its timeout gloo waits until another member has connected."""
 
@@ -48,6 +50,7 @@ def gloo_group(
     """
     options = _GlooOptions()
     options._devices = [_create_device(hostname=host, lazy_init=False)]
+    options._threads = _THREADS
     options._timeout = forming / _CONNECT_PATIENCE
     try:
         group = _gloo(store, rank, size, options)

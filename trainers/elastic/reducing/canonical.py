@@ -22,9 +22,10 @@ from trainers.elastic.reducing.group import Group
 from trainers.elastic.reducing.reducing_errors import ReducingError
 from trainers.elastic.reducing.waiting import wait
 
-PIECE_BYTES = 8 << 20
-AHEAD = 2
-"""How many pieces travel before the first of them is added."""
+PIECE_BYTES = 1 << 20
+AHEAD, GATHERED = 4, 3
+"""How many pieces travel before the first of them is added, and how many sums are gathered at once.
+One alone leaves the link idle whenever a member waits for another one's part of it."""
 
 WIDER = MappingProxyType({torch.bfloat16: torch.float32, torch.float16: torch.float32})
 """Short floats are added in float32 and rounded once."""
@@ -72,7 +73,7 @@ def reduce_in_order(
             piece = travelling.pop(0)
             wait([piece.work], alive, what)
             gathering.append((piece, *_gather(group, piece)))
-        if len(gathering) > 1 or not (travelling or begun < len(bounds)):
+        if len(gathering) > GATHERED or not (travelling or begun < len(bounds)):
             piece, sums, work = gathering.pop(0)
             wait([work], alive, what)
             out[piece.start : piece.end].copy_(sums[: piece.end - piece.start])

@@ -219,7 +219,10 @@ class PlainWork:
         self._put_buffers(self._committed)
 
     def _roll(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        # torch.manual_seed takes a millisecond: for devices that nobody uses it keeps the stack.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
         random.seed(seed)
         np.random.seed(seed)
 
