@@ -10,6 +10,7 @@ answered: the fake refuses the question.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -18,22 +19,27 @@ from offload.errors import CaptureError
 from offload.program.assumptions import Assumption, Number
 from offload.program.frames import say_frame, user_frame
 from offload.program.kernels import Value
+from offload.torch_seams import to_copy
 from offload.tracing.tape import Tape
 from offload.tracing.tape_values import is_constant, value_now
 
 aten = torch.ops.aten
 ITEM, EQUAL, NONZERO = aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default
 INDEX, SELECT = aten.index.Tensor, aten.masked_select.default
-PUTS = {
-    aten.index_put.default: aten.index_put.default,
-    aten.index_put_.default: aten.index_put_.default,
-    aten._index_put_impl_.default: aten.index_put_.default,
-}
+PUTS = MappingProxyType(
+    {
+        aten.index_put.default: aten.index_put.default,
+        aten.index_put_.default: aten.index_put_.default,
+        aten._index_put_impl_.default: aten.index_put_.default,
+    }
+)
 """Ops that write at the places of a mask, and those that write at indices."""
-SCATTERS = {
-    aten.masked_scatter.default: aten.index_put.default,
-    aten.masked_scatter_.default: aten.index_put_.default,
-}
+SCATTERS = MappingProxyType(
+    {
+        aten.masked_scatter.default: aten.index_put.default,
+        aten.masked_scatter_.default: aten.index_put_.default,
+    }
+)
 ASKING = frozenset({ITEM, EQUAL, NONZERO, INDEX, SELECT, *PUTS, *SCATTERS})
 MOST = 256
 """A step may ask for so many values."""
@@ -133,7 +139,7 @@ class Questions:
         """A copy that nothing writes before it is checked."""
         if tensor.dtype is dtype:
             return self._record(aten.clone.default, (tensor,), {})
-        return self._record(aten._to_copy.default, (tensor,), {"dtype": dtype})
+        return self._record(to_copy, (tensor,), {"dtype": dtype})
 
     def _ask(self, tensor: torch.Tensor, kind: type[Number], what: str) -> Number:
         tape, value = self._traced.tape, self._traced.value(tensor)
