@@ -18,6 +18,7 @@ from offload.errors import (
     OffloadError,
     RaceFound,
     StepError,
+    TracesDiffer,
 )
 from offload.graph.builder import GraphBuilder
 from offload.graph.costs import Costs
@@ -59,6 +60,7 @@ __all__ = [
     "StepError",
     "Task",
     "TaskGraph",
+    "TracesDiffer",
     "beside",
     "calibrate",
     "capture",

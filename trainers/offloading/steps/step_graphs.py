@@ -260,12 +260,8 @@ class StepGraphs:
 
     def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:
         kind = self._request.target.device.type
-        return (
-            parts.key,
-            micro.last,
-            self._held,
-            *situation_of(self._module, self.optimizer, kind),
-        )
+        situation = situation_of(self._module, self.optimizer, kind)
+        return (parts.key, micro.last, self._held, *situation)
 
     def _capture(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
         step = self._traced(micro, parts, micro.last, self._held)

@@ -18,8 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from offload import CaptureError
-from offload.errors import TracesDiffer
+from offload import CaptureError, TracesDiffer
 from offload.torch_seams import LAST_RATES, swap_last_rates
 from offload.watching.state_reads import StateReads
 from offload.watching.watched_state import WatchedState

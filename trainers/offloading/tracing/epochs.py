@@ -6,7 +6,7 @@ traced for any epoch    the epoch is used, or the traces differ    traced for th
 from collections.abc import Callable
 from typing import TypeVar
 
-from offload.errors import TracesDiffer
+from offload import TracesDiffer
 from trainers.offloading.tracing.opaque_numbers import EpochUsed
 
 Made = TypeVar("Made")
