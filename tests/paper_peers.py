@@ -368,9 +368,9 @@ class PaperPeer:
             self.had,
             self.held,
             self.kept,
-            self.rate,
-            announced,
-            weights,
+            rate=self.rate,
+            announced=announced,
+            weights=weights,
         )
 
     def collective(self, kind: str, payload: Any) -> Generator[None, None, list[Any]]:
