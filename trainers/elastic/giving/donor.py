@@ -4,9 +4,10 @@
     thread "give"                   state after 7 ........ commit 8, commit 9, ...
 
 A newcomer applies the commits as fast as it can, which is faster than the steps are made, so it
-comes up with the swarm. Where it is slower, `MOST_WAITING` commits wait for it and then the trainer
-does, for a while: a newcomer that can never keep pace is refused with the numbers
-(deciding/pace.py).
+comes up with the swarm. The threads stand back while a reduce needs the network, but no longer than
+they send: steps hardly wait for a newcomer, and it comes in also where the network is never idle.
+Where it is slower, `MOST_WAITING` commits wait for it and then the trainer does, for a while: a
+newcomer that can never keep pace is refused with the numbers (deciding/pace.py).
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -84,6 +85,8 @@ class Donor:
         """Newcomers that have asked for the state and have not got it."""
         self._followers: list[Recipient] = []
         self._threads: list[threading.Thread] = []
+        self._network_free = threading.Event()
+        self._network_free.set()
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="elastic-donor", daemon=True)
         self._accepting.start()
@@ -157,6 +160,15 @@ class Donor:
         with contextlib.suppress(queue.Full):
             follower.waiting.put_nowait(None)
 
+    @contextlib.contextmanager
+    def standing_back(self) -> Iterator[None]:
+        """Leave the network to a reduce in this block."""
+        self._network_free.clear()
+        try:
+            yield
+        finally:
+            self._network_free.set()
+
     @property
     def followed(self) -> bool:
         """Whether somebody follows, so that commits have to be kept."""
@@ -206,18 +218,18 @@ class Donor:
 
     def _serve(self, follower: Recipient, state: tuple[Any, Any, int]) -> None:
         plain, tensors, step = state
-        channel = follower.channel
+        channel, rest = follower.channel, self._resting()
         try:
             channel.send("state", step=step, tree=plain, tensors=len(tensors))
             for tensor in tensors:
                 if follower.refused:
                     break
-                channel.send("tensor", payloads_of([tensor]))
+                channel.send_in_parts("tensor", payloads_of([tensor]), {}, rest)
                 follower.taken += tensor.nbytes
             follower.begin(prepares=True)
             while (commit := follower.waiting.get()) is not None and not follower.refused:
                 payloads = payloads_of([commit.total, *commit.buffers])
-                channel.send("commit", payloads, **told(commit))
+                channel.send_in_parts("commit", payloads, told(commit), rest)
                 follower.taken += _bytes_of(commit)
                 if follower.prepares and _has_come(channel):
                     follower.begin(prepares=False)
@@ -228,6 +240,20 @@ class Donor:
         finally:
             self._drop(follower)
             channel.close()
+
+    def _resting(self, clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
+        """Return what a thread calls between two parts of what it sends."""
+        begun, rested = clock(), 0.0
+
+        def rest() -> None:
+            nonlocal rested
+            now = clock()
+            may = now - begun - 2 * rested  # so much longer it has sent than rested
+            if may > 0 and not self._network_free.is_set():
+                self._network_free.wait(may)
+                rested += clock() - now
+
+        return rest
 
     def _drop(self, follower: Recipient) -> None:
         with self._lock:

@@ -314,7 +314,8 @@ class SwarmCommits:
         sums = work.sums
         total = torch.empty_like(sums)
         mine = sums if self._group.rank in contributors else None
-        reduce_in_order(self._group, mine, total, self._link.alive, contributors)
+        with self._donor.standing_back():
+            reduce_in_order(self._group, mine, total, self._link.alive, contributors)
         buffers = self._first_buffers(work)
         return Commit(
             step=self._step,

@@ -10,7 +10,7 @@ where arrival matters, the other side answers.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
 SEND_SECONDS = 10.0
 MOST_PAYLOAD_BYTES = 16 << 20
 """What a receiver takes that says nothing else."""
+PART_BYTES = 1 << 20
 
 
 class Channel:
@@ -58,7 +59,19 @@ class Channel:
 
         Fields are values of JSON: tuples arrive as lists. A payload's bytes must not change yet.
         """
-        pieces = encode(kind, fields, payloads)
+        self._send(kind, encode(kind, fields, payloads))
+
+    def send_in_parts(
+        self,
+        kind: str,
+        payloads: Sequence[Payload | Bytes],
+        fields: Mapping[str, Any],
+        between: Callable[[], None],
+    ) -> None:
+        """Send a message, and call `between` before each part of it, where it may wait."""
+        self._send(kind, _parts(encode(kind, fields, payloads), between))
+
+    def _send(self, kind: str, pieces: Iterable[memoryview]) -> None:
         with self._sending:
             try:
                 for piece in pieces:
@@ -127,3 +140,10 @@ class Channel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _parts(pieces: Iterable[memoryview], between: Callable[[], None]) -> Iterator[memoryview]:
+    for piece in pieces:
+        for begin in range(0, len(piece), PART_BYTES):
+            between()
+            yield piece[begin : begin + PART_BYTES]
