@@ -133,7 +133,11 @@ def measured(other: Other, python: Path, folder: Path, steps: int) -> dict[str, 
             begin(command)
         outs = [folder / f"p{rank}" for rank in range(PEERS)]
         said = [folder / f"said{number}.txt" for number in range(len(before), len(processes))]
-        patiently(lambda: len(notes_of(outs[-1])) >= AT, f"step {AT} of {other.name}", said[-1])
+        patiently(
+            lambda: len(notes_of(outs[-1])) >= AT and all(len(notes_of(o)) >= 3 for o in outs),
+            f"step {AT} of {other.name}",
+            said[-1],
+        )
         killed = time.monotonic()
         end(processes[-1])
         survivors = outs[:-1]
@@ -194,10 +198,26 @@ def patiently(is_so: Callable[[], bool], what: str, said: Path) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, and all of its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kill it and all that it has started, which may have sessions of their own."""
+    for pid in family_of(process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may have ended
+            # The name in parentheses may have blanks in it.
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
 
 
 def measure(asked: Setting) -> Report:
