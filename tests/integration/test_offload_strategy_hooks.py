@@ -165,7 +165,7 @@ class Halves(ol.Module):
     def on_after_backward(self) -> None:
         gradient = self.head.weight.grad
         assert gradient is not None
-        if gradient.abs().max() > 0.12:
+        if gradient.abs().max() > 1.0:
             gradient.mul_(0.5)
 
 
