@@ -74,6 +74,8 @@ try:
     OpOverload = torch._ops.OpOverload
     # Ops that appear in traces under these names. They have no other.
     to_copy = torch.ops.aten._to_copy.default
+    item = torch.ops.aten._local_scalar_dense.default
+    index_put_impl_ = torch.ops.aten._index_put_impl_.default
     softmax = torch.ops.aten._softmax.default
     softmax_backward = torch.ops.aten._softmax_backward_data.default
     log_softmax = torch.ops.aten._log_softmax.default

@@ -25,8 +25,12 @@ from offload.torch_seams import (
     storage_key,
 )
 
-SILENT = frozenset({"detach", "alias", "lift_fresh", "device"})
-"""Ops that compute nothing: they are not noted."""
+SILENT = frozenset({
+    "detach", "alias", "lift_fresh", "device",
+    "_record_function_enter_new", "_record_function_exit",
+})  # fmt: skip
+"""Ops that compute nothing: they are not noted. The last two are the profiler's, around the `step`
+of a class of which there was an instance already."""
 VALUE = "_local_scalar_dense"
 
 

@@ -19,18 +19,18 @@ from offload.errors import CaptureError
 from offload.program.assumptions import Assumption, Number
 from offload.program.frames import say_frame, user_frame
 from offload.program.kernels import Value
-from offload.torch_seams import to_copy
+from offload.torch_seams import index_put_impl_, item, to_copy, version_of
 from offload.tracing.tape import Tape
 from offload.tracing.tape_values import is_constant, value_now
 
 aten = torch.ops.aten
-ITEM, EQUAL, NONZERO = aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default
+ITEM, EQUAL, NONZERO = item, aten.equal.default, aten.nonzero.default
 INDEX, SELECT = aten.index.Tensor, aten.masked_select.default
 PUTS = MappingProxyType(
     {
         aten.index_put.default: aten.index_put.default,
         aten.index_put_.default: aten.index_put_.default,
-        aten._index_put_impl_.default: aten.index_put_.default,
+        index_put_impl_: aten.index_put_.default,
     }
 )
 """Ops that write at the places of a mask, and those that write at indices."""
@@ -163,7 +163,7 @@ class Questions:
 
     def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor:
         """The places of a tensor that are not zero: a row each."""
-        key = (self._traced.value(tensor), tensor._version)
+        key = (self._traced.value(tensor), version_of(tensor))
         if key not in self._places:
             there = tensor
             if tensor.dtype is not torch.bool:

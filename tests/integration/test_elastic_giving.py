@@ -9,7 +9,7 @@ import torch
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
-from trainers.elastic.deciding.pace import SETUP_SECONDS
+from trainers.elastic.deciding.pace import HELD_SECONDS, SETUP_SECONDS
 from trainers.elastic.deciding.view import Member
 from trainers.elastic.errors import SwarmRefused
 from trainers.elastic.giving.donated_state import DonatedState
@@ -82,7 +82,7 @@ def test_a_newcomer_that_takes_nothing_more_is_refused_with_the_numbers(
         for _ in range(step):
             newcomer.next(30.0)
     waited = float(str(it.value).split("has waited ")[1].split()[0])
-    assert 1.0 <= waited < SETUP_SECONDS
+    assert HELD_SECONDS <= waited < SETUP_SECONDS
     assert "of 4 lanes. It needs " in str(it.value)
     newcomer.close()
 

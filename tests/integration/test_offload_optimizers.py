@@ -247,6 +247,19 @@ def test_a_step_that_changes_gradients_changes_those_of_no_other_parameter() -> 
     twins.run(offload.plan(twins.graph()))
 
 
+def test_a_parents_step_that_torch_wraps_after_the_capture_is_the_same_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unwrapped = getattr(optim.Adam.step, "__wrapped__", optim.Adam.step)
+    monkeypatch.setattr(optim.Adam, "step", unwrapped)
+    monkeypatch.delattr(unwrapped, "hooked", raising=False)
+    twins = Twins.of(made_by(own.Warm, {"lr": 0.01}))
+    plan = offload.plan(twins.graph())
+    optim.Adam(net().parameters())
+    assert optim.Adam.step is not unwrapped
+    twins.run(plan, steps=2)
+
+
 def test_schedules_are_followed() -> None:
     twins = Twins.of(made_by(optim.RAdam, {}))
     schedules = [

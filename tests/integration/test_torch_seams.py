@@ -256,6 +256,8 @@ TORCH: dict[str, Callable[[], bool]] = {
     ),
     "FAKE_LOGGER": _logs_as_it_fails,
     "OpOverload": lambda: isinstance(aten.mm.default, t.OpOverload),
+    "item": lambda: t.item in _ops(lambda: torch.ones(()).item()),
+    "index_put_impl_": lambda: t.schema_of(t.index_put_impl_).name == "aten::_index_put_impl_",
     "to_copy": lambda: t.to_copy in _ops(lambda: torch.ones(2).to(torch.float64)),
     "TO_COPY": lambda: t.schema_of(t.to_copy).name == f"aten::{t.TO_COPY}",
     "softmax": lambda: t.softmax in _ops(lambda: torch.ones(2).softmax(0)),

@@ -83,6 +83,26 @@ def _schedule_is_quiet() -> bool:
     return True
 
 
+def _stepped() -> torch.optim.Optimizer:
+    """An optimizer on which a schedule and a step have left what they leave."""
+    optimizer = _optimizer()
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+    return optimizer
+
+
+def _own_step() -> bool:
+    """The `step` that its class was written with, which calls no hooks."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return "own"
+
+    written = Own.step
+    Own([torch.nn.Parameter(torch.ones(1))], 0.1)  # its constructor wraps the step
+    return Own.step is not written and t.without_step_hooks(Own.step) is written
+
+
 TORCH: dict[str, Callable[[], bool]] = {
     "ASKING_AUTOGRAD": _keeps_only_with_autograd,
     "GLOBAL_HOOKS": _hooks_of_all_modules,
@@ -96,6 +116,8 @@ TORCH: dict[str, Callable[[], bool]] = {
         _step_hooks("register_step_pre_hook") and _step_hooks("register_step_post_hook")
     ),
     "mark_stepped": _schedule_is_quiet,
+    "without_step_hooks": _own_step,
+    "OF_STEPS": lambda: "_opt_called" in t.OF_STEPS and hasattr(_stepped(), "_opt_called"),
 }
 
 

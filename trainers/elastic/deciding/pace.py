@@ -7,7 +7,8 @@ same at every step, so beyond that it is refused, with the numbers.
 
 from dataclasses import dataclass
 
-HELD_SECONDS = 1.0
+HELD_SECONDS = 3.0
+"""On a busy machine a newcomer may stumble once, and is refused for good after that."""
 SETUP_SECONDS = 5.0
 """A newcomer that has the state prepares itself for the first step. It takes no totals meanwhile,
 and that says nothing about its pace."""
