@@ -12,13 +12,14 @@ on the fly: every step is the plan's. A model and a setting are a job, with a pl
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from offloading.nests import named_leaves
 from offloading.report import Asked, Report, table
 from torch import nn
 from torch.nn import functional
@@ -231,18 +232,7 @@ def _run(model: str, setting: str, strategy: Any) -> dict[str, dict[str, Any]]:
                "logged": trainer.logged_metrics, "callback": trainer.callback_metrics}  # fmt: skip
     tensors = {"module": module.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
     everything = {"tensors": tensors, "metrics": metrics, "entries": saved}
-    return {key: dict(_leaves("", tree)) for key, tree in everything.items()}
-
-
-def _leaves(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(f"{path}.{key}", value)
-    elif isinstance(tree, list | tuple):
-        for number, value in enumerate(tree):
-            yield from _leaves(f"{path}[{number}]", value)
-    else:
-        yield path, tree.clone() if isinstance(tree, torch.Tensor) else tree
+    return {key: dict(named_leaves("", tree)) for key, tree in everything.items()}
 
 
 def _different(plain: dict[str, Any], ours: dict[str, Any]) -> list[str]:

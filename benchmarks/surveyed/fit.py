@@ -7,13 +7,13 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from offloading.nests import named_leaves
 from torch.utils.data import DataLoader
 
 from surveyed.outcome import Run
@@ -62,9 +62,9 @@ def _trained(name: str, budget: str, steps: int, different: int, kept: Path) -> 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         trainer.fit(module, loader, loader if _validates(module) else None)
-    end = dict(_leaves("module", module.state_dict()))
+    end = dict(named_leaves("module", module.state_dict()))
     for number, optimizer in enumerate(trainer.optimizers):
-        end |= _leaves(f"optimizer {number}", optimizer.state_dict())
+        end |= named_leaves(f"optimizer {number}", optimizer.state_dict())
     if budget == PLAIN and not kept.exists():
         _check_trained(start, module.state_dict())
         torch.save(end, kept)
@@ -90,17 +90,6 @@ def _check_trained(start: dict[str, Any], end: dict[str, Any]) -> None:
         raise FloatingPointError("plain Lightning's run ends with weights that are not finite")
     if all(torch.equal(start[key], end[key]) for key in end):
         raise RuntimeError("plain Lightning's run has changed no weight")
-
-
-def _leaves(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(f"{path}.{key}", value)
-    elif isinstance(tree, list | tuple):
-        for number, value in enumerate(tree):
-            yield from _leaves(f"{path}[{number}]", value)
-    else:
-        yield path, tree.clone() if isinstance(tree, torch.Tensor) else tree
 
 
 def _different(plain: dict[str, Any], ours: dict[str, Any]) -> tuple[str, ...]:
