@@ -13,7 +13,6 @@ Run     `--smoke` takes two modules. OUT/DATE_module_survey.md and .json.
 """
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -26,9 +25,10 @@ from functools import partial
 from pathlib import Path
 
 from offloading.report import Asked, Report, measure_and_print, table
-from provenance import versions
+from provenance import commit_of, versions
 from surveyed.outcome import Row, Run, causes, first_line
 from surveyed.registry import LIBRARIES, SMOKE, TABLES, cases
+from surveyed.survey_options import survey_options
 
 HERE = Path(__file__).parent
 
@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace) -> Report:
         },
     )
     if args.before:
-        report.setting["before"] = _commit(args.before)
+        report.setting["before"] = commit_of(args.before)
     for title, of_table in TABLES.items():
         shown = [case.name for case in of_table if case.name in names]
         if shown:
@@ -141,29 +141,11 @@ def _cell(text: str) -> str:
     return first_line(text).replace("|", "\\|")
 
 
-def _commit(folder: Path) -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="two modules: see that it works")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of older code, to compare")
-    parser.add_argument("--only", nargs="+", default=[], metavar="MODULE", choices=[*cases()])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=2, help="different ones, in turns")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a run")
-    parser.add_argument("--work", type=Path, help="keeps the runs, and goes on with those there")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--date", default=datetime.date.today().isoformat())
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    options = survey_options(__doc__, "module", cases())
+    options.add_argument("--steps", type=int, default=5)
+    options.add_argument("--batches", type=int, default=2, help="different ones, in turns")
+    args = options.parse_args()
     measure_and_print(partial(measure, args), args.out / f"{args.date}_module_survey")
 
 

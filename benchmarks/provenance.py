@@ -28,6 +28,11 @@ def commit() -> str:
     return found + ("-dirty" if _git("status", "--porcelain", "--", ":/*.py") else "")
 
 
+def commit_of(checkout: Path) -> str:
+    """Of other code, which is compared with the code that runs."""
+    return _git("rev-parse", "HEAD", folder=checkout) or "unknown"
+
+
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
@@ -49,8 +54,8 @@ def _version(package: str) -> str:
         return "not installed"  # a copy of the code runs without being installed
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=HERE, check=False)
+def _git(*words: str, folder: Path = HERE) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=folder, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

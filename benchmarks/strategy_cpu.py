@@ -5,6 +5,8 @@
     python benchmarks/strategy_cpu.py gpt2       GPT-2-small in 25 % of its peak: every loss
     python benchmarks/strategy_cpu.py plan       seconds until the first step, predicted peak
     python benchmarks/strategy_cpu.py matrix     what differs, over models, settings and budgets
+    python benchmarks/strategy_cpu.py lengths    24 lengths in turns: seconds a step, pass by pass
+    python benchmarks/strategy_cpu.py restarts   the first step of a second start, with plan_cache
     python benchmarks/strategy_cpu.py all        one after the other
 
 Method  `trainer.fit` as a user calls it, with and without the strategy, in a process each; what is
@@ -21,7 +23,7 @@ from pathlib import Path
 from offloading.report import Report, measure_and_print
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("overhead", "gpt2", "plan", "matrix")
+PARTS = ("overhead", "gpt2", "plan", "matrix", "lengths", "restarts")
 
 
 def measure(part: str, args: argparse.Namespace) -> Report:
@@ -38,6 +40,14 @@ def measure(part: str, args: argparse.Namespace) -> Report:
         from strategy import plan
 
         return plan.measure(args.smoke)
+    if part == "lengths":
+        from strategy import lengths
+
+        return lengths.measure(args.smoke, args.repeats)
+    if part == "restarts":
+        from strategy import restarts
+
+        return restarts.measure(args.smoke, args.repeats)
     from strategy import matrix
 
     return matrix.measure(args.smoke)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loaders.adopting.adoption import from_dataloader, split_dataset
 from loaders.adopting.thread_safety import check_sendable
@@ -40,13 +40,16 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
         seed, seed_from = changes["seed"], ""
     kind = type(dataloader.dataset).__name__
     because = ""
-    if "worker_kind" not in changes and dataloader.num_workers:
+    listed = not isinstance(dataloader.dataset, IterableDataset)
+    if "worker_kind" not in changes and dataloader.num_workers and listed:
         because = f"{kind} is known to be safe in them"
         if given["worker_kind"] == "process":
             dataset = split_dataset(dataloader.dataset)[0] if splits else dataloader.dataset
             if changes.get("start_method") != "fork":
                 check_sendable(dataset, dataloader.num_workers)
             because = f'{kind} is not known to be safe in threads; worker_kind="thread" if it is'
+            if given.get("worker_init_fn") is not None:
+                because = "worker_init_fn is for them"
     return AdoptedArguments({**given, "seed": seed}, seed_from, because, adopted.notes)
 
 

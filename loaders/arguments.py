@@ -5,12 +5,12 @@ expects something of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from loaders.backends import BACKENDS
-from loaders.batches import AugmentOn
+from loaders.batches import AugmentOn, each_view
 from loaders.cache.cache_setup import CacheSetup
 from loaders.errors import SourceError, StateError
 from loaders.options import (
@@ -21,8 +21,10 @@ from loaders.options import (
     WorkerKind,
     WorkerOptions,
 )
-from loaders.order.reuse import MODES
+from loaders.order.reuse import MODES, ORDER_VERSION
 from loaders.order.tuning import ReuseTuner
+from loaders.pixels.moves import PART_KINDS
+from loaders.user_views import WholeSample
 from loaders.workers.cpus import usable_cpus
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
@@ -45,23 +47,25 @@ class Serving:
     pass_limit: int | None = None
     """A pass ends after this many batches. None: it is served whole."""
 
-    def check(self, samples: int) -> None:
-        """`samples` is the number of samples of a pass on all ranks."""
+    def __post_init__(self) -> None:
+        if self.pass_limit is not None:
+            what = "the number of batches that limit_pass() or limit_train_batches leaves of a pass"
+            at_least_one(what, self.pass_limit)
+
+    def within(self, share: int, drop_last: bool) -> "Serving":
+        """This, with batches of no more than the `share` of samples that this rank has in a pass:
+        as with a DataLoader, a batch is then smaller than was asked for."""
         at_least_one("reuse", self.reuse)
         at_least_one("batch_size", self.batch_size)
-        if self.batch_size > samples:
+        if self.batch_size <= share:
+            return self
+        if drop_last:
             raise ValueError(
-                f"batch_size {self.batch_size} is larger than the data set ({samples} samples):"
-                " lower batch_size"
+                f"batch_size {self.batch_size} is larger than what a rank serves in a pass"
+                f" ({share} samples), and drop_last=True leaves out what fills no batch, so nothing"
+                " would be served: lower batch_size, or leave drop_last out"
             )
-
-    def check_share(self, share: int, samples: int, world_size: int) -> None:
-        """`share` is the number of samples of a pass on this rank."""
-        if self.batch_size > share:
-            raise ValueError(
-                f"batch_size {self.batch_size} is larger than a rank's share of the data set"
-                f" ({share} of {samples} samples on {world_size} ranks): lower it"
-            )
+        return replace(self, batch_size=share)
 
 
 def first_serving(reuse: Any, reaugment: bool, batch_size: int) -> Serving:
@@ -95,8 +99,8 @@ def cache_setup(cache: CacheOptions) -> CacheSetup | None:
 def check_dataset(dataset: Any) -> None:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"ReuseLoader needs a map-style data set with len() and [i], not"
-            f" {type(dataset).__name__}"
+            f"ReuseLoader needs a map-style data set with len() and [i], or a stream that can be"
+            f" iterated, not {type(dataset).__name__}"
         )
     if len(dataset) == 0:
         raise SourceError("the data set is empty: there is nothing to serve")
@@ -112,6 +116,11 @@ def check_options(
     check_order(order)
     check_decoding(decoding)
     check_workers(workers)
+    if decoding.backend != "native" and workers.timeout is not None:
+        raise ValueError(
+            f"timeout has no effect with backend={decoding.backend!r}, which reads many samples at"
+            " once: leave it out"
+        )
     check_cache(cache)
     check_batches(batches)
 
@@ -126,12 +135,39 @@ def check_decoding(decoding: DecodingOptions) -> None:
     one_of("on_error", decoding.on_error, get_args(OnError))
 
 
+def check_stream(
+    order: OrderOptions,
+    decoding: DecodingOptions,
+    workers: WorkerOptions,
+    cache: CacheOptions,
+) -> None:
+    """Refuse what needs samples that can be asked for by their numbers."""
+    if order.samples_per_pass is not None:
+        at_least_one("samples_per_pass", order.samples_per_pass)
+    refused = {
+        "sampler": (order.sampler is not None, "a stream has an order of its own"),
+        "buffer_bytes": (order.buffer_bytes is not None, "give buffer_batches instead"),
+        "backend": (decoding.backend != "native", "leave it out"),
+        "on_error": (decoding.on_error != "raise", "let decode= or the data set pass over it"),
+        "timeout": (workers.timeout is not None, "TarShards(timeout=) is for servers"),
+        "worker_kind": (workers.kind != "thread", "threads decode what one of them reads"),
+        "cache": (cache.kind is not None, "its samples have no numbers to be found by"),
+    }
+    for name, (given, instead) in refused.items():
+        if given:
+            raise ValueError(f"{name} does not go with a stream, whose samples come one by one"
+                             f" ({instead}): leave {name} out")  # fmt: skip
+
+
 def check_workers(workers: WorkerOptions) -> None:
     one_of("worker_kind", workers.kind, get_args(WorkerKind))
     if workers.start_method is not None:
         one_of("start_method", workers.start_method, get_args(StartMethod))
     if workers.kind == "thread":
         without_effect("start_method", workers.start_method, 'worker_kind="process"')
+        without_effect("worker_init_fn", workers.init, 'worker_kind="process"')
+    if workers.timeout is not None and not workers.timeout > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, not {workers.timeout}")
     at_least_one("workers", workers.count)
 
 
@@ -151,6 +187,25 @@ def check_batches(batches: BatchOptions) -> None:
         raise ValueError(
             'augment_on="device" has no effect without device: give the device to augment on'
         )
+    at_least_one("views", batches.views)
+    if isinstance(batches.augment, list | tuple) and batches.views not in (1, len(batches.augment)):
+        raise ValueError(
+            f"views={batches.views}, but augment lists {len(batches.augment)}, one for each view:"
+            " leave views out"
+        )
+    if isinstance(batches.augment, list | tuple) and not batches.augment:
+        raise ValueError("augment is an empty list: list an augmentation for each view")
+    augments = each_view(batches.augment, 1)
+    whole = [isinstance(each, WholeSample) for each in augments]
+    if any(whole) and not all(whole):
+        raise ValueError(
+            "augment lists a WholeSample beside others, which make views of the picture alone: make"
+            " all of them a WholeSample, or none"
+        )
+    if any(whole) and batches.parts is not None:
+        raise ValueError("parts has no effect on a WholeSample, which moves all: leave it out")
+    for name, kind in (batches.parts or {}).items():
+        one_of(f"parts[{name!r}]", kind, PART_KINDS)
 
 
 def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
@@ -166,11 +221,24 @@ def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
                 f"the saved loader state has {key}={state[key]}, this loader has {key}={own[key]},"
                 f" so it would serve another order: make the loader with {key}={state[key]}"
             )
+    check_order_version(state, state["served_batches"])
     if state["served_batches"] and state["world_size"] != own["world_size"]:
         raise StateError(
             f"the saved loader state is in the middle of pass {state['pass']} on"
             f" {state['world_size']} ranks, this run has {own['world_size']}: resume on"
             f" {state['world_size']} ranks, or from a state that was saved at the end of a pass"
+        )
+
+
+def check_order_version(state: dict[str, Any], served: int) -> None:
+    """Refuse a state that is in the middle of a pass whose order nobody computes any more."""
+    version = state.get("order_version", 1)
+    if served and version != ORDER_VERSION:
+        raise StateError(
+            f"the saved loader state is in the middle of pass {state['pass']} of order version"
+            f" {version}, this version of the loader serves order version {ORDER_VERSION}, in which"
+            " other samples are still to come: resume from a state that was saved at the end of a"
+            " pass, or with the version of the loader that saved it"
         )
 
 

@@ -10,6 +10,7 @@ from loaders.pixels.augmentation import (
     RandomResizedCrop,
 )
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
+from loaders.user_views import WholeSample
 
 __all__ = [
     "CentreCrop",
@@ -22,4 +23,5 @@ __all__ = [
     "RandomCrop",
     "RandomResizedCrop",
     "ToFloat",
+    "WholeSample",
 ]

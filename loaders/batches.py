@@ -3,9 +3,8 @@
     on a worker's thread           slots -> pictures augmented straight out of them, rest gathered
     on the consumer's own thread   a user's one-argument transform, a user's collate function
 
-User code may draw from the generators that all threads share (torch, numpy, random). So it runs on
-the consumer's thread, one sample at a time. For each sample the generators are seeded by its key,
-and afterwards put back (`transforming`).
+Augmentations of ours draw from their `draws` alone, so they run on a worker also where single
+samples are wanted. A user's own code does not (`user_views`).
 """
 
 import copy
@@ -22,20 +21,22 @@ from numpy.typing import NDArray
 
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
-from loaders.pixels.augmentation import Augmentation, Draws, reads_slots
-from loaders.pixels.placing import Images, SlotPictures
-from loaders.slots.leaves import as_tensor
+from loaders.joint_parts import JointPart, is_ours
+from loaders.pixels.augmentation import Augmentation
+from loaders.serve_views import DeviceViews, SlotViews
 from loaders.slots.slab import Slab
-from loaders.sources.randomness import seeded_randomness
 from loaders.stats import BatchInfo
-from loaders.transforming import RepetitionCheck, SeededFunction
+from loaders.transforming import SeededFunction
+from loaders.user_views import Transform, UserViews, WholeSample
+from loaders.workers.change_crew import ChangeCrew
 
 # A batch is nested as the user's samples are: only its leaves have types here.
 Batch = Any
 Collate = Callable[[list[Any]], Batch]
-Transform = Callable[[Any], Any]
+Augment = Augmentation | Transform
+Augments = Augment | Sequence[Augment]
+"""What makes the only view of a serve, or a list with what makes each of several."""
 AugmentOn = Literal["cpu", "device"]
-SEEDED = "let it draw from torch, numpy.random, random, or generators among its attributes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,16 @@ class Gathered:
     """Every leaf as a batch, where no user code runs on single samples."""
     samples: list[Any] | None = None
     """The single samples, where user code still has to run on them."""
+    batch: Batch = None
+    """The batch, where nothing is left to be done."""
+
+
+PartsOf = Callable[[Any], Sequence[JointPart]]
+"""Which parts of samples like one go with its picture."""
+
+
+def _no_parts(_: Any) -> Sequence[JointPart]:
+    return ()
 
 
 class BatchMaker:
@@ -57,36 +68,47 @@ class BatchMaker:
     def __init__(
         self,
         slab: Slab,
-        augment: Augmentation | Transform | None,
+        augment: Augments | None,
         collate: Collate | None,
         keys: Callable[[BatchInfo], NDArray[np.uint64]],
         blocks: Blocks,
         augment_on: AugmentOn = "cpu",
+        views: int = 1,
+        parts_of: PartsOf = _no_parts,
+        crew: ChangeCrew | None = None,
     ) -> None:
         """`keys(info)` gives the key of each sample of a batch, from which its random numbers are
-        drawn."""
-        if augment is not None and slab.picture is None:
+        drawn. `parts_of` says what goes with the picture of samples like one; an augmentation that
+        moves them must be ours. With a `crew`, a user's own code runs in its processes."""
+        augments = each_view(augment, views)
+        whole = any(isinstance(each, WholeSample) for each in augments)
+        if augments and slab.picture is None and not whole:
             raise LoaderError(
                 "augment was given, but no part of a sample has two dimensions or more, so there is"
                 " no picture to augment: leave augment out"
             )
-        batched = augment is not None and takes_draws(augment)
-        on_device = augment_on == "device"
-        if on_device and augment is not None and not (batched and collate is None):
-            raise ValueError(
-                f'augment_on="device" needs an augment(images, draws) on batches, and no collate'
-                f" function; augment is {augment!r}, collate is {collate!r}"
-            )
-        self._batched = cast(Augmentation, augment) if batched and not on_device else None
-        self._on_device = cast(Augmentation, augment) if batched and on_device else None
-        self._transform = None
-        self._check = RepetitionCheck(augment, "let it draw from `draws` alone")
-        if augment is not None and not batched:
-            self._transform = SeededFunction(cast(Transform, augment))
-            self._check = RepetitionCheck(augment, SEEDED)
+        batched = [takes_draws(each) for each in augments]
+        parts = parts_of(slab.nest.template)
+        if augment_on == "device":
+            _check_on_device(augment, collate, all(batched), parts)
+        several = views > 1 or isinstance(augment, list | tuple)
+        single = collate is not None or slab.batches_by_kind or not all(batched)
+        self._on_device = self._slot_views = self._user_views = None
+        if augments and augment_on == "device":
+            self._on_device = DeviceViews(cast(Sequence[Augmentation], augments), several)
+        elif augments and (not single or all(map(is_ours, augments))):
+            ours = cast(Sequence[Augmentation], augments)
+            self._slot_views = SlotViews(ours, several, parts, blocks)
+        elif augments:
+            self._user_views = UserViews(augments, batched, several)
+        self._changed = None
+        if self._user_views is not None and crew is not None:
+            pickled = self._user_views.pickled()
+            self._changed = partial(crew.changed, pickled) if pickled else None
         self._slab = slab
+        self._parts_of = parts_of
         self._collate = None if collate is None else SeededFunction(collate)
-        self._in_columns = not (self._transform or self._collate or slab.batches_by_kind)
+        self._in_columns = not single
         """Whether a worker makes whole columns, because no code needs single samples."""
         self._keys = keys
         self._blocks = blocks
@@ -99,76 +121,99 @@ class BatchMaker:
 
     def make(self, info: BatchInfo, slots: NDArray[np.int64]) -> Gathered:
         """Make as much of a batch as a worker's thread may."""
-        started = time.perf_counter()
-        columns = samples = None
+        started, slab, views = time.perf_counter(), self._slab, self._slot_views
+        columns = samples = batch = None
         if self._in_columns:
+            made = views.columns(slab, slots, self._keys(info), info.ids) if views else {}
             columns = [
-                self._augmented(info, slots)
-                if column is self._slab.picture and self._batched is not None
-                else column.gather(slots, self._blocks)
-                for column in self._slab.columns
+                made[number] if number in made else column.gather(slots, self._blocks)
+                for number, column in enumerate(slab.columns)
             ]
         else:
-            samples = [self._slab.sample(slot) for slot in slots.tolist()]
-        return Gathered(info, time.perf_counter() - started, columns, samples)
+            samples = [slab.sample(slot) for slot in slots.tolist()]
+            if views:
+                samples = self._by_ours(views, samples, slots, info)
+            if self._changed is not None:
+                samples = self._by_user(samples, info)
+                if self._collate is None:
+                    samples, batch = None, torch.utils.data.default_collate(samples)
+        return Gathered(info, time.perf_counter() - started, columns, samples, batch)
 
     def finish(self, gathered: Gathered) -> Batch:
         """Make the rest of a batch on the consumer's thread."""
         if gathered.columns is not None:
             return self._slab.nest.batch(gathered.columns)
-        samples = gathered.samples or []
-        if self._transform is not None or self._batched is not None:
-            samples = self._transformed(samples, gathered.info)
+        if gathered.samples is None:
+            return gathered.batch
+        samples, info = gathered.samples, gathered.info
+        if self._changed is None:
+            samples = self._by_user(samples, info)
         if self._collate is None:
             return torch.utils.data.default_collate(samples)
-        return self._collate(samples, int(self._keys(gathered.info)[0]))
+        return self._collate(samples, int(self._keys(info)[0]))
+
+    def _by_ours(
+        self, views: SlotViews, samples: list[Any], slots: NDArray[np.int64], info: BatchInfo
+    ) -> list[Any]:
+        """The samples, augmented out of the slots. One without a picture stays as it is."""
+        keys, ids, odd = self._keys(info), info.ids, self._slab.odd(slots)
+        rest = [n for n in range(len(slots)) if n not in odd]
+        if rest:
+            plain = [samples[n] for n in rest]
+            made = views.samples(plain, self._slab, slots[rest], keys[rest], ids[rest])
+            for n, sample in zip(rest, made, strict=True):
+                samples[n] = sample
+        first = np.zeros(1, dtype=np.int64)
+        for n, one in odd.items():
+            if one.picture is None:
+                continue
+            try:
+                alike = views.going_with(self._parts_of(one.nest.template))
+            except LoaderError as error:
+                error.add_note(f"in sample {ids[n]}, which has other parts than the first one")
+                raise
+            at = slice(n, n + 1)
+            [samples[n]] = alike.samples(samples[at], one, first, keys[at], ids[at])
+        return samples
+
+    def _by_user(self, samples: list[Any], info: BatchInfo) -> list[Any]:
+        """The samples, augmented by a user's own code, if there is some."""
+        if (views := self._user_views) is None:
+            return samples
+        keys, ids = self._keys(info).tolist(), info.ids.tolist()
+        return views.samples(samples, self._slab, keys, ids, self._changed)
 
     def augmented_on_device(self, info: BatchInfo, batch: Batch) -> Batch:
         """Augment a batch on the training device, where that was asked for."""
-        if self._on_device is None:
+        if (views := self._on_device) is None:
             return batch
-        draws, augment = Draws(self._keys(info)), self._on_device
-        return self._slab.with_picture(
-            batch, lambda images: augment(images, draws), self._slab.nest.batch
+        keys, nest = self._keys(info), self._slab.nest
+        return self._slab.with_picture(batch, lambda images: views(images, keys), nest.batch)
+
+
+def each_view(augment: Augments | None, views: int) -> Sequence[Augment]:
+    """What makes each view of a serve. Empty: nothing is done at a serve."""
+    if isinstance(augment, list | tuple):
+        return augment
+    return [] if augment is None else [cast(Augment, augment)] * views
+
+
+def _check_on_device(
+    augment: object, collate: object, batched: bool, parts: Sequence[JointPart]
+) -> None:
+    if augment is not None and not (batched and collate is None):
+        raise ValueError(
+            f'augment_on="device" needs an augment(images, draws) on batches, and no collate'
+            f" function; augment is {augment!r}, collate is {collate!r}"
+        )
+    if parts:
+        raise ValueError(
+            f'augment_on="device" would move the pictures alone, and part {parts[0].place} goes'
+            " with them: leave augment_on out"
         )
 
-    def _augmented(self, info: BatchInfo, slots: NDArray[np.int64]) -> torch.Tensor:
-        picture, augment = self._slab.picture, self._batched
-        assert picture is not None and augment is not None
 
-        def gather() -> torch.Tensor:
-            return picture.gather(slots, self._blocks)
-
-        images: Images = (
-            gather()
-            if (at := picture.pictures(slots)) is None
-            else SlotPictures(*at, self._blocks, gather)
-        )
-        if isinstance(images, SlotPictures) and not reads_slots(augment):
-            images = images.gather()
-        keys = self._keys(info)
-        if reads_slots(augment):
-            return augment(cast(Any, images), Draws(keys))
-        return self._check.call(lambda pixels: augment(pixels, Draws(keys)), images)
-
-    def _transformed(self, samples: Sequence[Any], info: BatchInfo) -> list[Any]:
-        """Run the user's own code on each sample's picture, with generators seeded for it."""
-        keys = self._keys(info).tolist()
-        return [
-            self._slab.with_picture(sample, partial(self._changed, key), self._slab.nest.sample)
-            for sample, key in zip(samples, keys, strict=True)
-        ]
-
-    def _changed(self, key: int, picture: Any) -> Any:
-        if (transform := self._transform) is not None:
-            return self._check.call(lambda argument: transform(argument, key), picture)
-        assert self._batched is not None
-        pixels = cast(torch.Tensor, as_tensor(picture))
-        with seeded_randomness(key):
-            return self._batched(pixels[None], Draws(np.array([key], dtype=np.uint64)))[0]
-
-
-def takes_draws(augment: Augmentation | Transform) -> bool:
+def takes_draws(augment: Augment) -> bool:
     """Whether `augment` is a function (images, draws) of a batch, and not one of a single image."""
     target = augment.forward if isinstance(augment, torch.nn.Module) else augment
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -11,6 +11,7 @@ LoaderError
   SharingError      a view of a shared stream that is asked for what it cannot give
   LaneError         a lane that is asked for what it cannot give
   WorkerDied        a worker process that was killed or crashed, twice
+  SampleTimeout     a sample that took longer than `timeout` allows
   BackendMissing    a package that a backend needs and that is not installed
 """
 
@@ -61,3 +62,7 @@ class BackendMissing(LoaderError):
 
 class WorkerDied(LoaderError):
     """A worker process ended by itself: at its start, or again after it had been restarted."""
+
+
+class SampleTimeout(LoaderError):
+    """Reading or augmenting a sample took longer than `timeout` allows."""

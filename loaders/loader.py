@@ -6,21 +6,20 @@ in an order that is a function of (seed, pass, rank) and of nothing else.
     ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms the batch
                        -> workers augment it straight out of the slots (seed, pass, id, serve)
 
-The state is a few integers: which pass, and how many batches of it were served. Loading it replays
-the order up to there, which is pure, and decodes again what was alive in the buffer. Pixels are
-never saved.
+The state is a few integers: which pass, and how many batches of it were served. The order is pure,
+and a pass can be entered at any batch of it: what was alive in the buffer is decoded again. Neither
+pixels nor ids are saved.
 """
 
 import copy
 import logging
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from loaders.adopted import adopted_arguments
@@ -34,10 +33,11 @@ from loaders.arguments import (
     worker_count,
 )
 from loaders.backends import Backend
-from loaders.batches import AugmentOn, Batch, Collate, Transform
+from loaders.batches import AugmentOn, Augments, Batch, Collate
 from loaders.cache.cache import CacheKind
 from loaders.device import feed_to
 from loaders.identity.loader_identity import LoaderIdentity
+from loaders.joint_parts import PartKinds
 from loaders.opened_dataset import open_dataset
 from loaders.options import (
     BatchOptions,
@@ -47,14 +47,15 @@ from loaders.options import (
     WorkerKind,
     WorkerOptions,
 )
-from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, batches_per_pass
+from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, Mode, ReuseBuffer
 from loaders.pass_position import PassPosition
-from loaders.passes import PassReplay, PassRun, PlannedPass
+from loaders.passes import PassRun
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
-from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.rank_order import LoaderRanks
 from loaders.read_check import ReadCheck
 from loaders.stats import BatchInfo, LoaderStats
+from loaders.stream_order import pass_order
 from loaders.summary import Announcement
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
@@ -69,12 +70,12 @@ class ReuseLoader:
 
     def __init__(
         self,
-        dataset: Any,  # map-style: len() and [i]; torch's Dataset does not promise len()
+        dataset: Any,  # map-style, with len() and [i], or a stream; a path of either
         batch_size: int = 128,
         reuse: int | Literal["auto"] = 3,
         buffer_batches: int = 3,
         reaugment: bool = True,
-        augment: Augmentation | Transform | None = None,
+        augment: Augments | None = None,
         mode: Mode = "rolling",
         workers: int | Literal["auto"] = "auto",
         shuffle: bool = True,
@@ -99,41 +100,40 @@ class ReuseLoader:
         device: torch.device | str | None = None,
         augment_on: AugmentOn = "cpu",
         cache_key: str | None = None,
+        views: int = 1,
+        parts: PartKinds | None = None,
+        timeout: float | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        samples_per_pass: int | None = None,
     ) -> None:
-        """docs/loader.md describes all arguments. `augment(images, draws)` runs on a batch
-        [N, C, H, W]; a function of one argument (a torchvision transform) runs on each image. Both
-        run at every serve; `reaugment=False` repeats the draws of the first serve.
-        `once(images, draws)` runs when a sample is decoded, and all its serves share its draws."""
-        order = OrderOptions(mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes)
+        """docs/loader.md describes all arguments. At every serve `augment(images, draws)` runs on a
+        batch [N, C, H, W], or `augment(image)` on each; `reaugment=False` repeats the first serve's
+        draws. All serves share those of `once(images, draws)`, which runs after decoding."""
+        order = OrderOptions(
+            mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes, samples_per_pass
+        )
         decoding = DecodingOptions(backend, once, on_error)
-        reading = WorkerOptions(worker_count(workers), worker_kind, start_method)
+        count = worker_count(workers)
+        reading = WorkerOptions(count, worker_kind, start_method, timeout, worker_init_fn)
         caching = CacheOptions(cache, cache_bytes, cache_dir, cache_key)
-        batches = BatchOptions(augment, collate, device, augment_on, pin_memory)
+        batches = BatchOptions(augment, collate, device, augment_on, pin_memory, views, parts)
         check_options(order, decoding, reading, caching, batches)
         kept = cache_setup(caching)
         self._tuner = tuner_for(reuse, most_reuse)
-        serving = first_serving(reuse, reaugment, batch_size)
-        self.position = PassPosition(running=serving, next=serving)
-        opened = open_dataset(dataset, decoding, batches, caching)
+        opened = open_dataset(dataset, order, decoding, reading, batches, caching)
         self.setup = PipelineSetup(opened, decoding, reading, batches, kept, seed, buffer_bytes)
-        self.order = RankOrder(
-            opened.dataset, sampler, seed, shuffle, LoaderRanks(rank, world_size)
-        )
-        serving.check(self.order.samples)
+        self.order = pass_order(opened.dataset, order, LoaderRanks(rank, world_size))
+        serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
+        self.position = PassPosition(running=serving, next=serving)
         self.identity = LoaderIdentity(opened.dataset, sampler)
-        self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None)
+        self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None, seed)
         self._reads.check(serving)
         self.announcement = Announcement(self.setup, self.order, self._tuner is not None)
         self.dataset = opened.dataset
-        self.workers = reading.count
-        self.buffer_batches = buffer_batches
-        self.buffer_bytes = buffer_bytes
+        self.workers, self.buffer_batches, self.buffer_bytes = count, buffer_batches, buffer_bytes
         self.mode: Mode = mode
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.seed = seed
-        self.on_error = on_error
-        self.batch_options = batches
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.seed, self.on_error, self.batch_options = seed, on_error, batches
         self.made_ahead = AHEAD
         self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
@@ -164,18 +164,15 @@ class ReuseLoader:
 
     def __len__(self) -> int:
         """The number of batches in the pass that the next iter() starts or continues."""
-        serving = self.position.serving
-        size, reuse = serving.batch_size, serving.reuse
-        whole = batches_per_pass(self.share, size, reuse, self.mode, self.drop_last)
-        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
+        batches = self.order.batches(self.position.serving, self.mode, self.drop_last)
+        return len(self.dataset) if batches is None else batches
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator starts nothing before the first next(), and leaving the loop closes it.
-        return self._serve_pass()
+        return self._serve_pass()  # it starts with the first next(), and ends with the loop
 
     @property
     def stats(self) -> LoaderStats:
-        taken = self._pipeline.bytes_taken if self._pipeline else {}
+        taken = self.setup.opened.counted | (self._pipeline.bytes_taken if self._pipeline else {})
         return replace(self._stats, skipped=len(self.skipped), **taken)
 
     @property
@@ -192,7 +189,7 @@ class ReuseLoader:
 
     @property
     def share(self) -> int:
-        """The number of samples that this rank serves in a pass."""
+        """The number of samples that this rank serves in a pass (of a stream: at most)."""
         return self.order.share
 
     @property
@@ -218,8 +215,7 @@ class ReuseLoader:
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
-        serving.check(self.order.samples)
-        self._reads.check(serving)
+        self._reads.check(serving := serving.within(self.share, self.drop_last))
         self.position.next = serving
 
     def limit_pass(self, batches: int | None) -> None:
@@ -229,12 +225,12 @@ class ReuseLoader:
     def close(self) -> None:
         """End the workers and free memory. The loader may be used, and closed, again."""
         self._leave()
-        if self._pipeline is not None:
-            if self._closer is not None:
-                self._closer()
+        if self._pipeline is not None and self._closer is not None:
+            self._closer()
             self._drop_following()
             self._skipped |= self._pipeline.reader.skipped
             self._pipeline = None
+        self.order.close()
 
     def __enter__(self) -> "ReuseLoader":
         return self
@@ -258,13 +254,15 @@ class ReuseLoader:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "samples": len(self.dataset),
+            "samples": self.order.in_dataset,
+            "order_version": ORDER_VERSION,
             **{name: getattr(self, name) for name in SAME_AFTER_RESUME},
             "world_size": self.world_size,
             **self.position.state(),
             "identity": self.identity.state(in_a_pass=self.position.served > 0),
+            "stream": self.order.state(self.position.served),
             "tuner": self._tuner.state_dict() if self._tuner else None,
-            "stats": {**self._stats, "serves": list(self._stats.serves)},
+            "stats": self._stats.saved(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,12 +271,13 @@ class ReuseLoader:
         self.identity.check(state.get("identity"))
         position = PassPosition.of(state)
         self._reads.check(position.running, position.next)
+        self.order.resume(state.get("stream"), position.served)
         self._leave()
         if self._pipeline is not None and self._following is not None:
             self._pipeline.stop()  # what was decoded ahead is not what comes next
             self._following = None
         self.position = position
-        self._stats = LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
+        self._stats = LoaderStats.of(state["stats"])
         self.identity.expect(state.get("identity") if position.resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
@@ -287,9 +286,12 @@ class ReuseLoader:
 
     def _serve_pass(self) -> Iterator[Batch]:
         self._leave()  # another iterator may have been left open
-        batches = len(self)
+        batches = self.order.batches(self.position.serving, self.mode, self.drop_last)
+        resumed = self.position.resuming
         self.position.begin()
+        self.position.resuming = resumed  # if it cannot begin, the next iter() tries it again
         run = self.run = self._begin(batches)
+        self.position.resuming = False
         try:
             for taken in run:
                 self._stats, self.last_batch = taken.stats, taken.info
@@ -305,14 +307,14 @@ class ReuseLoader:
             if self.run is run:
                 self._leave()
 
-    def _begin(self, batches: int) -> PassRun:
-        at, share = self.position, self.share
-        serving, pass_index, first = at.running, at.pass_index, at.served
-        serving.check_share(share, len(self.dataset), self.world_size)
+    def _begin(self, batches: int | None) -> PassRun:
+        at = self.position
+        serving = at.running = self.order.within_share(at.running, self.drop_last)
+        pass_index, first = at.pass_index, at.served
         self.announcement.say(serving)
         pipeline = self.pipeline_of_this_process()
         plan = ReuseBuffer(
-            samples=share,
+            samples=self.share,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
             buffer_batches=pipeline.buffer_of(self.buffer_batches, serving.batch_size),
@@ -321,17 +323,15 @@ class ReuseLoader:
             drop_last=self.drop_last,
             seed=(self.seed, ORDER_STREAM, pass_index, self.rank),
         )
-        replay = PassReplay.of(plan, first)
         order = self._order_of_pass(pass_index, plan.capacity, pipeline)
-        self.identity.begin(self.order.check_ranks(order, batches - first))
-        jobs = np.flatnonzero(replay.uses < serving.reuse)
+        self.identity.begin(self.order.check_ranks(order, batches and batches - first))
+        planned = self.order.planned(plan, order, first, batches or serving.pass_limit)
+        order, jobs = planned.order, planned.jobs
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.
         with torch.inference_mode(False):
             pool = pipeline.ready_for(plan.capacity, order, jobs, self.made_ahead)
-        numbered = zip(range(first, batches), replay.serves, strict=False)
-        pipeline.begin(order, jobs, serving.reuse, serving.reaugment, numbered)
-        planned = PlannedPass(order, replay, first, batches)
+        pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
     def _order_of_pass(self, pass_index: int, slots: int, pipeline: Pipeline) -> PassOrder:
@@ -349,7 +349,7 @@ class ReuseLoader:
         if (
             self._following is None
             and run.pool.all_taken
-            and self.order.sampler is None
+            and self.order.foreseen
             and run.whole
             and self.batch_size == serving.batch_size
             and self.setup.opened.decoded is None

@@ -4,6 +4,7 @@ dataset (path or map-style) --backend--> map-style data set --split_dataset--> d
 the random part of its transform, and that part; or, if all of it is in memory, its columns
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.adopting.adoption import decoded_columns, split_dataset
+from loaders.adopting.huggingface_datasets import OfOneRow, taken_apart
+from loaders.adopting.native_folder import decoded_natively
+from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
-from loaders.arguments import check_dataset
+from loaders.arguments import check_dataset, check_stream, without_effect
 from loaders.backends import open_source
-from loaders.options import BatchOptions, CacheOptions, DecodingOptions
+from loaders.options import (
+    BatchOptions,
+    CacheOptions,
+    DecodingOptions,
+    OrderOptions,
+    WorkerOptions,
+)
 from loaders.slots.leaves import leaves_of, picture_number
+from loaders.sources.datasets import counts_of
 from loaders.sources.randomness import seeded_randomness
+from loaders.streams.finding import as_stream
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.user_views import WholeSample
+from loaders.workers.pass_order import PassOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,11 @@ class DecodedColumns:
     rows: NDArray[np.int64] | None
     """The row of each sample in the columns. None: sample i is row i."""
 
+    def rows_of(self, order: PassOrder, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the samples at positions of a pass."""
+        ids = order.ids(positions)
+        return ids if self.rows is None else self.rows[ids]
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedDataset:
@@ -36,23 +56,70 @@ class OpenedDataset:
     split: TransformSplit | None
     """The two parts of the data set's own transform, where the user gave no augmentation."""
     decoded: DecodedColumns | None
+    decoding: str = ""
+    """Who decodes the pictures of a folder of torchvision's. Empty: it is none."""
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What `LoaderStats` says of who decoded."""
+        total: Counter[str] = Counter()
+        for counts in counts_of(self.dataset):
+            total.update(counts.now())
+        return {"decoders": tuple(sorted(total.items()))}
 
 
 def open_dataset(
-    dataset: Any, decoding: DecodingOptions, batches: BatchOptions, cache: CacheOptions
+    dataset: Any,
+    order: OrderOptions,
+    decoding: DecodingOptions,
+    workers: WorkerOptions,
+    batches: BatchOptions,
+    cache: CacheOptions,
 ) -> OpenedDataset:
+    if (source := as_stream(dataset)) is not None:
+        check_stream(order, decoding, workers, cache)
+        _check_views(batches, decoding, None)
+        return OpenedDataset(StreamedSamples(source, order.samples_per_pass), None, None)
+    without_effect("samples_per_pass", order.samples_per_pass, "a stream")
     dataset = open_source(dataset, decoding.backend)
     check_dataset(dataset)
     split = None
     if batches.augment is None and decoding.once is None:
-        dataset, split = split_dataset(dataset)
-        split = None if split is None else _for_its_pictures(split, dataset)
+        if (apart := taken_apart(dataset)) is not None:
+            dataset, split = apart[0], _redone(apart[1])
+        else:
+            dataset, split = split_dataset(dataset)
+    dataset, said = decoded_natively(dataset)
+    split = None if split is None else _for_its_pictures(split, dataset)
+    _check_views(batches, decoding, split)
     if decoding.once is not None or cache.kind is not None or batches.collate is not None:
-        return OpenedDataset(dataset, split, None)
+        return OpenedDataset(dataset, split, None, said)
     there = decoded_columns(dataset)
-    return OpenedDataset(
-        dataset, split, None if there is None else DecodedColumns(tuple(there[0]), there[1])
-    )
+    columns = None if there is None else DecodedColumns(tuple(there[0]), there[1])
+    return OpenedDataset(dataset, split, columns, said)
+
+
+def _check_views(
+    batches: BatchOptions, decoding: DecodingOptions, split: TransformSplit | None
+) -> None:
+    """Refuse arguments that have no effect, because nothing is redone at a serve."""
+    if batches.augment is not None or (split is not None and split.augment is not None):
+        return
+    why = f" ({split.left_whole})" if split is not None and split.left_whole else ""
+    if batches.views > 1:
+        raise ValueError(
+            f"views={batches.views} has no effect, because nothing is redone at a serve{why}, so"
+            " all views would be equal: give augment"
+        )
+    if batches.parts is not None and decoding.once is None:
+        raise ValueError(f"parts has no effect without augment{why}: leave it out")
+
+
+def _redone(transform: OfOneRow) -> TransformSplit:
+    """The split of a transform that gets whole samples."""
+    name = name_of(transform.transform)
+    report = f"cached: the data set's columns; redone at every serve: {name} (it may be random)"
+    return TransformSplit(None, WholeSample(transform), batched=False, report=report)
 
 
 def _for_its_pictures(split: TransformSplit, dataset: Any) -> TransformSplit:

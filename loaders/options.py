@@ -7,6 +7,7 @@ CacheOptions      whether decoded samples are kept, and where
 BatchOptions      how samples become batches
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,9 @@ from typing import Any, Literal
 import torch
 
 from loaders.backends import Backend
-from loaders.batches import AugmentOn, Collate, Transform
+from loaders.batches import AugmentOn, Augments, Collate
 from loaders.cache.cache import CacheKind
+from loaders.joint_parts import PartKinds
 from loaders.order.reuse import Mode
 from loaders.pixels.augmentation import Augmentation
 from loaders.workers.processes import StartMethod
@@ -35,6 +37,8 @@ class OrderOptions:
     sampler: Any
     buffer_batches: int
     buffer_bytes: int | None
+    samples_per_pass: int | None = None
+    """Of a stream. None: a pass ends where the stream does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class WorkerOptions:
     count: int
     kind: WorkerKind
     start_method: StartMethod | None
+    timeout: float | None = None
+    """Seconds that a sample may take. None: as long as it takes."""
+    init: Callable[[int], object] | None = None
+    """Called in each worker process with its number, before it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,12 @@ class CacheOptions:
 class BatchOptions:
     """How samples become batches, and where the batches go."""
 
-    augment: Augmentation | Transform | None
+    augment: Augments | None
     collate: Collate | None
     device: torch.device | str | None
     augment_on: AugmentOn
     pin_memory: bool
+    views: int = 1
+    """How many views of a sample each serve has, where `augment` lists none."""
+    parts: PartKinds | None = None
+    """What goes with the picture, and how."""

@@ -1,7 +1,7 @@
 """One pass as the consumer sees it: it takes the batches in turn, and counts.
 
-plan ---- Serve 0, 1, 2, ... ----> Prefetcher: its workers make them ahead ----> take() -> batch
- '-- the first serves of a resumed pass are only counted, so that the rest continues
+plan ---- Serve k, k + 1, ... ----> Prefetcher: its workers make them ahead ----> take() -> batch
+ '-- a resumed pass is entered at batch k: who stands in the buffer there is decoded again
 """
 
 import os
@@ -11,49 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loaders.device import DeviceFeed
 from loaders.errors import PassEnded
-from loaders.order.reuse import ReuseBuffer, Serve
+from loaders.order.ages import BufferAges
+from loaders.order.open_end import ENDLESS
+from loaders.order.reuse import ReuseBuffer
+from loaders.order.serve import Serve
 from loaders.order.tuning import BatchMeasurement
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats
+from loaders.workers.decode_work import PassJobs
 from loaders.workers.prefetcher import Prefetcher
 from loaders.workers.reader import PassOrder
-
-
-@dataclass(slots=True, eq=False)
-class PassReplay:
-    """A pass as it stands after its first `batches` batches."""
-
-    plan: ReuseBuffer
-    serves: Iterator[Serve]
-    """The serves that are still to come."""
-    uses: NDArray[np.int64]
-    """How often each sample was served."""
-    first_serve: NDArray[np.int64]
-    """The batch in which each sample was served first; -1: it was not served yet."""
-    ages: float = 0.0
-    """The sum of the ages of all serves so far. The age of a serve is the number of batches since
-    the sample's first serve."""
-    served: int = 0
-
-    @classmethod
-    def of(cls, plan: ReuseBuffer, batches: int) -> "PassReplay":
-        replay = cls(
-            plan, iter(plan), np.zeros(plan.samples, np.int64), np.full(plan.samples, -1, np.int64)
-        )
-        for batch in range(batches):
-            serve = next(replay.serves)
-            replay.count(batch, serve.positions, serve.serves)
-            np.add.at(replay.uses, serve.positions, 1)
-        return replay
-
-    def count(self, batch: int, positions: NDArray[np.int64], serves: NDArray[np.int64]) -> None:
-        self.first_serve[positions[serves == 0]] = batch
-        self.ages += float((batch - self.first_serve[positions]).sum())
-        self.served += len(positions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +39,37 @@ class TakenBatch:
     """Whether it is the last batch of the pass."""
 
 
+@dataclass(slots=True, eq=False)
+class PassEnding:
+    """Before which batch a pass ends. It is known, at the latest, when its last one is planned."""
+
+    batches: int = ENDLESS
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedPass:
-    """A pass before its next batch, which is number `first`; it ends before batch `batches`."""
+    """A pass before its next batch, which is number `first`."""
 
     order: PassOrder
-    replay: PassReplay
+    plan: ReuseBuffer
+    jobs: PassJobs
+    """What is still to be read."""
+    serves: Iterator[tuple[int, Serve]]
+    """Its batches from there on, with their numbers."""
+    ages: BufferAges
     first: int
-    batches: int
+    ending: PassEnding
+
+    @classmethod
+    def entered(
+        cls, plan: ReuseBuffer, order: PassOrder, first: int, batches: int
+    ) -> "PlannedPass":
+        """The pass, entered before batch `first`, up to batch `batches`."""
+        residents, serves = plan.walk(first)
+        ages = BufferAges.of(residents, plan.reuse)
+        jobs = PassJobs.after(residents, plan.samples)
+        numbered = zip(range(first, batches), serves, strict=False)
+        return cls(order, plan, jobs, numbered, ages, first, PassEnding(batches))
 
 
 class PassRun:
@@ -94,8 +87,9 @@ class PassRun:
         self.pool = pool
         self._pipeline = pipeline
         self._order = planned.order
-        self._replay = planned.replay
-        self._batches = planned.batches
+        self._plan = planned.plan
+        self._ages = planned.ages
+        self._ending = planned.ending
         self._stats = stats
         self._feed = feed
         self._index = planned.first
@@ -106,12 +100,12 @@ class PassRun:
 
     def __iter__(self) -> Iterator[TakenBatch]:
         if self._feed is None:
-            while self._index < self._batches:
+            while self._index < self._ending.batches:
                 yield self._hand(self._take())
             return
         under_way: TakenBatch | None = None
-        while self._index < self._batches or under_way is not None:
-            following = self._take() if self._index < self._batches else None
+        while self._index < self._ending.batches or under_way is not None:
+            following = self._take() if self._index < self._ending.batches else None
             if under_way is not None:
                 arrived = self._feed.receive(under_way.batch)
                 yield self._hand(replace(under_way, batch=arrived))
@@ -132,8 +126,8 @@ class PassRun:
         batch = self._pipeline.finish(gathered, self._feed)
         info: BatchInfo = gathered.info
         first = info.positions[info.serves == 0]
-        cached = int(self._order.progress.cached[first].sum())
-        self._replay.count(self._index, info.positions, info.serves)
+        cached = self._order.count_cached(first)
+        ages = self._ages.count(self._index, info.positions, info.serves)
         counts = np.bincount(info.serves, minlength=len(stats.serves))
         counts[: len(stats.serves)] += np.array(stats.serves, dtype=np.int64)
         stalled = pool.stall_seconds - stalled
@@ -151,9 +145,8 @@ class PassRun:
             stall_seconds=stats.stall_seconds + stalled,
             serve_seconds=stats.serve_seconds + gathered.seconds,
             decode_seconds=stats.decode_seconds + seconds,
-            mean_age=self._replay.ages / self._replay.served,
             serves=tuple(counts.tolist()),
-        )
+        ).aged(ages, len(info.ids), begins=self._index == 0)
         measured = BatchMeasurement(
             decode_seconds=seconds,
             decoded=decoded,
@@ -164,13 +157,13 @@ class PassRun:
         )
         self._index += 1
         self._delivery_time = time.perf_counter()
-        last = self._index == self._batches
+        last = self._index == self._ending.batches
         return TakenBatch(batch, info, self._stats, measured, last)
 
     @property
     def whole(self) -> bool:
         """Whether the pass is served to its end, and not cut off by a limit."""
-        return self._batches == len(self._replay.plan)
+        return self._ending.batches == len(self._plan)
 
     def extra_decodes(self) -> int:
         """The decodes of this pass beyond its first serves, without those that an earlier call

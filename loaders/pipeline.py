@@ -16,25 +16,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.batches import BatchMaker, Gathered
+from loaders.batches import BatchMaker, Gathered, each_view
 from loaders.blocks import Blocks
 from loaders.cache.cache_setup import CacheSetup
-from loaders.device import DeviceFeed
+from loaders.device import DeviceFeed, tensors_of
 from loaders.errors import BufferTooSmall
-from loaders.joint_parts import check_joint_parts
+from loaders.joint_parts import JointPart, check_once, joint_parts
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import BatchOptions, DecodingOptions, WorkerOptions
-from loaders.order.reuse import Serve
+from loaders.order.serve import Serve
+from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import draw_keys
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
-from loaders.workers.decode_work import DecodeWork
+from loaders.user_views import WholeSample
+from loaders.worker_kinds import reading_thread, worker_process
+from loaders.workers.change_crew import ChangeCrew
+from loaders.workers.decode_work import DecodeWork, PassJobs
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import Prefetcher
-from loaders.workers.processes import WorkerProcesses
 from loaders.workers.reader import Reader
+from loaders.workers.worker_pool import WorkerPool
 
 AHEAD = 2
 """This many batches are made before the consumer asks for them."""
@@ -67,21 +71,38 @@ class Pipeline:
         self.setup = setup
         self.pid = os.getpid()
         self._precedence = precedence
+        self._varies = setup.batches.collate is not None
+        """Whether samples may be nested in several ways: a collate function gets them as they
+        are."""
         self.cache = setup.cache.open(dataset, rank) if setup.cache else None
-        self._processes = (
-            WorkerProcesses(dataset, workers.start_method) if workers.kind == "process" else None
-        )
+        self._processes = self._crew = None
+        if workers.kind == "process":
+            # What lies decoded in memory is not read by processes.
+            read = None if setup.opened.decoded is not None else dataset
+            made = partial(worker_process, read, workers, setup.seed)
+            self._processes = WorkerPool(made, workers.count)
+            self._crew = ChangeCrew(self._processes, workers.count)
+        self._threads = None
+        if workers.kind == "thread" and workers.timeout is not None:
+            make = partial(reading_thread, dataset, workers.timeout)
+            self._threads = WorkerPool(make, workers.count)
+        readers = self._processes or self._threads
         self.reader = Reader(
             dataset,
             setup.seed,
             decoding.once,
             decoding.on_error,
             self.cache,
-            self._processes.borrow if self._processes else None,
-            partial(check_joint_parts, given="once", augment=decoding.once),
+            readers.borrow if readers else None,
+            partial(
+                check_once, once=decoding.once, said=setup.batches.parts, optional=self._varies
+            ),
+            self._varies,
         )
         pinned = setup.batches.pin_memory and torch.cuda.is_available()
-        self.blocks = Blocks(AHEAD + HELD, pinned)
+        listed = len(each_view(setup.batches.augment, setup.batches.views))
+        self._views = max(listed, setup.batches.views)
+        self.blocks = Blocks((AHEAD + HELD) * self._views, pinned)
         self.slab: Slab | None = None
         self.pool: Prefetcher | None = None
         self._maker: BatchMaker | None = None
@@ -91,15 +112,14 @@ class Pipeline:
         self._followed: tuple[PassOrder, DecodeWork] | None = None
 
     def ready_for(
-        self, slots: int, order: PassOrder, jobs: NDArray[np.int64], ahead: int = AHEAD
+        self, slots: int, order: PassOrder, jobs: PassJobs, ahead: int = AHEAD
     ) -> Prefetcher:
         """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
         is. `ahead` batches are made before the consumer asks for them."""
         if self.slab is None or (self.slab.slots != slots and self.setup.opened.decoded is None):
             self.stop()
-            # If that sample cannot be read, the whole pass is searched for one that can.
-            first = int(jobs[0]) if len(jobs) else 0
-            self.slab = self.slab_for(slots, order, np.roll(order.ids, -first))
+            # If that sample cannot be read, another one takes its place.
+            self.slab = self.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
             self._maker = self.maker_of(self.slab)
         if self.pool is None:
             workers = self.setup.workers.count
@@ -113,7 +133,7 @@ class Pipeline:
     def begin(
         self,
         order: PassOrder,
-        jobs: NDArray[np.int64],
+        jobs: PassJobs,
         reuse: int,
         reaugment: bool,
         plan: Iterator[tuple[int, Serve]],
@@ -127,29 +147,26 @@ class Pipeline:
     def follow(self, order: PassOrder, reuse: int) -> None:
         """Decode the first samples of this pass as soon as slots fall free."""
         assert self.pool is not None
-        work = self._work(order, np.arange(len(order.ids)), reuse, True)
+        work = self._work(order, PassJobs.all(len(order)), reuse, True)
         self._followed = order, work
         self.pool.follow(work)
 
-    def _work(
-        self, order: PassOrder, jobs: NDArray[np.int64], reuse: int, reaugment: bool
-    ) -> DecodeWork:
+    def _work(self, order: PassOrder, jobs: PassJobs, reuse: int, reaugment: bool) -> DecodeWork:
         slab, maker, decoded = self.slab, self._maker, self.setup.opened.decoded
         assert slab is not None and maker is not None
 
         def make(index: int, serve: Serve, slots: NDArray[np.int64]) -> Any:
             serves = serve.serves if reaugment else np.zeros_like(serve.serves)
             draws = order.draws(serve.positions, serves)
-            ids = order.progress.ids[serve.positions]
+            ids = order.ids(serve.positions)
             info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
             return maker.make(info, slots)
 
         if decoded is None:
-            return DecodeWork(jobs, partial(self.reader.read, order, slab), make, reuse)
-        rows = order.ids if decoded.rows is None else decoded.rows[order.ids]
-        return DecodeWork(
-            np.arange(len(order.ids)), lambda _positions, _slots, _done: None, make, reuse, rows
-        )
+            read = partial(self.reader.read, order, slab)
+            return DecodeWork(jobs, order.fed(read) if order.fed else read, make, reuse)
+        rows = partial(decoded.rows_of, order)
+        return DecodeWork(jobs, lambda _positions, _slots, _done: None, make, reuse, rows)
 
     def finish(self, gathered: Gathered, feed: DeviceFeed | None) -> Any:
         """The batch. With a feed, it is on its way to the device."""
@@ -213,23 +230,29 @@ class Pipeline:
             return
         if self.pool is not None and self.pool.run_off_worker(self.close):
             return
+        if self._crew is not None and self._crew.run_off_crew(self.close):
+            return
         self.stop()
-        if self._processes is not None:
-            self._processes.close()
+        if self._crew is not None:
+            self._crew.close()
+        for pool in (self._processes, self._threads):
+            if pool is not None:
+                pool.close()
         if self.cache is not None:
             self.cache.close()
 
     # ---- sizes ----------------------------------------------------------------------------------
 
-    def slab_for(self, slots: int, order: PassOrder, ids: NDArray[np.int64]) -> Slab:
+    def slab_for(self, slots: int, order: PassOrder, first: int) -> Slab:
+        """Slots as large as the sample at position `first` needs them."""
         decoded = self.setup.opened.decoded
         if decoded is not None:
-            template = self.setup.opened.dataset[int(ids[0])]
+            template = self.setup.opened.dataset[int(order.ids(np.array([first]))[0])]
             return Slab(template, len(decoded.columns[0]), decoded=decoded.columns)
         template = self._largest
         if template is None:
-            template = self.reader.first(ids, order.pass_index)
-        return Slab(template, slots, self._slab_bytes)
+            template = self.reader.first(order, first)
+        return Slab(template, slots, self._slab_bytes, varies=self._varies)
 
     def maker_of(self, slab: Slab) -> BatchMaker:
         seed, batches, split = self.setup.seed, self.setup.batches, self.setup.opened.split
@@ -241,15 +264,26 @@ class Pipeline:
         if split is not None and slab.picture is not None:
             split = split.seen(slab.picture.template)
             augment = split.augment
-        elif split is None:
-            check_joint_parts(slab.nest.template, "augment", augment)
-        return BatchMaker(slab, augment, batches.collate, keys, self.blocks, batches.augment_on)
+        elif split is not None and isinstance(split.augment, WholeSample):
+            augment = split.augment
+
+        def parts_of(template: Sample) -> tuple[JointPart, ...]:
+            if split is not None and batches.parts is None:
+                return ()
+            augments = each_view(augment, batches.views)
+            return joint_parts(template, "augment", augments, batches.parts, self._varies)
+
+        return BatchMaker(
+            slab, augment, batches.collate, keys, self.blocks, batches.augment_on, batches.views,
+            parts_of, self._crew,
+        )  # fmt: skip
 
     def _measured(self) -> tuple[int, int]:
         """The bytes of a slot, and those of a sample in a batch."""
-        ids = np.arange(len(self.setup.opened.dataset))
-        picked = np.unique(np.linspace(0, len(ids) - 1, PROBES).astype(int)).tolist()
-        samples: list[Sample] = [self.reader.first(np.roll(ids, -i), 0) for i in picked]
+        count = len(self.setup.opened.dataset)
+        order = PassOrder(0, source_order(count, seed=0, pass_index=0, shuffle=False))
+        picked = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
+        samples: list[Sample] = [self.reader.first(order, i) for i in picked]
         sizes = [Slab(sample, 1).nbytes for sample in samples]
         largest = self._largest = samples[int(np.argmax(sizes))]
         slot = max(sizes) if len(set(sizes)) == 1 else int(max(sizes) * MARGIN)
@@ -257,5 +291,5 @@ class Pipeline:
         slab.write(0, largest, 0)
         info = BatchInfo(0, 0, *(np.zeros(1, dtype=np.int64) for _ in range(4)))
         made = self.maker_of(slab).make(info, np.zeros(1, dtype=np.int64))
-        served = sum(getattr(column, "nbytes", 0) for column in made.columns or [])
-        return slot, served or slot
+        served = sum(tensor.nbytes for tensor in tensors_of(made.columns or []))
+        return slot, served or slot * self._views

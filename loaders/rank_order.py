@@ -15,9 +15,18 @@ from typing import Any
 
 import torch
 
-from loaders.errors import LoaderError
-from loaders.sources.datasets import pass_order, samples_per_rank, shared_out
-from loaders.sources.samplers import NamedRank, SamplerOrder, drawn_before, named_rank
+from loaders.arguments import Serving
+from loaders.errors import LoaderError, StateError
+from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
+from loaders.order.source_order import samples_per_rank, source_order
+from loaders.passes import PlannedPass
+from loaders.sources.samplers import (
+    NamedRank,
+    SamplerOrder,
+    drawn_before,
+    named_rank,
+    shared_out,
+)
 from loaders.workers.pass_order import PassOrder
 
 
@@ -101,6 +110,16 @@ class RankOrder:
         return len(self.dataset) if self.sampler is None else len(self.sampler)
 
     @property
+    def in_dataset(self) -> int | None:
+        """The number of samples of the data set."""
+        return len(self.dataset)
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether the order of the next pass may be asked for before this one ends."""
+        return self.sampler is None
+
+    @property
     def share(self) -> int:
         """The number of samples that this rank serves in a pass."""
         if self.named is not None:
@@ -109,7 +128,7 @@ class RankOrder:
 
     def of_pass(self, pass_index: int) -> PassOrder:
         if self.sampler is None:
-            ids = pass_order(
+            ids = source_order(
                 len(self.dataset),
                 seed=self.seed,
                 pass_index=pass_index,
@@ -119,10 +138,41 @@ class RankOrder:
             )
             return PassOrder(pass_index, ids)
         drawn = SamplerOrder.order(self.sampler, self.seed, pass_index)
-        ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size)
+        ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size, self.share)
         return PassOrder(pass_index, ids, drawn_before(ids), _digest(drawn.tobytes()))
 
-    def check_ranks(self, order: PassOrder, batches: int) -> str:
+    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
+        """The batches of a pass that is served like this."""
+        size = serving.within(self.share, drop_last).batch_size
+        whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
+        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
+
+    def within_share(self, serving: Serving, drop_last: bool) -> Serving:
+        """How a pass is served: with batches of no more than this rank's share."""
+        return serving.within(self.share, drop_last)
+
+    def planned(
+        self, plan: ReuseBuffer, order: PassOrder, first: int, batches: int | None
+    ) -> PlannedPass:
+        """The pass, entered before batch `first`."""
+        assert batches is not None, "the data set has a length"
+        return PlannedPass.entered(plan, order, first, batches)
+
+    def close(self) -> None:
+        """Nothing is open, as it is of a stream."""
+
+    def state(self, served: int) -> None:
+        """What a saved state says of a stream."""
+
+    def resume(self, told: object, served: int) -> None:
+        """Go on as a saved state says of a stream."""
+        if told is not None:
+            raise StateError(
+                "the saved loader state is that of a stream, and this loader's data set has a"
+                " length: make the loader with the stream of that run"
+            )
+
+    def check_ranks(self, order: PassOrder, batches: int | None) -> str:
         """Refuse a pass that the ranks would not serve alike. `batches` are still to come in it.
         Returns the digest of what a sampler drew, which is the same on all ranks that could
         compare; else it begins with the rank."""
@@ -147,7 +197,7 @@ class RankOrder:
             return order.drawn
         return _digest("".join(told["drawn"] for told in everybodys).encode())
 
-    def _told_of(self, order: PassOrder, batches: int) -> dict[str, Any]:
+    def _told_of(self, order: PassOrder, batches: int | None) -> dict[str, Any]:
         """All that the shares of a pass depend on."""
         named = self.named
         return {

@@ -4,10 +4,12 @@
     reaugment=False        every serve of a pass repeats one read: the user asked for just that
     reuse                  all serves of a pass would show one outcome of [i]
     cache                  all serves of the whole run would
+    a stream               is told of: to shuffle it may be all that it draws for
 
 It is found out once, when it first matters: where the loader is made, or by `set_reuse`.
 """
 
+import logging
 from typing import Any
 
 from loaders.adopting.probing import ProbedReads, variation
@@ -17,21 +19,29 @@ from loaders.opened_dataset import OpenedDataset
 from loaders.options import WorkerOptions
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
-from loaders.workers.processes import WorkerProcess
+from loaders.streams.first_samples import FirstSamples
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.worker_kinds import reading_thread, worker_process
+
+log = logging.getLogger(__name__)
 
 
 class ReadCheck:
     """What is known of reading the samples of one data set twice."""
 
     def __init__(
-        self, opened: OpenedDataset, workers: WorkerOptions, cached: bool, tuned: bool
+        self, opened: OpenedDataset, workers: WorkerOptions, cached: bool, tuned: bool, seed: int
     ) -> None:
         """`tuned`: whether the reuse may go up by itself."""
         self._dataset = opened.dataset
         self._left_whole = "" if opened.split is None else opened.split.left_whole
         self._workers = workers
+        self._seed = seed
         self._cached = cached
         self._tuned = tuned
+        self._stream = None
+        if isinstance(opened.dataset, StreamedSamples):
+            self._stream = opened.dataset.source
         self._known = opened.decoded is not None or _is_ours(opened.dataset)
         self._variation: str | None = None
 
@@ -39,6 +49,9 @@ class ReadCheck:
         """Raise an error if one of `servings` would freeze what is random."""
         repeated = any(s.reaugment and (s.reuse > 1 or self._tuned) for s in servings)
         if not repeated and not self._cached:
+            return
+        if self._stream is not None:
+            self._tell_of_stream()
             return
         if not self._known:
             self._variation, self._known = self._probed(), True
@@ -61,12 +74,32 @@ class ReadCheck:
             " reaugment=False, if every serve of a pass may repeat its draw, or reuse=1"
         )
 
+    def _tell_of_stream(self) -> None:
+        """Say once if the stream gives other samples each time."""
+        source, self._stream = self._stream, None
+        if source is None or not source.is_read_twice:
+            return
+        probed = ProbedReads(FirstSamples(source))
+        found = variation(1, lambda ids: _read_here(probed, ids[0]))
+        if found is not None:
+            log.warning(
+                "the stream %s draws by chance (%s): what it draws for a sample is the same in all"
+                " its serves, and a pass that is resumed in its middle is refused where it gives"
+                " other samples. Give what augments as augment=, leave shuffling to the loader, or"
+                " draw as a function of the pass (set_epoch); reaugment=False says that you mean"
+                " it",
+                source.identity,
+                found.replace("sample 0 was", "its first samples were"),
+            )
+
     def _probed(self) -> str | None:
         samples, probed = len(self._dataset), ProbedReads(self._dataset)
-        if self._workers.kind == "thread":
+        if self._workers.kind == "thread" and self._workers.timeout is None:
             return variation(samples, lambda ids: _read_here(probed, ids[0]))
-        name = "perfect-probe"
-        with WorkerProcess(probed, self._workers.start_method, name) as process:
+        if self._workers.kind == "thread":
+            with reading_thread(probed, self._workers.timeout or 0, 0) as thread:
+                return variation(samples, thread.read)
+        with worker_process(probed, self._workers, self._seed, 0) as process:
             process.read([])  # it raises an error where the data set cannot be sent there
             try:
                 return variation(samples, process.read)

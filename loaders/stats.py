@@ -1,7 +1,7 @@
 """What a loader did so far, and which samples its latest batch was made of."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 MEMORY = ("buffer_bytes", "batch_bytes", "cache_bytes")
 """What of the stats is no counter, but what is taken at the moment."""
+UNTOLD = ("serves", "pass_ages", "pass_serves", "decoders")
+"""What of the stats is no counter of its own: loggers are told what is made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,34 @@ class LoaderStats(Mapping[str, Any]):
     cache_bytes: int = 0
     """The memory or disk space of the decoded cache."""
     mean_age: float = 0.0
-    """The mean number of batches since a sample's first serve, over all serves of the latest
-    pass."""
+    """The mean number of batches since a sample's first serve, over all serves of the latest pass
+    that were counted here: a view of a shared stream may join in the middle of one."""
+    pass_ages: int = 0
+    """The sum of these ages."""
+    pass_serves: int = 0
+    """The number of these serves."""
     serves: tuple[int, ...] = ()
     """The histogram of reuse: how many serves were a sample's first in its pass, its second, ..."""
+    decoders: tuple[tuple[str, int], ...] = ()
+    """Who decoded the pictures of files, and how many: ("JPEG natively", 120), ("PNG by Pillow",
+    8). It begins anew with each process."""
+
+    def saved(self) -> dict[str, Any]:
+        """These counters as a saved state has them, as plain values."""
+        kept = {name: value for name, value in self.items() if name != "decoders"}
+        return {**kept, "serves": list(self.serves)}
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> "LoaderStats":
+        """The counters of a saved state."""
+        return cls(**{**saved, "serves": tuple(saved["serves"])})
+
+    def aged(self, ages: int, serves: int, begins: bool) -> "LoaderStats":
+        """These counters with a batch of `serves` samples whose ages sum up to `ages`. `begins`:
+        it is the first one of a pass."""
+        if not begins:
+            ages, serves = self.pass_ages + ages, self.pass_serves + serves
+        return replace(self, pass_ages=ages, pass_serves=serves, mean_age=ages / serves)
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)

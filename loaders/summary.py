@@ -8,14 +8,19 @@ It is a WARNING if something has no effect or cannot be compared, else at level 
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from loaders.adopted import AdoptedArguments
+from loaders.adopting.native_folder import NativeFolder
 from loaders.adopting.torchvision_steps import name_of
 from loaders.arguments import Serving
-from loaders.options import WorkerKind
+from loaders.batches import each_view
+from loaders.opened_dataset import OpenedDataset
+from loaders.options import BatchOptions, WorkerKind
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
+from loaders.stream_order import StreamOrder
+from loaders.streams.streamed_samples import StreamedSamples
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +45,15 @@ class Told:
     world_size: int | None
     notes: tuple[str, ...] = ()
     """What was given in vain, and what cannot be compared, each in a sentence."""
+    whole_batches: bool = False
+    """Whether each batch has all samples of a rank."""
 
 
 def told_of(
     setup: PipelineSetup,
     serving: Serving,
     tuned: bool,
-    order: RankOrder,
+    order: RankOrder | StreamOrder,
     adopted: AdoptedArguments | None,
 ) -> Told:
     """`tuned`: whether the reuse is chosen by measuring. `adopted`: what came from a DataLoader."""
@@ -54,7 +61,7 @@ def told_of(
     reuse = "auto" if tuned else str(serving.reuse)
     unknown = order.unknown_draws
     return Told(
-        opened.split.report if opened.split else _samples(opened.dataset, setup.batches.augment),
+        _samples(opened, setup.batches),
         reuse if serving.reaugment else f"{reuse} with the same draws",
         setup.cache.kind if setup.cache else "",
         setup.seed,
@@ -65,12 +72,26 @@ def told_of(
         order.rank if order.known else None,
         order.world_size if order.known else None,
         (*(adopted.notes if adopted else ()), *([unknown] if unknown else ())),
+        serving.batch_size == order.share,
     )
 
 
-def _samples(dataset: Any, augment: Any) -> str:
-    cached = f"cached: what {type(dataset).__name__} reads"
-    return cached if augment is None else f"{cached}; redone at every serve: {name_of(augment)}"
+def _samples(opened: OpenedDataset, batches: BatchOptions) -> str:
+    augments = each_view(batches.augment, 1)
+    dataset = opened.dataset.folder if isinstance(opened.dataset, NativeFolder) else opened.dataset
+    kind = type(dataset).__name__
+    if isinstance(dataset, StreamedSamples):
+        kind = f"the stream {dataset.source.identity}"
+    said = f"cached: what {kind} reads"
+    if opened.split is not None:
+        said = opened.split.report
+    elif augments:
+        names = ", ".join(name_of(cast(Any, augment)) for augment in augments)
+        said = f"{said}; redone at every serve: {names}"
+    if opened.decoding:
+        said = f"{said}; {opened.decoding}"
+    views = max(len(augments), batches.views)
+    return said if views == 1 else f"{said}; {views} views a serve"
 
 
 def summary(told: Told) -> str:
@@ -85,6 +106,7 @@ def summary(told: Told) -> str:
         told.samples,
         f"reuse {told.reuse}",
         f"kept in the cache ({told.cache})" if told.cache else "",
+        "each batch has all samples" if told.whole_batches else "",
         f"seed {told.seed}{_because(told.seed_from)}",
         readers if told.workers else "read by nobody: it lies decoded in memory",
         ranks,
@@ -100,7 +122,7 @@ def _because(why: str) -> str:
 class Announcement:
     """Says the summary of one loader, once."""
 
-    def __init__(self, setup: PipelineSetup, order: RankOrder, tuned: bool) -> None:
+    def __init__(self, setup: PipelineSetup, order: RankOrder | StreamOrder, tuned: bool) -> None:
         self.adopted: AdoptedArguments | None = None
         self._setup = setup
         self._order = order

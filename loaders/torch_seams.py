@@ -1,16 +1,29 @@
-"""The one private name of torch that the loaders use. Seen in torch 2.11 and in 2.15.
+"""The private names of torch that the loaders use. Seen in torch 2.11 and in 2.15.
 
-Where it is gone, importing this file raises an ImportError that names it.
+plain_results      as `__torch_function__` of a subclass: what is made of its tensors is a plain
+                   tensor. Written in Python, the same would be called around every op.
+tell_worker_info   what torch.utils.data.get_worker_info() says in this process
+
+Where one is gone, importing this file raises an ImportError that names it.
 """
+
+from typing import Any
 
 import torch
 
 try:
-    # As `__torch_function__` of a subclass: what is made of its tensors is a plain tensor. Written
-    # in Python, the same would be called around every op.
+    from torch.utils.data._utils import worker as _worker
+
     plain_results = torch._C._disabled_torch_function_impl
-except AttributeError as error:
+    _info, _kind = _worker._worker_info, _worker.WorkerInfo  # None in this process; it is there
+except (AttributeError, ImportError) as error:
     raise ImportError(
         f"torch {torch.__version__}: {error}. loaders needs it (loaders/torch_seams.py) and was"
         " tested with torch>=2.11,<2.16: install such a version"
     ) from error
+
+
+def tell_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:
+    """Let this process be worker `number` of `workers`, as code that was written for a DataLoader's
+    workers asks for it."""
+    _worker._worker_info = _kind(id=number, num_workers=workers, seed=seed, dataset=dataset)

@@ -8,6 +8,7 @@
 step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
 
+from offload.caching.plan_cache import PlanCache
 from offload.errors import (
     AssumptionFailed,
     BudgetTooSmall,
@@ -18,6 +19,7 @@ from offload.errors import (
     OffloadError,
     RaceFound,
     StepError,
+    TensorsKept,
     TracesDiffer,
 )
 from offload.graph.builder import GraphBuilder
@@ -53,6 +55,7 @@ __all__ = [
     "MemoryTooSmall",
     "OffloadError",
     "Plan",
+    "PlanCache",
     "RaceFound",
     "Role",
     "Runner",
@@ -60,6 +63,7 @@ __all__ = [
     "StepError",
     "Task",
     "TaskGraph",
+    "TensorsKept",
     "TracesDiffer",
     "beside",
     "calibrate",

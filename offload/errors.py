@@ -3,6 +3,7 @@
 OffloadError
   CaptureError      a step that cannot be captured (names the user's line and what to do)
     TracesDiffer    two traces of a step do different things
+    TensorsKept     a step keeps a tensor that it made in an object of Python
   GraphError        a TaskGraph, or a size, that is not valid
   BudgetTooSmall    no plan fits: the smallest budget that would, and the task that sets it
   MemoryTooSmall    a plan needs memory that this machine, its cgroup or a device does not have now
@@ -31,6 +32,10 @@ class CaptureError(OffloadError):
 
 class TracesDiffer(CaptureError):
     """Two traces of a step do different things."""
+
+
+class TensorsKept(CaptureError):
+    """A step keeps a tensor that it made in an object of Python."""
 
 
 class GraphError(OffloadError, ValueError):

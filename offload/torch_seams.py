@@ -11,7 +11,7 @@ Each name stands with one line: what it is, and why no public name will do. All 
 that a call costs what torch's own name costs.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -195,6 +195,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     return _of(tensor.untyped_storage(), "_cdata")
 
 
+def is_held_by_others(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the memory of the first of these tensors is held by anything but them. Memory that
+    no allocator of PyTorch's has made counts as nobody's."""
+    storage = tensors[0].untyped_storage()
+    if not storage.resizable():
+        return False
+    mine = sum(each.untyped_storage().data_ptr() == storage.data_ptr() for each in tensors)
+    holders = _of(torch._C, "_storage_Use_Count")(_of(storage, "_cdata"))
+    return holders > mine + 1  # `storage` is one
+
+
 def generator_key(generator: torch.Generator) -> int:
     """One number a generator: an op gets another object for the same generator."""
     return _of(generator, "_cdata")
@@ -297,6 +308,15 @@ def mark_stepped(optimizer: Optimizer) -> None:
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether a GradScaler leaves the unscaling to it. Only some optimizers say so."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def computed_by_hooks(attributes: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of a module with these attributes: each name that a hook before its forward pass sets, and
+    the module of torch that made the hook (old weight_norm and spectral_norm, pruning)."""
+    return [
+        (getattr(hook, "_tensor_name", getattr(hook, "name", "")), type(hook).__module__)
+        for hook in attributes.get("_forward_pre_hooks", {}).values()
+    ]
 
 
 def left_to_each_rank(module: torch.nn.Module) -> Any:

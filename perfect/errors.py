@@ -11,6 +11,8 @@ PerfectError
   RunFailed        a job of a grid could not be built, because of a key           (1)
 """
 
+from collections.abc import Sequence
+
 
 class PerfectError(Exception):
     """Base of everything this package raises on purpose."""
@@ -31,6 +33,16 @@ class BuildError(PerfectError):
         super().__init__(reason)
         self.key = key
         self.reason = reason
+        self.others: list[BuildError] = []
+        """Other keys that do not fit, found with this one."""
+
+    @classmethod
+    def check(cls, problems: "Sequence[BuildError]") -> None:
+        """Raise all of these as one error, if there are any."""
+        if problems:
+            first, *others = problems
+            first.others += others
+            raise first
 
 
 class PhaseError(PerfectError, ValueError):

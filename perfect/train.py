@@ -15,6 +15,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -71,9 +72,11 @@ def main(argv: list[str] | None = None) -> int:
         folder = RunFolder(out)
         if recipe.elastic is not None:
             return train_as_peer(recipe, folder, console, args.join, args.name)
-        return train(recipe, folder, Alone(console))
+        # Ranks would all say the same, but each says what ends it.
+        return train(recipe, folder, Alone(Console(quiet=True) if is_other_rank() else console))
     except BuildError as error:
-        return _refuse(console, [source.at(tuple(error.key.split(".")), error.reason)])
+        found = [error, *error.others]
+        return _refuse(console, [source.at(tuple(e.key.split(".")), e.reason) for e in found])
     except (FolderError, FleetError, PhaseError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
@@ -96,7 +99,8 @@ def train_as_peer(
 
 def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
     """Train from the last checkpoint, or from the beginning, to the end of the run."""
-    console = berth.console
+    console, errors = berth.console, Console(stderr=True, soft_wrap=True)
+    errors = errors if console.quiet else console
     if folder.open(dump_config(config)) == "completed":
         console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
         return 0
@@ -109,16 +113,21 @@ def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
         console.print("stopped at once; the same command resumes the run from its last checkpoint")
         return 130
     except OffloadError as error:
-        _say(console, str(error), style="red")
+        _say(errors, str(error), style="red")
         if isinstance(error, DeviceLost):
-            _say(console, _how_to_continue(folder))
+            _say(errors, _how_to_continue(folder))
         return 1
     except Expelled:
         raise
     except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
-        _say(console, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
+        _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
         return 1
     return 0
+
+
+def is_other_rank() -> bool:
+    """Whether Lightning has started this process for another rank than the first."""
+    return bool(getattr(rank_zero_only, "rank", 0))
 
 
 def _wrong_options(args: argparse.Namespace, recipe: RunConfig | Grid) -> str | None:
@@ -154,7 +163,7 @@ def _say(console: Console, text: str, style: str | None = None) -> None:
 def _configure_logging(console: Console) -> None:
     handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
-    logging.getLogger("perfect").setLevel(logging.INFO)
+    logging.getLogger("perfect").setLevel(logging.ERROR if is_other_rank() else logging.INFO)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6 under torch 2.15 warns of its own code, which users cannot change.

@@ -25,6 +25,7 @@ from trainers.elastic.deciding.header import Header
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
     Announce,
+    AskHost,
     Break,
     CopyFrom,
     Form,
@@ -79,6 +80,8 @@ class PaperAnchor:
         self.roster = Roster(settings, swarm.now)
         self.up: dict[str, deque[tuple[Any, ...]]] = {}
         self.down: dict[str, deque[Word]] = {}
+        self.asked: list[str] = []
+        """Members whose hosts shall say whether they are dead."""
 
     def connect(self, peer: "PaperPeer") -> None:
         view = peer.view if peer.form is None else peer.form.view
@@ -108,8 +111,7 @@ class PaperAnchor:
         elif kind == "ready":
             self.say(roster.ready(name, told[0], now))
         elif kind == "gate":
-            generation, step, planned = told
-            self.say(roster.at_gate(name, generation, step, now, planned=planned))
+            self.say(roster.at_gate(name, told[0], told[1], now, planned=told[2]))
         elif kind == "ended":
             self.say(roster.ended(name, told[0], told[1], now))
         elif kind == "leave":
@@ -117,6 +119,9 @@ class PaperAnchor:
 
     def say(self, words: Sequence[Word]) -> None:
         for word in words:
+            if isinstance(word, AskHost):
+                self.asked.append(word.member.name)
+                continue
             if isinstance(word, Found):
                 self.swarm.begun_anew()
             if isinstance(word, Form):
@@ -139,7 +144,17 @@ class PaperAnchor:
         for peer in self.swarm.awake():
             if peer.anchor is self:
                 self.say(self.roster.beat(peer.name, peer.step, self.swarm.now))
+        self.hosts_answer()
         self.say(self.roster.tick(self.swarm.now))
+
+    def hosts_answer(self) -> None:
+        """A host on this side says that a process is dead. One that is gone itself says nothing."""
+        asked, self.asked = self.asked, []
+        for name in asked:
+            peer = self.swarm.peers[name]
+            here = peer.side == self.side or not self.swarm.two_anchors
+            if name not in self.up and here and not peer.alive and peer.why != "silent":
+                self.say(self.roster.lost(name, self.swarm.now, certain=True, why="dead"))
 
 
 class PaperPeer:
@@ -204,7 +219,7 @@ class PaperPeer:
                 self.over.add(generation)
             case Form():
                 self.form = word
-            case _:
+            case _ if not isinstance(word, AskHost):
                 self.expelled = word.why
 
     def check(self) -> None:
@@ -359,19 +374,11 @@ class PaperPeer:
     def header(self) -> Header:
         assert self.view is not None
         announced = self.view.generation in self.announced
-        weights = str(hash(tuple(self.history)))
-        done = tuple(self.done)
+        weights, done = str(hash(tuple(self.history))), tuple(self.done)
         return Header(
-            self.name,
-            self.step,
-            done,
-            self.had,
-            self.held,
-            self.kept,
-            rate=self.rate,
-            announced=announced,
-            weights=weights,
-        )
+            self.name, self.step, done, self.had, self.held, self.kept,
+            rate=self.rate, announced=announced, weights=weights,
+        )  # fmt: skip
 
     def collective(self, kind: str, payload: Any) -> Generator[None, None, list[Any]]:
         self.stage = kind

@@ -147,6 +147,18 @@ def skips_backward(trainer: L.Trainer) -> bool:
     return _of(trainer.fit_loop.epoch_loop.automatic_optimization, "_skip_backward")
 
 
+def count_step(optimizer: Any) -> None:
+    """Count a step of a `LightningOptimizer`, as its `step()` does around the torch optimizer's:
+    `global_step` and the profiler. The loop has put both calls there."""
+    _of(optimizer, "_on_before_step")()
+    _of(optimizer, "_on_after_step")()
+
+
+def swap_toggled(module: L.LightningModule, value: dict[Any, bool]) -> dict[Any, bool]:
+    """What `toggle_optimizer` remembers for `untoggle_optimizer`."""
+    return _swap(module, "_param_requires_grad_state", value)
+
+
 def validates_by_clock(trainer: L.Trainer) -> bool:
     """Whether `val_check_interval` is a time. Lightning 2.5 has no such thing."""
     return getattr(trainer, "_val_check_time_interval", None) is not None

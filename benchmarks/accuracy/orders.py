@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from loaders.order.reuse import Mode, ReuseBuffer, Serve
+from loaders.order.reuse import Mode, ReuseBuffer
+from loaders.order.serve import Serve
 
 Order = Mode | Literal["in-batch", "echoed"]
 

@@ -22,9 +22,10 @@ from accuracy.bench import Bench
 from accuracy.data import Part
 from accuracy.orders import counted_as, plan
 from accuracy.recipes import Run, Task
-from loaders.order.reuse import Serve, batches_per_pass
+from loaders.order.reuse import batches_per_pass
+from loaders.order.serve import Serve
+from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Chain, Cutout, Draws, Flip, PadCrop, draw_keys
-from loaders.sources.datasets import pass_order
 from perfect.callbacks.ema import Ema
 from perfect.method.phases import Observation, Phase, PhasePolicy
 
@@ -92,7 +93,7 @@ class _Training:
     def _pass(self) -> None:
         """Serve one pass, or as much of it as the phase's steps allow."""
         progress, phase = self.progress, self.policy.phase
-        order = pass_order(self.bench.task.train, seed=self.seed, pass_index=progress.passes)
+        order = source_order(self.bench.task.train, seed=self.seed, pass_index=progress.passes)
         for number, serve in enumerate(self._plan(phase)):
             if number < progress.batch:
                 continue

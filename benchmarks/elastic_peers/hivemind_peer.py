@@ -5,7 +5,11 @@ from pathlib import Path
 
 import hivemind  # pyright: ignore[reportMissingImports]: in a venv of its own
 import torch
-from common import BATCH, Notes, batch, loss_of, net, settings
+from common import BATCH, Notes, batch, loss_of, meet, net, settings
+
+LOOKS_SECONDS = 0.5
+"""A micro-batch takes so long: peers look at each other's progress twice a second, and whoever is
+faster trains alone."""
 
 
 def main() -> None:
@@ -29,7 +33,12 @@ def main() -> None:
     )  # fmt: skip
     notes, step, micro = Notes(given["out"]), 0, 0
     optimizer.load_state_from_peers()
+    meet(given["out"], given["peers"])
+    optimizer.tracker.report_local_progress(0, 1)  # Without a sample nothing is reported.
+    while optimizer.tracker.global_progress.num_peers < given["peers"]:
+        time.sleep(0.1)
     while step < given["steps"]:
+        time.sleep(LOOKS_SECONDS)
         loss_of(model, batch(given["rank"], micro)).backward()
         micro += 1
         optimizer.step()

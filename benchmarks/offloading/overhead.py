@@ -16,7 +16,7 @@ from typing import Any
 
 from offload import GraphBuilder, MemGraph, Runner, plan
 from offload.graph.memgraph import TASK
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offload.running.engines.serial import Serial
 from offload.running.engines.threads import Threads
 from offload.running.engines.work import Engine, Record, Run, StepWork

@@ -16,7 +16,7 @@ from offload.memory.cpu_shim import available
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.reduction import reduced
 from offload.planning.refusal import smallest_budget
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offloading.process import forget_peak, in_a_fresh_process, memory_mib, timed
 from offloading.report import Asked, Report, spread, table
 from offloading.synthetic import training_step

@@ -24,7 +24,7 @@ from offload import BudgetTooSmall, Plan, Runner, TaskGraph, capture_training_st
 from offload.graph.memgraph import OFFLOAD, RELOAD, TASK, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.cpu_shim import available
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offloading.nets import Batch, Case, cases
 from offloading.process import timed
 

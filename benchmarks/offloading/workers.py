@@ -20,7 +20,7 @@ from offload.graph.taskgraph import HOST
 from offload.lowering.host_updates import host_updates
 from offload.planning.planner import build_memgraph
 from offload.planning.refusal import smallest_budget
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offloading.nets import TINY
 from offloading.orders import GPT2_LONG, LLAMA_1B, unmeasured
 from offloading.process import in_a_fresh_process

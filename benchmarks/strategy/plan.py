@@ -39,8 +39,8 @@ STAGES = {
     "trace": ("offload.tracing.capture", "guarded_trace"),
     "lower": ("offload.tracing.capture", "lower"),
     "profile": ("offload.tracing.capture", "measured"),
-    "place": ("offload.plans.plan", "best_plan"),
-    "verify": ("offload.plans.plan", "verify"),
+    "place": ("offload.plans.kept_plans", "best_plan"),
+    "verify": ("offload.plans.kept_plans", "verify"),
 }
 MIB = 1 << 20
 
@@ -135,16 +135,22 @@ class Seen(L.Callback):
         self._kept = self._arenas[-1].tensors[0].clone()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching_stages(self) -> Iterator[None]:
         with ExitStack() as stack:
             for stage, (module, name) in STAGES.items():
                 stack.enter_context(_wrapped(sys.modules[module], name, self._timed(stage)))
-            from offload.running import runner, runner_memory
             from trainers.offloading.steps import step_graphs as steps
 
             stack.enter_context(
                 _wrapped(steps.StepGraphs, "step_for", self._timed("all", once=True))
             )
+            yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with self.watching_stages(), ExitStack() as stack:
+            from offload.running import runner, runner_memory
+
             stack.enter_context(_wrapped(runner_memory, "Arenas", self._filled))
             stack.enter_context(_wrapped(runner.Runner, "_run", self._counted))
             yield

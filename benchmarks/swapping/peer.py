@@ -18,8 +18,9 @@ from offload import Costs, TaskGraph
 from offload.graph.memgraph import Place
 from offload.graph.taskgraph import HOST, Role
 from offload.lowering.micro_batches import orders
-from offload.planning.search import FoundPlan, Wanted, best_plan
+from offload.planning.search import best_plan
 from offload.planning.verify import verify
+from offload.planning.wanted import FoundPlan, Wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.twins.twin_streams import Twin, TwinEvent, TwinStream
-from offload.program.layouts import as_it_is
+from offload.program.layouts import KernelLayouts
 from offload.running.drivers.driver import Run
 from offload.torch_seams import (
     DynamicOutputShapeException,
@@ -288,6 +288,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._capture = capture
         self._fakes = fakes
+        self._layouts = KernelLayouts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -323,7 +324,8 @@ class _Recorder(TorchDispatchMode):
                 if not asks:
                     given, named = pytree.tree_map(fake, (args, kwargs))
                     result = func(*given, **named)
-                    return as_it_is(func, schema_of(func).name.split("::")[1], given, named, result)
+                    name = schema_of(func).name.split("::")[1]
+                    return self._layouts.as_it_is(func, name, given, named, result)
         except DynamicOutputShapeException:
             asks = True
         raise self._capture.refuse(f"{REFUSED}: {func} needs a value of the device")

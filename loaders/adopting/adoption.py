@@ -68,6 +68,10 @@ class Adopted:
     rank: int | None = None
     world_size: int | None = None
     worker_kind: Literal["thread", "process"] = "thread"
+    timeout: float | None = None
+    worker_init_fn: Callable[[int], object] | None = None
+    """What its worker processes call with their numbers. None: nothing, or nothing of the user's.
+    """
     notes: tuple[str, ...] = ()
     """The settings that have no effect, each in a sentence."""
 
@@ -96,6 +100,8 @@ def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted
         pin_memory=dataloader.pin_memory,
         seed=generator.initial_seed() if generator is not None else None,
         worker_kind=_worker_kind(dataloader, splits),
+        timeout=dataloader.timeout or None,
+        worker_init_fn=_worker_init_fn(dataloader),
         notes=tuple(_without_effect(dataloader)),
     )
     return _with_order(adopted, batches.sampler)
@@ -103,21 +109,28 @@ def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted
 
 def _worker_kind(dataloader: DataLoader[Any], splits: bool) -> Literal["thread", "process"]:
     dataset = dataloader.dataset
-    if dataloader.num_workers == 0:
+    if dataloader.num_workers == 0 or isinstance(dataset, IterableDataset):
         return "thread"  # a single one
+    if _worker_init_fn(dataloader) is not None:
+        return "process"
     safe = safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
     return "thread" if safe else "process"
+
+
+def _worker_init_fn(dataloader: DataLoader[Any]) -> Callable[[int], object] | None:
+    """The user's own function for worker processes, where there would be some."""
+    given = dataloader.worker_init_fn
+    return None if dataloader.num_workers == 0 or _is_lightnings(given) else given
+
+
+def _is_lightnings(function: object) -> bool:
+    return getattr(_unwrapped(function), "__name__", None) == "pl_worker_init_function"
 
 
 def _check(dataloader: DataLoader[Any]) -> None:
     if not isinstance(dataloader, DataLoader):
         raise TypeError(f"expected a torch DataLoader, not a {type(dataloader).__name__}")
     kind, batches = type(dataloader), dataloader.batch_sampler
-    if isinstance(dataloader.dataset, IterableDataset):
-        raise TypeError(
-            f"{type(dataloader.dataset).__name__} is an IterableDataset, but samples are served"
-            " again and resumed by their number: give a data set with len() and [i]"
-        )
     if kind.__iter__ is not DataLoader.__iter__:
         raise LoaderError(
             f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
@@ -133,12 +146,6 @@ def _check(dataloader: DataLoader[Any]) -> None:
             f"the DataLoader has a batch_sampler of its own ({type(batches).__name__}), but reuse"
             " mixes samples of different batches: give a sampler of single ids and a batch_size"
         )
-    seeding = getattr(_unwrapped(dataloader.worker_init_fn), "__name__", None)
-    if seeding not in (None, "pl_worker_init_function"):
-        raise LoaderError(
-            f"the DataLoader has worker_init_fn={seeding}, which only torch's worker processes"
-            " would call: do its work in the data set's __init__, or at the first [i]"
-        )
     if dataloader.multiprocessing_context is not None:
         raise LoaderError(
             "the DataLoader has a multiprocessing_context, which only torch's worker processes"
@@ -147,20 +154,26 @@ def _check(dataloader: DataLoader[Any]) -> None:
 
 
 def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
-    if dataloader.num_workers == 0:
-        yield "num_workers=0 has no effect: one thread reads ahead nevertheless"
+    if isinstance(dataloader.dataset, IterableDataset):
+        if dataloader.num_workers:
+            yield (
+                f"num_workers={dataloader.num_workers} has no effect: one thread at a time iterates"
+                f" {type(dataloader.dataset).__name__}, and no sample comes twice"
+            )
+    elif dataloader.num_workers == 0:
+        yield "num_workers=0 has no effect: one thread works ahead nevertheless"
+        if dataloader.worker_init_fn is not None and not _is_lightnings(dataloader.worker_init_fn):
+            yield "worker_init_fn has no effect with num_workers=0, as in torch"
     if dataloader.prefetch_factor not in (None, 2):  # 2 is what torch fills in
         given = dataloader.prefetch_factor
         yield f"prefetch_factor={given} has no effect: the reuse buffer is what is read ahead"
     if dataloader.persistent_workers:
         yield "persistent_workers=True has no effect"
-    if dataloader.timeout:
-        yield f"timeout={dataloader.timeout} has no effect: a sample may take as long as it takes"
     if dataloader.pin_memory_device:
         yield f"pin_memory_device={dataloader.pin_memory_device!r} has no effect"
     if not dataloader.in_order:
         yield "in_order=False has no effect: the order never depends on which worker was faster"
-    if dataloader.worker_init_fn is not None:
+    if _is_lightnings(dataloader.worker_init_fn):
         yield "Lightning's seeding of workers has no effect: randomness is drawn per serve"
 
 
@@ -169,6 +182,8 @@ def _unwrapped(function: object) -> object:
 
 
 def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
+    if isinstance(adopted.dataset, IterableDataset):
+        return adopted  # its order is its own
     kind = type(sampler)
     source = getattr(sampler, "dataset" if kind is DistributedSampler else "data_source", None)
     whole = source is not None and len(source) == len(adopted.dataset)

@@ -162,6 +162,8 @@ def _digest(part: Any) -> bytes:
 
 
 def _bytes_of(value: torch.Tensor) -> bytes:
+    if not value.numel():
+        return b""  # torch views no empty array as bytes
     if value.layout is not torch.strided or value.device.type != "cpu":
         value = (value.to_dense() if value.layout is not torch.strided else value).cpu()
     return value.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -12,7 +12,7 @@ every picture, in the form that the picture had before it was stored. `report` s
 and why.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -88,7 +88,7 @@ class TransformSplit:
     """A transform in two parts, and what to say about it."""
 
     decode: Decode | None
-    augment: Augmentation | PerSample | None
+    augment: Augmentation | Callable[[Any], Any] | None
     batched: bool
     """Whether `augment` takes (images, draws) of a batch, and not one picture."""
     report: str
@@ -226,7 +226,9 @@ def _as_tensor(picture: object, steps: Sequence[Step]) -> torch.Tensor:
         return torch.from_numpy(picture)
     raise LoaderError(
         f"the transforms {_names(steps)} gave a {type(picture).__name__}, but a serve needs one"
-        " picture (PIL, array or tensor): let the last transform return one"
+        " picture (PIL, array or tensor): let the last transform return one. For several views of"
+        " a picture give the data set without these transforms, and augment=t with views=2, or a"
+        " list of transforms as augment="
     )
 
 

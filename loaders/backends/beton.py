@@ -24,10 +24,9 @@ from PIL import Image
 from loaders.backends.encoded import Encoded, read, unreadable
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
-from loaders.order.reuse import Serve
-from loaders.pixels.decoding import decode_pixels
+from loaders.order.serve import Serve
 from loaders.pixels.picture_modes import UPRIGHT, as_rgb, jpeg_orientation
-from loaders.workers.decode_work import DecodeWork, Done
+from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.prefetcher import Prefetcher
 
 PAGE_BYTES = 1 << 23
@@ -114,10 +113,10 @@ class Encoder:
         if isinstance(files, Encoded) and files.decoder.size is None:
             label[0], data = files.labels[index], read(files, index)
             try:
-                pixels = decode_pixels(data)
+                pixels = files.decoder.pixels(data)
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise unreadable(files, index, str(error)) from error
-            if self._keeps(data, pixels):
+            if self._keeps(data, pixels, files.decoder.exif):
                 image["mode"], (image["height"], image["width"]) = JPG, pixels.shape[:2]
                 return row, np.frombuffer(data, dtype=np.uint8), True
         else:
@@ -136,14 +135,14 @@ class Encoder:
         self._image.encode(image, pixels, room)
         return row, blobs[0], False
 
-    def _keeps(self, data: bytes, pixels: NDArray[np.uint8]) -> bool:
+    def _keeps(self, data: bytes, pixels: NDArray[np.uint8], exif: bool) -> bool:
         how = self.encoding
         if how.mode != "jpg" or how.quality is not None or not simplejpeg.is_jpeg(data):
             return False
         longest = max(pixels.shape[:2])
         # A printers' JPEG has four channels, and FFCV's decoder needs three.
         printed = simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK")
-        if jpeg_orientation(data) != UPRIGHT:  # FFCV's decoder does not turn it
+        if exif and jpeg_orientation(data) != UPRIGHT:  # FFCV's decoder does not turn it
             return False
         return not printed and longest <= min(how.max_side or LONGEST_SIDE, LONGEST_SIDE)
 
@@ -239,7 +238,7 @@ def _encoded(
 
     pool = Prefetcher(slots=slots, workers=workers)
     try:
-        pool.begin(DecodeWork(np.arange(samples), encode, give, 1))
+        pool.begin(DecodeWork(PassJobs.all(samples), encode, give, 1))
         for position in range(samples):
             pool.plan(position, Serve(np.array([position]), np.zeros(1, dtype=np.int64)))
             yield pool.take()

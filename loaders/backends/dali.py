@@ -98,7 +98,7 @@ class DaliPictures:
     def _encoded(self, index: int) -> NDArray[np.uint8]:
         data = read(self.files, index)
         try:
-            check_encoded(data)
+            check_encoded(data, self.files.decoder.pixel_limit)
         except Image.DecompressionBombError as error:
             raise unreadable(self.files, index, str(error)) from error
         except Exception:  # DALI may know what this is; if not, it says so
@@ -149,7 +149,7 @@ class DaliPictures:
                 encoded,
                 device="cpu" if self.device_id is None else "mixed",
                 output_type=dali.types.RGB,
-                adjust_orientation=True,  # as the native decoder does
+                adjust_orientation=self.files.decoder.exif,
             )
             size = self.files.decoder.size
             pipeline.set_outputs(pixels if size is None else self._square(encoded, pixels, size))
@@ -160,7 +160,7 @@ class DaliPictures:
         """Resize the middle square, as `PictureDecoder` does. (DALI's graph nodes have no
         types.)"""
         dali = self._dali
-        shape = dali.fn.peek_image_shape(encoded, adjust_orientation=True)
+        shape = dali.fn.peek_image_shape(encoded, adjust_orientation=self.files.decoder.exif)
         shape = dali.fn.cast(shape, dtype=dali.types.FLOAT)
         height, width = shape[0], shape[1]
         side = dali.math.min(height, width)

@@ -40,6 +40,10 @@ EXTENT = 64 * 2**20
 BUDGET_LOCK = "budget.lock"
 
 
+class WriterAlive(CacheError):
+    """Another process that is alive writes the files that were to be this one's own."""
+
+
 # ---- mapped memory ------------------------------------------------------------------------------
 
 
@@ -97,8 +101,8 @@ class OwnFiles:
     thread at a time may call anything else."""
 
     def __init__(self, folder: Path, writer: int, fingerprint: str, limit_bytes: int) -> None:
-        """Open and lock the files; a CacheError says that another process is `writer`. Read `index`
-        and call `begin_after` before anything else."""
+        """Open and lock the files; `WriterAlive` says that another process is `writer`. Read
+        `index` and call `begin_after` before anything else."""
         self.folder = folder
         self.writer = writer
         self.limit_bytes = limit_bytes
@@ -119,7 +123,7 @@ class OwnFiles:
             self.index = IndexReader(path, fingerprint)
             self.index_bytes = 0
             self.data_bytes = os.fstat(self._data).st_size
-            self.others = _bytes_of_others(folder, writer)
+            self.others = bytes_of_others(folder, writer)
         except BaseException:
             self._close_files()
             raise
@@ -206,7 +210,7 @@ class OwnFiles:
     def _grow(self, nbytes: int) -> bool:
         """Take a piece of the room that is left to all writers together."""
         with _locked(self.folder / BUDGET_LOCK):
-            others = _bytes_of_others(self.folder, self.writer)
+            others = bytes_of_others(self.folder, self.writer)
             # Pieces grow with the file, because each piece that is mapped takes a file descriptor.
             piece = max(nbytes, min(EXTENT, self.limit_bytes // 64), self.data_bytes // 8)
             room = min(self.used + piece, self.limit_bytes - others)
@@ -252,12 +256,18 @@ class Catalogue:
 
     folder: Path
     fingerprint: str
-    own_writer: int
+    own_writer: int | None
+    """None: this process writes nothing."""
     layouts: RecordLayouts
     places: dict[int, RecordPlace] = field(default_factory=dict)
     dropped: set[tuple[int, int]] = field(default_factory=set)
     readers: dict[int, IndexReader] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+
+    def take_over(self, writer: int) -> None:
+        """Let this process be `writer`, whose records are admitted anew."""
+        self.own_writer = writer
+        self.readers.pop(writer, None)
 
     def admit_others(self) -> None:
         """Take in the lines that other writers added to their indexes since the last call."""
@@ -322,7 +332,7 @@ def index_path(folder: Path, writer: int) -> Path:
     return folder / f"writer-{writer}.index"
 
 
-def _other_writers(folder: Path, known: set[int]) -> list[int]:
+def _other_writers(folder: Path, known: set[int | None]) -> list[int]:
     """The writers whose indexes lie in `folder`, without the `known` ones."""
     names = [re.fullmatch(r"writer-(\d+)\.index", path.name) for path in folder.iterdir()]
     return sorted({int(name[1]) for name in names if name} - known)
@@ -340,8 +350,8 @@ def _map_others(folder: Path, writer: int) -> MappedSegment:
         os.close(fd)
 
 
-def _bytes_of_others(folder: Path, writer: int) -> int:
-    own = data_path(folder, writer).name
+def bytes_of_others(folder: Path, writer: int | None) -> int:
+    own = "" if writer is None else data_path(folder, writer).name
     data = [path for path in folder.glob("writer-*.data") if path.name != own]
     return sum(path.stat().st_size for path in data)
 
@@ -352,10 +362,7 @@ def _lock(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise CacheError(
-            f"another process that is alive writes {path}: give every process a writer number of"
-            " its own (its rank) or another cache folder, or end the other run"
-        ) from error
+        raise WriterAlive(f"another process that is alive writes {path}") from error
 
 
 @contextmanager

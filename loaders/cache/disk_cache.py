@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, final
 
 from loaders.cache.cache import DecodedCache
-from loaders.cache.cache_files import Catalogue, MappedSegment, OwnFiles, RecordPlace, data_path
+from loaders.cache.cache_files import (
+    Catalogue,
+    MappedSegment,
+    OwnFiles,
+    RecordPlace,
+    WriterAlive,
+    bytes_of_others,
+    data_path,
+)
 from loaders.cache.cache_index import DropLine, RecordLine, record_line
 from loaders.cache.cache_records import aligned, unpack
 from loaders.errors import CacheError
@@ -22,26 +30,31 @@ class DiskCache(DecodedCache):
     """Keeps samples in files (`cache_files`) that later runs find, and other ranks by `refresh`.
 
     A record that another process wrote is verified when it is first read. A bad record is dropped
-    for good, and its sample is decoded and offered again. A cache belongs to one process: a forked
-    child must not use it. The process ends with SIGBUS if somebody cuts a file that is mapped, or
-    if a sector cannot be read."""
+    for good, and its sample is decoded and offered again. Where another process that is alive is
+    `writer` (another run on the same folder, mostly), this one reads along: it finds what the other
+    keeps, writes nothing, and takes over when the other has ended. (If both wrote, each sample
+    would be there twice.) A cache belongs to one process: a forked child must not use it. The
+    process ends with SIGBUS if somebody cuts a file that is mapped, or if a sector cannot be
+    read."""
 
     def __init__(self, folder: Path, limit_bytes: int, fingerprint: str, writer: int) -> None:
         super().__init__(limit_bytes)
         self.folder = folder / fingerprint
         # `close` waits on it until no record is on its way to the disk.
         self._lock = threading.Condition()
-        self._catalogue = Catalogue(self.folder, fingerprint, writer, self._layouts)
+        self._fingerprint, self._writer = fingerprint, writer
+        self._catalogue = Catalogue(self.folder, fingerprint, None, self._layouts)
         self._kept = self._catalogue.places
         self._coming: set[int] = set()
         self._end = 0
+        self._own: OwnFiles | None = None
+        """The files that this process writes. None: it reads along."""
         self._stopped = False
         self._closed = False
         if not re.fullmatch(r"\w[\w.-]*", fingerprint):
             raise ValueError(f"fingerprint must be usable as a folder's name, not {fingerprint!r}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._own = OwnFiles(self.folder, writer, fingerprint, limit_bytes)
             self._open()
         except OSError as error:
             raise CacheError(
@@ -59,16 +72,17 @@ class DiskCache(DecodedCache):
         return unpack(place.segment.memory, place.at, place.layout, place.values)
 
     def offer(self, sample_id: int, leaves: Sequence[Any]) -> bool:
-        if sample_id in self._kept or self._stopped or self._closed:
+        if sample_id in self._kept or self._stopped or self._closed or self._own is None:
             return False
         packed = self._pack(sample_id, leaves)
         if packed is None:
             return False
         with self._lock:
             taken = sample_id in self._kept or sample_id in self._coming
-            if taken or self._stopped or self._closed:
+            own = self._own
+            if taken or self._stopped or self._closed or own is None:
                 return False
-            line = record_line(sample_id, self._own.tail, 0, packed)
+            line = record_line(sample_id, own.tail, 0, packed)
             room = self._take_room(packed.layout.nbytes, len(line.encoded()))
             if room is None:
                 return False
@@ -77,7 +91,7 @@ class DiskCache(DecodedCache):
         place = None
         try:
             crc = packed.crc()
-            self._own.write(offset, packed.placed())
+            own.write(offset, packed.placed())
             line = record_line(sample_id, offset, crc, packed)
             at = offset - segment.start
             place = RecordPlace(segment, at, crc, packed.layout, packed.values, checked=True)
@@ -94,9 +108,13 @@ class DiskCache(DecodedCache):
 
     def refresh(self) -> None:
         with self._lock:
-            if not self._closed:
+            if self._closed:
+                return
+            if self._own is not None:
                 self._own.look_for_room()
-                self._catalogue.admit_others()
+            else:
+                self._take_over()
+            self._catalogue.admit_others()
 
     def ids(self) -> list[int]:
         return list(self._kept)
@@ -109,33 +127,34 @@ class DiskCache(DecodedCache):
     def nbytes(self) -> int:
         """The bytes of all writers. Those of the others are as they were when this writer last took
         room."""
-        return self._own.others + self._own.used
+        own = self._own
+        return bytes_of_others(self.folder, None) if own is None else own.others + own.used
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._coming)
             self._kept.clear()
-            self._own.close(self._end)
+            if self._own is not None:
+                self._own.close(self._end)
 
     # ---- opening ----------------------------------------------------------------------------
 
     def _open(self) -> None:
         try:
-            self._own.index.look()
-            self._end = self._catalogue.admit(self._own.index, self._own.whole())
-            torn = self._own.begin_after(self._end)
+            if not self._begin_writing():
+                log.warning(
+                    "decoded cache %s: another process that is alive writes it as number %d; this"
+                    " one reads along from pass to pass, keeps nothing itself, and writes when the"
+                    " other has ended",
+                    self.folder,
+                    self._writer,
+                )
             self._catalogue.admit_others()
         except BaseException:
-            self._own.close(None)
+            if self._own is not None:
+                self._own.close(None)
             raise
-        if torn:
-            log.info(
-                "%s: cut off %d bytes behind the last whole record: the last run did not close the"
-                " cache",
-                data_path(self.folder, self._own.writer),
-                torn,
-            )
         log.info(
             "decoded cache %s: %d samples, %d of %d bytes",
             self.folder,
@@ -152,6 +171,38 @@ class DiskCache(DecodedCache):
                 self.limit_bytes,
             )
         self._log_other_caches()
+
+    def _begin_writing(self) -> bool:
+        """Open the files of this process's own; returns False where another one writes them."""
+        try:
+            own = OwnFiles(self.folder, self._writer, self._fingerprint, self.limit_bytes)
+        except WriterAlive:
+            return False
+        try:
+            own.index.look()
+            self._catalogue.take_over(self._writer)
+            self._end = self._catalogue.admit(own.index, own.whole())
+            torn = own.begin_after(self._end)
+        except BaseException:
+            own.close(None)
+            raise
+        if torn:
+            log.info(
+                "%s: cut off %d bytes behind the last whole record: the last run did not close the"
+                " cache",
+                data_path(self.folder, self._writer),
+                torn,
+            )
+        self._own = own
+        return True
+
+    def _take_over(self) -> None:
+        """Write from now on, if the other process has ended."""
+        try:
+            if not self._stopped and self._begin_writing():
+                log.info("decoded cache %s: the other writer has ended", self.folder)
+        except (OSError, CacheError) as error:
+            self._stop(error)
 
     def _log_other_caches(self) -> None:
         indexes = self.folder.parent.glob("*/writer-*.index")
@@ -190,6 +241,8 @@ class DiskCache(DecodedCache):
         return False
 
     def _take_room(self, nbytes: int, line: int) -> tuple[MappedSegment, int] | None:
+        if self._own is None:
+            return None
         try:
             return self._own.reserve(nbytes, line)
         except OSError as error:
@@ -197,6 +250,7 @@ class DiskCache(DecodedCache):
             return None
 
     def _append(self, line: RecordLine | DropLine) -> bool:
+        assert self._own is not None  # room was taken there
         try:
             self._own.append(line.encoded())
         except OSError as error:
@@ -204,7 +258,7 @@ class DiskCache(DecodedCache):
             return False
         return True
 
-    def _stop(self, error: OSError) -> None:
+    def _stop(self, error: Exception) -> None:
         with self._lock:
             if not self._stopped:
                 self._stopped = True

@@ -27,11 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from loaders.adopting.native_folder import NativeFolder
 from loaders.cache.cache import DecodedCache
 from loaders.cache.cache_records import Packed, RecordLayouts, pack
 from loaders.errors import CacheError
 from loaders.identity.contents import Contents
 from loaders.identity.file_states import FileStates
+from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import as_stored, as_tensor, leaves_of, structure_of
 from loaders.sources.archives import PictureTar
 from loaders.sources.datasets import PictureArrays, PictureFiles
@@ -113,6 +115,10 @@ class DataSetContents(Contents):
             self.update("PictureFiles")
             self.tell((thing.classes, thing.decoder), way)
             self._tell_labelled(thing.paths, thing.labels)
+        elif isinstance(thing, NativeFolder):
+            self.tell(thing.folder, way)  # the pixels are the same
+        elif isinstance(thing, DecodeCounts):
+            return  # who has decoded how many changes no sample
         elif isinstance(thing, PictureTar):
             self.update("PictureTar")
             self.tell((thing.classes, thing.decoder), way)

@@ -8,6 +8,7 @@ A step that is not committed may be asked for again. So the samples that it serv
 keep their slots until the step is committed (`retire`). The lock of the crew protects all of this.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from loaders.batches import BatchMaker, Gathered
 from loaders.lanes.lane_order import LanePass, LaneWalk, last_serves
-from loaders.order.reuse import Serve
+from loaders.order.serve import Residents, Serve
 from loaders.slots.slab import Slab
-from loaders.workers.decode_work import NO_SLOT
+from loaders.workers.decode_work import PassJobs, Rows
 from loaders.workers.pass_order import PassOrder
 
 
@@ -38,8 +39,8 @@ class LaneProgress:
     order: PassOrder
     """The lane's share of the order of the pass."""
     walk: LaneWalk
-    jobs: NDArray[np.int64] | None = None
-    """The positions that are read, in this order. None: nobody has walked to the present step."""
+    jobs: PassJobs | None = None
+    """The positions that are read. None: nobody has walked to the present step."""
     taken: int = 0
     """This many of the jobs were taken by threads."""
     busy: int = 0
@@ -62,66 +63,81 @@ class LaneProgress:
         default_factory=dict[int, Gathered | BaseException]
     )
     """Batches that were made ahead, by their steps."""
-    slot_of: NDArray[np.int64] = field(init=False)
-    ready: NDArray[np.bool_] = field(init=False)
-    gone: NDArray[np.bool_] = field(init=False)
-    """Which samples are not served any more."""
-
-    def __post_init__(self) -> None:
-        samples = len(self.order.ids)
-        self.slot_of = np.full(samples, NO_SLOT, dtype=np.int64)
-        self.ready = np.zeros(samples, dtype=bool)
-        self.gone = np.zeros(samples, dtype=bool)
+    slot_of: dict[int, int] = field(default_factory=dict[int, int])
+    """Where the positions lie that have a slot."""
+    ready: set[int] = field(default_factory=set[int])
+    """Those of them that were read."""
+    unwanted: set[int] = field(default_factory=set[int])
+    """Those of them that are being read, though they are not served any more."""
+    residents: Residents | None = None
+    """Who stood in the buffer where the lane was last entered."""
+    decoded_rows: Rows | None = None
+    """The rows of positions, where all samples lie decoded in the data set's own memory."""
 
     @property
     def all_taken(self) -> bool:
         return self.jobs is not None and self.taken == len(self.jobs)
 
-    def lies_decoded(self, rows: NDArray[np.int64]) -> None:
+    def lies_decoded(self, rows: Rows) -> None:
         """Note that all samples lie decoded in these rows of the data set's own memory."""
-        self.jobs = np.zeros(0, dtype=np.int64)
-        self.slot_of = rows
-        self.ready[:] = True
+        self.jobs, self.decoded_rows = PassJobs.all(0), rows
 
     def may_make(self, step: int) -> bool:
         """Whether all samples of the batch of this step are there."""
         serve = self.planned.get(step)
-        return serve is not None and bool(self.ready[serve.positions].all())
+        if serve is None:
+            return False
+        return self.decoded_rows is not None or self.ready.issuperset(serve.positions.tolist())
+
+    def slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.decoded_rows is not None:
+            return self.decoded_rows(positions)
+        return np.array([self.slot_of[p] for p in positions.tolist()], dtype=np.int64)
 
     def lacks(self, step: int) -> bool:
         """Whether samples of the batch of this step are not even being read."""
         return self.taken < self.needed.get(step, 0)
 
-    def note_plan(self, step: int, serve: Serve, before: NDArray[np.int64] | None) -> list[int]:
-        """Note what is served at `step`. `before` says how often each sample was served before, if
+    def note_plan(self, step: int, serve: Serve, residents: Residents | None) -> list[int]:
+        """Note what is served at `step`. `residents` says who stands in the buffer before it, if
         steps were left out; returns the slots that fall free by it."""
         free: list[int] = []
-        if self.jobs is None:
-            assert before is not None
-            self.jobs = np.flatnonzero(before < self.of.reuse)
-            self.gone = before >= self.of.reuse
-        elif before is not None:
-            free = self._let_go(np.flatnonzero((before >= self.of.reuse) & ~self.gone))
+        if residents is not None and self.decoded_rows is None:
+            self.residents = residents
+            if self.jobs is None:
+                self.jobs = PassJobs.after(residents, len(self.order))
+            else:
+                free = self._let_go([p for p in self.slot_of if self._left_out(p)])
+        assert self.jobs is not None
         self.planned[step] = serve
-        last = serve.positions.max(initial=-1)
-        self.needed[step] = int(np.searchsorted(self.jobs, last, side="right"))
+        self.needed[step] = self.jobs.up_to(int(serve.positions.max(initial=-1)))
         return free
 
-    def next_jobs(self, count: int) -> list[int]:
-        """Take up to `count` positions that are to be read next."""
+    def _left_out(self, position: int) -> bool:
+        """Whether a position was served to its end by steps that were left out here."""
+        there = self.residents
+        if there is None or position >= there.entered:
+            return False
+        at = int(np.searchsorted(there.positions, position))
+        return at == len(there.positions) or there.positions[at] != position
+
+    def next_jobs(self, count: int, free: list[int]) -> list[int]:
+        """Take up to `count` positions that are to be read next, and a free slot for each."""
         assert self.jobs is not None
         found: list[int] = []
-        while len(found) < count and self.taken < len(self.jobs):
-            position = int(self.jobs[self.taken])
+        while len(found) < count and not self.all_taken:
+            (position,) = self.jobs.some(self.taken, 1)
             self.taken += 1
-            if not self.gone[position]:
+            if not self._left_out(position):
                 found.append(position)
+        self.slot_of.update((position, free.pop()) for position in found)
         return found
 
     def end_read(self, positions: list[int]) -> list[int]:
         """Note that nobody reads these positions any more; returns the slots that fall free."""
-        which = np.array(positions, dtype=np.int64)
-        return self._taken_back(which[~self.ready[which] | self.gone[which]])
+        useless = [p for p in positions if p not in self.ready or p in self.unwanted]
+        self.unwanted.difference_update(positions)
+        return self._taken_back(useless)
 
     def retire(self, step: int) -> list[int]:
         """Forget the steps before `step`, which are committed; returns the slots that fall free."""
@@ -130,28 +146,24 @@ class LaneProgress:
             serve = self.planned.pop(old)
             self.needed.pop(old)
             self.made.pop(old, None)
-            if self.jobs is not None and len(self.jobs):
-                free += self._let_go(last_serves(serve, self.of.reuse))
+            free += self._let_go(last_serves(serve, self.of.reuse).tolist())
         return free
 
     def all_slots(self) -> list[int]:
         """Take the slots from all samples."""
-        if self.jobs is not None and not len(self.jobs):
-            return []
-        self.made.clear()
-        return self._taken_back(np.arange(len(self.slot_of)))
+        if self.decoded_rows is None:
+            self.made.clear()
+        return self._taken_back([*self.slot_of])
 
-    def _let_go(self, positions: NDArray[np.int64]) -> list[int]:
+    def _let_go(self, positions: Sequence[int]) -> list[int]:
         """These samples are not served any more. Those that are being read keep their slots until
         they were read."""
-        self.gone[positions] = True
-        return self._taken_back(positions[self.ready[positions]])
+        self.unwanted.update(p for p in positions if p in self.slot_of and p not in self.ready)
+        return self._taken_back([p for p in positions if p in self.ready])
 
-    def _taken_back(self, positions: NDArray[np.int64]) -> list[int]:
-        slots = self.slot_of[positions]
-        self.slot_of[positions] = NO_SLOT
-        self.ready[positions] = False
-        return slots[slots != NO_SLOT].tolist()
+    def _taken_back(self, positions: Sequence[int]) -> list[int]:
+        self.ready.difference_update(positions)
+        return [self.slot_of.pop(p) for p in positions if p in self.slot_of]
 
 
 @dataclass(slots=True, eq=False)

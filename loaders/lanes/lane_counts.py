@@ -15,9 +15,6 @@ class LaneCounts:
     def __init__(self) -> None:
         self.stats = LoaderStats()
         self._pass = -1
-        self._ages = 0.0
-        """The sum of the ages of all serves of the latest pass that were taken here."""
-        self._served = 0
 
     def took(self, progress: LaneProgress, gathered: Gathered) -> None:
         """Count a batch that the consumer took."""
@@ -25,12 +22,9 @@ class LaneCounts:
         if progress.counted_step == info.batch_index:
             return
         progress.counted_step = info.batch_index
-        if info.pass_index != self._pass:
-            self._pass, self._ages, self._served = info.pass_index, 0.0, 0
-        ages = info.batch_index - progress.walk.first_step[info.positions]
-        self._ages, self._served = self._ages + float(ages.sum()), self._served + len(info.ids)
+        begins, self._pass = info.pass_index != self._pass, info.pass_index
         first = info.positions[info.serves == 0]
-        cached = int(progress.order.progress.cached[first].sum())
+        cached = progress.order.count_cached(first)
         progress.served_fresh += len(first) - cached
         counts = np.bincount(info.serves, minlength=len(stats.serves))
         counts[: len(stats.serves)] += np.array(stats.serves, dtype=np.int64)
@@ -41,6 +35,5 @@ class LaneCounts:
             reused=stats.reused + len(info.ids) - len(first),
             served=stats.served + len(info.ids),
             serve_seconds=stats.serve_seconds + gathered.seconds,
-            mean_age=self._ages / self._served,
             serves=tuple(counts.tolist()),
-        )
+        ).aged(progress.walk.ages(info.batch_index), len(info.ids), begins)

@@ -22,7 +22,7 @@ from loaders.lanes.lane_jobs import LaneJob, batch_to_make, lane_to_plan, next_j
 from loaders.lanes.lane_order import LanePass
 from loaders.lanes.lane_reading import LaneReading
 from loaders.lanes.lane_table import LaneTable
-from loaders.order.reuse import Serve
+from loaders.order.serve import Serve
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Attendance, Precedence, everyone
 from loaders.workers.prefetcher import CHUNK_SECONDS, JOIN_SECONDS, MOST_IN_CHUNK
@@ -235,9 +235,9 @@ class LaneCrew:
         mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
         wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
         # Leave some slots for the other threads, or one would decode into all that are free.
-        positions = progress.next_jobs(min(wanted, -(-len(room.free) // self._workers)))
-        slots = [room.free.pop() for _ in positions]
-        progress.slot_of[positions] = slots
+        most = min(wanted, -(-len(room.free) // self._workers))
+        positions = progress.next_jobs(most, room.free)
+        slots = [progress.slot_of[position] for position in positions]
         return partial(self._read, held, progress, room, positions, slots)
 
     def _plan(
@@ -248,19 +248,19 @@ class LaneCrew:
         left_out: bool,
         room: LaneRoom | None,
     ) -> None:
-        serve = before = error = None
+        serve = residents = error = None
         try:
             serve = progress.walk.serve(step)
-            before = progress.walk.served_before(step) if left_out else None
+            residents = progress.walk.residents(step) if left_out else None
             if room is None:
-                room = self._reading.room(progress, before)
+                room = self._reading.room(progress, residents)
         except BaseException as raised:
             error = raised
         with self._lock:
             self._table.settle_in(held, room)
             progress.planning = error is not None  # what failed is not tried again
             if serve is not None and not error and not progress.left:
-                self._table.free(held, progress.note_plan(step, serve, before))
+                self._table.free(held, progress.note_plan(step, serve, residents))
             self._ended(held, progress, error)
 
     def _make(
@@ -301,7 +301,7 @@ class LaneCrew:
         with self._lock:
             if progress.left:
                 return
-            progress.ready[position] = True
+            progress.ready.add(position)
             # This thread goes on reading. The consumer can make its batch now.
             if self._waited_for is held and held.now.may_make(self._table.step):
                 self._ring()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from loaders.arguments import SAME_AFTER_RESUME, Serving
+from loaders.arguments import SAME_AFTER_RESUME, Serving, check_order_version
 from loaders.batches import Batch
 from loaders.errors import LaneError, StateError
 from loaders.lanes.lane_counts import LaneCounts
@@ -28,6 +28,7 @@ from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.lanes.lane_reading import LaneReading
 from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
 from loaders.loader import ReuseLoader
+from loaders.order.reuse import ORDER_VERSION
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.pass_order import PassOrder
@@ -120,7 +121,8 @@ class LaneLoader:
         another one replaces (on_error="skip") is told by `take` alone."""
         crew, order = self._begun()
         serve = crew.serve(self._checked(lane))
-        return LaneServe(order.ids[lane :: self.lanes][serve.positions], serve.serves)
+        share = order.drawn_ids[lane :: self.lanes]
+        return LaneServe(share[serve.positions], serve.serves)
 
     def hold(self, lanes: Collection[int]) -> None:
         """Say which lanes this peer expects to be asked for, in this order. Their samples are
@@ -198,6 +200,7 @@ class LaneLoader:
         return {
             "samples": self._pass.samples,
             "lanes": self.lanes,
+            "order_version": ORDER_VERSION,
             **{name: getattr(loader, name) for name in SAME_AFTER_RESUME},
             "pass": self._pass_index,
             "step": self._step,
@@ -218,6 +221,7 @@ class LaneLoader:
                     f"the saved state of lanes has {key}={state[key]}, here it is {own[key]}, so"
                     f" another order would be served: make the loader with {key}={state[key]}"
                 )
+        check_order_version(state, state["step"])
         self._identity.check(state["identity"])
         running, following = Serving(**state["running"]), Serving(**state["next"])
         self._leave_place()

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, Serve, batches_per_pass
+from loaders.order.ages import BufferAges
+from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, batches_per_pass
+from loaders.order.serve import EMPTY, Residents, Serve
 
 RECENT = 2
 """A walk remembers the serves of this many steps: the present one, and one that is made ahead."""
@@ -101,22 +103,18 @@ class LanePass:
 
 @dataclass(slots=True, eq=False)
 class LaneWalk:
-    """A lane's reuse order, walked step by step: what is alive in its buffer follows from it."""
+    """A lane's reuse order, walked step by step. It may be entered anywhere."""
 
     plan: ReuseBuffer
     step: int = 0
     """The first step that was not walked yet."""
-    first_step: NDArray[np.int64] = field(init=False)
-    """The step that served each sample first; -1: it was not served yet."""
-    _served: NDArray[np.int64] = field(init=False)
+    _ages: BufferAges = field(init=False)
     _serves: Iterator[Serve] = field(init=False)
-    _recent: dict[int, Serve] = field(init=False)
+    _recent: dict[int, tuple[Serve, int]] = field(init=False)
+    """What recent steps serve, and how old it is."""
 
     def __post_init__(self) -> None:
-        self.first_step = np.full(self.plan.samples, -1, dtype=np.int64)
-        self._served = np.zeros(self.plan.samples, dtype=np.int64)
-        self._serves = iter(self.plan)
-        self._recent = {}
+        self._enter(self.step)
 
     def reaches(self, step: int) -> bool:
         """Whether this walk can tell of `step`: nobody walks back further than a step."""
@@ -124,27 +122,29 @@ class LaneWalk:
 
     def serve(self, step: int) -> Serve:
         """What the lane serves at `step`; it is empty when the lane has nothing left."""
+        if step >= self.step + RECENT:
+            self._enter(step + 1 - RECENT)
         while self.step <= step:
             self._walk()
-        return self._recent[step]
+        return self._recent[step][0]
 
-    def served_before(self, step: int) -> NDArray[np.int64]:
-        """How often each sample was served before `step`."""
-        self.serve(step)
-        served = self._served.copy()
-        for walked in range(self.step - 1, step - 1, -1):
-            serve = self._recent[walked]
-            # Backwards, because of a sample that a batch has twice the first serve counts.
-            served[serve.positions[::-1]] = serve.serves[::-1]
-        return served
+    def ages(self, step: int) -> int:
+        """The sum of the ages of what the lane serves at a step that was walked."""
+        return self._recent[step][1]
+
+    def residents(self, step: int) -> Residents:
+        """Who stands in the lane's buffer before `step`."""
+        return self.plan.walk(step)[0]
+
+    def _enter(self, step: int) -> None:
+        residents, self._serves = self.plan.walk(step)
+        self._ages = BufferAges.of(residents, self.plan.reuse)
+        self.step, self._recent = step, {}
 
     def _walk(self) -> None:
-        serve = next(self._serves, None)
-        if serve is None:
-            serve = Serve(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        self.first_step[serve.positions[serve.serves == 0]] = self.step
-        self._served[serve.positions] = serve.serves + 1
-        self._recent[self.step] = serve
+        serve = next(self._serves, EMPTY)
+        ages = self._ages.count(self.step, serve.positions, serve.serves)
+        self._recent[self.step] = serve, ages
         self._recent.pop(self.step - RECENT, None)
         self.step += 1
 

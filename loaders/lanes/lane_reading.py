@@ -6,18 +6,18 @@ Data that lie decoded in memory already are served from there, by one room for a
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loaders.batches import Gathered
 from loaders.lanes.held_lanes import LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
-from loaders.order.reuse import Serve
+from loaders.order.serve import Residents, Serve
 from loaders.pipeline import Pipeline
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
-from loaders.workers.decode_work import Done
+from loaders.workers.decode_work import Done, PassJobs
 from loaders.workers.pass_order import PassOrder
 
 
@@ -32,34 +32,31 @@ class LaneReading:
 
     def progress(self, of: LanePass, order: PassOrder, lane: int, walk: LaneWalk) -> LaneProgress:
         """The progress of a lane in a pass, at its beginning. `order` is that of the whole pass."""
-        mine = slice(lane, None, of.lanes)
-        again = None if order.again is None else order.again[mine]
-        share = PassOrder(of.pass_index, order.ids[mine].copy(), again, order.drawn)
+        share = order.every(lane, of.lanes)
         progress = LaneProgress(of, share, walk)
         decoded = self._pipeline.setup.opened.decoded
         if decoded is not None:
-            rows = decoded.rows
-            progress.lies_decoded(share.ids if rows is None else rows[share.ids])
+            progress.lies_decoded(partial(decoded.rows_of, share))
         return progress
 
-    def room(self, progress: LaneProgress, before: NDArray[np.int64] | None) -> LaneRoom:
+    def room(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
         """Room for the samples of a lane. The first one that is still to be served shows how large
-        a slot is. `before` says how often each sample was served."""
+        a slot is. `residents` says who stands in the buffer, if nobody has noted it yet."""
         pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
         with self._lock:
             if self._first is None:
-                alive = progress.jobs
-                if before is not None:
-                    alive = np.flatnonzero(before < progress.of.reuse)
-                first = int(alive[0]) if alive is not None and len(alive) else 0
-                # If that sample cannot be read, the share is searched for one that can.
-                slab = pipeline.slab_for(slots, order, np.roll(order.ids, -first))
+                jobs = progress.jobs
+                if residents is not None:
+                    jobs = PassJobs.after(residents, len(order))
+                # If that sample cannot be read, another one of the share takes its place.
+                first = jobs.some(0, 1) if jobs is not None else []
+                slab = pipeline.slab_for(slots, order, *(first or [0]))
                 self._first = LaneRoom(slab, pipeline.maker_of(slab), [*range(slots - 1, -1, -1)])
                 return self._first
             like = self._first
         if pipeline.setup.opened.decoded is not None:
             return like
-        slab = Slab(like.slab.nest.template, slots)
+        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
         return LaneRoom(slab, like.maker.over(slab), [*range(slots - 1, -1, -1)])
 
     def read(
@@ -77,6 +74,6 @@ class LaneReading:
         """Make as much of a batch as any thread may."""
         order, positions = progress.order, serve.positions
         serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
-        draws, ids = order.draws(positions, serves), order.progress.ids[positions]
+        draws, ids = order.draws(positions, serves), order.ids(positions)
         info = BatchInfo(order.pass_index, step, positions, ids, serve.serves, draws)
-        return room.maker.make(info, progress.slot_of[positions])
+        return room.maker.make(info, progress.slots(positions))

@@ -10,11 +10,10 @@ The lock of the crew protects all of this.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
 from loaders.lanes.lane_reading import LaneReading
+from loaders.workers.decode_work import PassJobs
 from loaders.workers.pass_order import PassOrder
 
 
@@ -136,7 +135,7 @@ class LaneTable:
             return None
         of, order = self._following
         coming = self._reading.progress(of, order, lane, LaneWalk(of.plan(lane)))
-        coming.jobs = np.arange(len(coming.order.ids))
+        coming.jobs = PassJobs.all(len(coming.order))
         return coming
 
     def _let_go(self, held: HeldLane) -> None:

@@ -14,6 +14,11 @@ def check_loader(loader: Any) -> None:
             f"LaneLoader deals out a ReuseLoader, not {type(loader).__name__}:"
             " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
         )
+    if loader.state_dict()["stream"] is not None:
+        raise LaneError(
+            "the loader reads a stream, whose samples cannot be dealt to lanes, because nobody can"
+            " ask for them by their numbers: give a data set with len() and [i]"
+        )
     if loader.state_dict()["tuner"] is not None:
         raise LaneError(
             'reuse="auto" measures how fast one peer is, but all peers serve the same lanes: give a'

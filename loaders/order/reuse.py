@@ -5,44 +5,37 @@ of `capacity` slots, and serves each exactly `reuse` times. After a sample's las
 falls free for the next one. Positions count samples in source order (0, 1, ...); the loader maps
 them to dataset ids.
 
-    rolling     position i is due at virtual time i, then once in each later R-th part of its life
-                (`capacity` admissions long), at a random moment of the part's first half:
-
-                i |1st.......|..2nd....|....3rd..| slot goes to i + capacity      (R = 3)
-
-                A batch is made of the most overdue samples. So decoding is steady, ages are mixed,
-                and two serves of a sample lie at least about half a buffer apart.
+    rolling     decoding is steady, ages are mixed, and two serves of a sample lie at least about
+                half a buffer apart (`rolling`)
     block       `capacity` slots are filled, served in R shuffled rounds, and refilled (thesis,
                 fig. 4-8).
     immediate   each batch is served R times in a row (thesis, section 4.4.3).
 
 Invariants for every seed (tests/property/test_reuse.py): every sample is served exactly R times;
 never more than `capacity` samples are alive; no sample is twice in a batch while the buffer is
-larger than a batch. The last one needs care where a pass drains: a sample with as many serves left
-as there are full batches left is critical and goes first (McNaughton's wrap-around argument).
+larger than a batch.
+
+A pass can be entered at any batch (`walk`). That costs time and memory for a few buffers, and none
+for the samples before, of which there may be any number.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+
+from loaders.order.keyed_permutation import shuffled
+from loaders.order.rolling import RollingPass
+from loaders.order.serve import IntArray, Residents, Serve
 
 Mode = Literal["rolling", "block", "immediate"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ORDER_STREAM = 1
 """Order and augmentation draw from different streams of one seed."""
-
-IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """One batch: its positions, and for each the number (0, 1, ...) of its serve in this pass."""
-
-    positions: IntArray
-    serves: IntArray
+ORDER_VERSION = 2
+"""Raise it when the same seed would give another order. States of version 1 do not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +61,77 @@ class ReuseBuffer:
         )
 
     def __iter__(self) -> Iterator[Serve]:
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed))
+        return self.walk(0)[1]
+
+    def walk(self, batch: int) -> tuple[Residents, Iterator[Serve]]:
+        """Who stands in the buffer before a batch, and the serves from there on."""
         if self.mode == "immediate":
-            batches = self._immediate()
+            residents, serves = self._immediate(batch)
         elif self.mode == "block" or self.buffer_batches == 1:
             # In a buffer of one batch, rolling has no choice and equals blocks of one batch.
-            batches = self._block(rng)
+            residents, serves = self._blocks(batch)
         else:
-            batches = self._rolling(rng)
-        for _, batch in zip(range(len(self)), batches, strict=False):
-            yield batch
+            residents, serves = self.rolling.walk(batch)
+        return residents, islice(serves, max(len(self) - batch, 0))
 
-    def _immediate(self) -> Iterator[Serve]:
-        for start in range(0, self.samples, self.batch_size):
-            positions = np.arange(start, min(start + self.batch_size, self.samples))
-            for serve in range(self.reuse):
-                yield Serve(positions, np.full(len(positions), serve))
+    @property
+    def rolling(self) -> RollingPass:
+        return RollingPass(
+            self.samples, self.batch_size, self.reuse, self.buffer_batches, self.shuffle, self.seed
+        )
 
-    def _block(self, rng: np.random.Generator) -> Iterator[Serve]:
-        start = 0
-        while start < self.samples:
-            size = self._block_size(self.samples - start)
-            yield from self._serve_block(np.arange(start, start + size), rng)
-            start += size
+    # ---- immediate ------------------------------------------------------------------------------
+
+    def _immediate(self, batch: int) -> tuple[Residents, Iterator[Serve]]:
+        group, served = divmod(batch, self.reuse)
+        positions = self._group(group)
+        entered = int(positions[-1]) + 1 if len(positions) else self.samples
+        first = np.full_like(positions, batch - served if served else -1)
+        residents = Residents(positions, np.full_like(positions, served), first, entered)
+        return residents, self._immediate_from(batch)
+
+    def _immediate_from(self, batch: int) -> Iterator[Serve]:
+        while len(positions := self._group(batch // self.reuse)):
+            yield Serve(positions, np.full(len(positions), batch % self.reuse))
+            batch += 1
+
+    def _group(self, number: int) -> IntArray:
+        start = number * self.batch_size
+        return np.arange(start, min(start + self.batch_size, self.samples))
+
+    # ---- block ----------------------------------------------------------------------------------
+
+    def _blocks(self, batch: int) -> tuple[Residents, Iterator[Serve]]:
+        # All blocks before the last two are full.
+        number = max(min(batch // self._block_batches, self.samples // self.capacity - 1), 0)
+        start, left = number * self.capacity, batch - number * self._block_batches
+        block, serves = self._block(start)
+        while left >= len(serves) and block[-1] + 1 < self.samples:
+            left -= len(serves)
+            block, serves = self._block(int(block[-1]) + 1)
+        served, first = np.zeros_like(block), np.full_like(block, -1)
+        for number, serve in enumerate(serves[:left], start=batch - left):
+            at = serve.positions - block[0]
+            first[at[serve.serves == 0]] = number
+            np.add.at(served, at, 1)
+        there = served < self.reuse
+        residents = Residents(block[there], served[there], first[there], int(block[-1]) + 1)
+        return residents, self._blocks_from(block, serves[left:])
+
+    def _blocks_from(self, block: IntArray, serves: list[Serve]) -> Iterator[Serve]:
+        yield from serves
+        while block[-1] + 1 < self.samples:
+            block, serves = self._block(int(block[-1]) + 1)
+            yield from serves
+
+    @property
+    def _block_batches(self) -> int:
+        """The batches of a full block."""
+        return self.buffer_batches * self.reuse
+
+    def _block(self, start: int) -> tuple[IntArray, list[Serve]]:
+        block = np.arange(start, start + self._block_size(self.samples - start))
+        return block, self._serves_of(block)
 
     def _block_size(self, remaining: int) -> int:
         """The size of the next block. Blocks are full, but the last one is never smaller than a
@@ -101,10 +142,13 @@ class ReuseBuffer:
             return self.capacity - self.batch_size
         return self.capacity
 
-    def _serve_block(self, block: IntArray, rng: np.random.Generator) -> Iterator[Serve]:
+    def _serves_of(self, block: IntArray) -> list[Serve]:
         order: IntArray = np.empty(0, dtype=np.int64)
-        for _ in range(self.reuse):
-            round_ = rng.permutation(block) if self.shuffle else block
+        nth: IntArray = np.empty(0, dtype=np.int64)
+        for serve in range(self.reuse):
+            round_ = block
+            if self.shuffle:
+                round_ = block[shuffled(len(block), *self.seed, int(block[0]), serve)]
             open_batch = len(order) % self.batch_size
             if open_batch and len(block) >= self.batch_size:
                 # A batch that spans two rounds takes no sample twice.
@@ -112,63 +156,9 @@ class ReuseBuffer:
                 head = round_[~held][: self.batch_size - open_batch]
                 round_ = np.concatenate([head, round_[~np.isin(round_, head)]])
             order = np.concatenate([order, round_])
-        served: dict[int, int] = {}
-        for first in range(0, len(order), self.batch_size):
-            positions = order[first : first + self.batch_size]
-            serves = np.empty(len(positions), dtype=np.int64)
-            for k, position in enumerate(positions.tolist()):
-                serves[k] = served.get(position, 0)
-                served[position] = serves[k] + 1
-            yield Serve(positions, serves)
-
-    def _rolling(self, rng: np.random.Generator) -> Iterator[Serve]:
-        slots = min(self.capacity, self.samples)
-        part = self.capacity / self.reuse  # the length of one part of a life, in admissions
-        spread = 0.5 if self.shuffle else 0.0
-
-        def lives(first: int, count: int) -> NDArray[np.float64]:
-            """When each of `count` newly admitted positions is due, serve by serve."""
-            due = np.arange(first, first + count)[:, None] + np.arange(self.reuse)[None, :] * part
-            due[:, 1:] += rng.random((count, self.reuse - 1)) * spread * part
-            return due
-
-        position = np.arange(slots)
-        due = lives(0, slots)
-        served = np.zeros(slots, dtype=np.int64)
-        last_batch = np.full(slots, -self.samples)
-        alive = np.ones(slots, dtype=bool)
-        admitted, outstanding = slots, self.samples * self.reuse
-        gap = (self.buffer_batches + 1) // 2
-
-        batch = 0
-        while outstanding:
-            size = min(self.batch_size, outstanding)
-            uses_left = np.where(alive, self.reuse - served, 0)
-            rested = batch - last_batch >= gap  # preferred, but not possible where the pass drains
-            full_batches = outstanding // self.batch_size
-            critical = np.where(uses_left >= full_batches, uses_left, 0)
-            next_due = np.take_along_axis(due, np.minimum(served, self.reuse - 1)[:, None], 1)[:, 0]
-            ranked = np.lexsort((next_due, ~rested, -critical, ~alive))
-            chosen = ranked[:size]
-            assert alive[chosen].all(), f"rolling order ran out of samples: {self}"
-            if self.shuffle:
-                chosen = rng.permutation(chosen)
-            yield Serve(position[chosen].copy(), served[chosen].copy())
-
-            served[chosen] += 1
-            last_batch[chosen] = batch
-            outstanding -= size
-            batch += 1
-            leaving = np.sort(chosen[served[chosen] == self.reuse])
-            entering = leaving[: self.samples - admitted]
-            alive[leaving] = False
-            if len(entering):
-                position[entering] = np.arange(admitted, admitted + len(entering))
-                due[entering] = lives(admitted, len(entering))
-                served[entering] = 0
-                last_batch[entering] = -self.samples
-                alive[entering] = True
-                admitted += len(entering)
+            nth = np.concatenate([nth, np.full(len(block), serve)])
+        starts = range(0, len(order), self.batch_size)
+        return [Serve(*(a[n : n + self.batch_size] for a in (order, nth))) for n in starts]
 
 
 def batches_per_pass(samples: int, batch_size: int, reuse: int, mode: Mode, drop_last: bool) -> int:

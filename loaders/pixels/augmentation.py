@@ -63,6 +63,11 @@ def draw_keys(
     return _mix(_mix(_mix(run) + ids.astype(np.uint64)) + serves.astype(np.uint64))
 
 
+def view_keys(keys: NDArray[np.uint64], view: int) -> NDArray[np.uint64]:
+    """The keys of one of several views of the same serves. View 0 draws as a serve's only one."""
+    return keys if view == 0 else _mix(_mix(keys) + np.uint64(view))
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -100,19 +105,28 @@ class Chain:
     steps: Sequence[Augmentation | Geometric]
 
     def __call__(self, images: Images, draws: Draws) -> torch.Tensor:
+        return self.moved(images, draws)[0]
+
+    def moved(self, images: Images, draws: Draws) -> tuple[torch.Tensor, tuple[Placing, ...]]:
+        """The augmented pictures, and where they were placed, one move after the other."""
         placing: Placing | None = None
+        done: list[Placing] = []
         for step in self.steps:
+            if isinstance(step, Chain):
+                images, inner = step.moved(_rendered(images, placing, done), draws)
+                done, placing = [*done, *inner], None
+                continue
             if not isinstance(step, Geometric):
-                images, placing = step(_rendered(images, placing), draws), None
+                images, placing = step(_rendered(images, placing, done), draws), None
                 continue
             if placing is not None and step.stage <= placing.stage:
-                images, placing = render(images, placing), None
+                images, placing = _rendered(images, placing, done), None
             if placing is None:
                 if isinstance(images, SlotPictures) and not (step.any_size or images.one_size):
                     images = images.gather()  # this raises the error that names the sizes
                 placing = Placing.whole(images)
             placing = step.place(placing, draws)
-        return _rendered(images, placing)
+        return _rendered(images, placing, done), tuple(done)
 
 
 def reads_slots(augment: object) -> bool:
@@ -121,8 +135,9 @@ def reads_slots(augment: object) -> bool:
     return isinstance(augment, Chain | Geometric)
 
 
-def _rendered(images: Images, placing: Placing | None) -> torch.Tensor:
+def _rendered(images: Images, placing: Placing | None, done: list[Placing]) -> torch.Tensor:
     if placing is not None:
+        done.append(placing)
         return render(images, placing)
     return images.gather() if isinstance(images, SlotPictures) else images
 

@@ -8,16 +8,16 @@
 
 A JPEG that is at least twice as large as it will be stored is decoded at a half, a quarter or an
 eighth of its size: the decoder leaves out the frequencies that would be thrown away. A picture
-whose EXIF says how the camera was held is turned upright, as viewers show it; torchvision's
-`ImageFolder` does not do so. Colours that transparency hides are kept, as with Pillow's `convert`;
-of 16 bits the upper 8 are kept.
+whose EXIF says how the camera was held is turned upright, as viewers show it, unless `exif` is
+False; torchvision's `ImageFolder` does not do so. (Pillow turns a TIFF in any case.) Colours that
+transparency hides are kept, as with Pillow's `convert`; of 16 bits the upper 8 are kept.
 
 Everything random comes later, at every serve (`augmentation`). Pixels stay uint8 until they are on
 the device, because making a float32 batch costs the host as much as decoding does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import DecodeError, LoaderError
+from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.kernels import fit
 from loaders.pixels.picture_modes import (
     ORIENTATION,
@@ -54,6 +55,15 @@ class PictureDecoder:
 
     size: int | None
     square: bool = True
+    exif: bool = True
+    """Whether pictures are turned as their EXIF says."""
+    pixel_limit: int | None = None
+    """What has more pixels is refused. None: Pillow's own limit, PIL.Image.MAX_IMAGE_PIXELS."""
+    counts: DecodeCounts = field(default_factory=DecodeCounts, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.pixel_limit is not None and self.pixel_limit < 1:
+            raise ValueError(f"pixel_limit must be at least 1, not {self.pixel_limit}")
 
     def __call__(self, path: Path, room: Room = _anywhere) -> torch.Tensor:
         try:
@@ -74,10 +84,16 @@ class PictureDecoder:
         # The result is a view [3, H, W] over memory [H, W, 3], which is channels_last.
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
+    def pixels(
+        self, data: bytes, at_least: int = 0, room: Room | None = None, name: str = "a picture"
+    ) -> Pixels:
+        """The RGB pixels of an encoded picture, before they are fitted (see `decode_pixels`)."""
+        return decode_pixels(data, at_least, room, name, self.exif, self.pixel_limit, self.counts)
+
     def _stored(self, data: bytes, room: Room, name: str) -> Pixels:
         if self.size is None:
-            return decode_pixels(data, room=room, name=name)
-        pixels = decode_pixels(data, at_least=self.size, name=name)
+            return self.pixels(data, room=room, name=name)
+        pixels = self.pixels(data, at_least=self.size, name=name)
         height, width = pixels.shape[:2]
         side = min(height, width)
         if self.square:
@@ -92,48 +108,63 @@ class PictureDecoder:
 
 
 def decode_pixels(
-    data: bytes, at_least: int = 0, room: Room | None = None, name: str = "a picture"
+    data: bytes,
+    at_least: int = 0,
+    room: Room | None = None,
+    name: str = "a picture",
+    exif: bool = True,
+    pixel_limit: int | None = None,
+    counts: DecodeCounts | None = None,
 ) -> Pixels:
     """The RGB pixels of an encoded picture, upright. If `at_least` is given, it may be decoded
     smaller, with sides of at least so many pixels. What is no JPEG, and JPEGs in the printers'
-    CMYK, go through Pillow. Messages call the picture `name`."""
+    CMYK, go through Pillow. Messages call the picture `name`; `exif` and `pixel_limit` are those of
+    `PictureDecoder`."""
     if simplejpeg.is_jpeg(data):
         height, width, colorspace = _header(data)
-        check_extent(height, width)
+        check_extent(height, width, pixel_limit)
         if colorspace not in ("CMYK", "YCCK"):
-            turn = jpeg_orientation(data)
+            turn = jpeg_orientation(data) if exif else UPRIGHT
             smaller: dict[str, Any] = {}
             if at_least and min(height, width) >= 2 * at_least:
                 smaller = {"min_height": at_least, "min_width": at_least, "min_factor": 2}
             elif room is not None and turn == UPRIGHT:
                 smaller = {"buffer": room((height, width, 3)).reshape(-1)}
-            return upright(simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller), turn)
+            pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller)
+            if counts is not None:
+                counts.add("JPEG", native=True)
+            return upright(pixels, turn)
     with Image.open(BytesIO(data)) as picture:
-        check_extent(picture.height, picture.width)
+        check_extent(picture.height, picture.width, pixel_limit)
         tell_frames(picture, name)
         pixels = np.array(as_rgb(picture))
+        if counts is not None:
+            counts.add(picture.format or "unknown format", native=False)
         # Pillow turns a TIFF by itself, and then says that it is upright.
-        return upright(pixels, int(picture.getexif().get(ORIENTATION, UPRIGHT)))
+        turn = int(picture.getexif().get(ORIENTATION, UPRIGHT)) if exif else UPRIGHT
+        return upright(pixels, turn)
 
 
-def check_extent(height: int, width: int) -> None:
-    """Refuse a picture that is larger than Pillow trusts: a small file may stand for gigabytes."""
-    limit = Image.MAX_IMAGE_PIXELS
+def check_extent(height: int, width: int, pixel_limit: int | None = None) -> None:
+    """Refuse a picture that is larger than is trusted: a small file may stand for gigabytes. What
+    is no JPEG is also held to Pillow's own limit, twice PIL.Image.MAX_IMAGE_PIXELS."""
+    name = "PIL.Image.MAX_IMAGE_PIXELS" if pixel_limit is None else "pixel_limit"
+    limit = Image.MAX_IMAGE_PIXELS if pixel_limit is None else pixel_limit
     if limit is not None and height * width > limit:
         raise Image.DecompressionBombError(
-            f"it has {width} x {height} pixels, more than PIL.Image.MAX_IMAGE_PIXELS ({limit});"
-            " raise that number if you trust the file"
+            f"it has {width} x {height} pixels, more than {name} ({limit}); raise that number if"
+            " you trust the file"
         )
 
 
-def check_encoded(data: bytes) -> None:
+def check_encoded(data: bytes, pixel_limit: int | None = None) -> None:
     """`check_extent` for an encoded picture that another library will decode."""
     if simplejpeg.is_jpeg(data):
         height, width, _ = _header(data)
     else:
         with Image.open(BytesIO(data)) as picture:
             width, height = picture.size
-    check_extent(height, width)
+    check_extent(height, width, pixel_limit)
 
 
 def _header(jpeg: bytes) -> tuple[int, int, str]:

@@ -348,7 +348,7 @@ def _times(position: PassPosition, pieces: int) -> PassPosition:
 
 def _counters(state: dict[str, Any]) -> LoaderStats:
     """Return the counters of a saved state."""
-    return LoaderStats(**{**state["stats"], "serves": tuple(state["stats"]["serves"])})
+    return LoaderStats.of(state["stats"])
 
 
 def _counted(stats: LoaderStats, shared: SharedBatch) -> LoaderStats:
@@ -361,4 +361,7 @@ def _counted(stats: LoaderStats, shared: SharedBatch) -> LoaderStats:
         for number, count in enumerate(histogram):
             sums[number] += sign * count
     seen = max((number for number, count in enumerate(sums, 1) if count), default=0)
-    return replace(stats, **more, mean_age=after.mean_age, serves=tuple(sums[:seen]))
+    begins = shared.mark[1] == 0
+    ages = after.pass_ages - (0 if begins else before.pass_ages)
+    counted = replace(stats, **more, serves=tuple(sums[:seen]))
+    return counted.aged(ages, more["served"] - stats.served, begins)

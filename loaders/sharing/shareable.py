@@ -13,6 +13,11 @@ def check_loader(loader: Any) -> None:
             f"SharedStream shares a ReuseLoader, not {type(loader).__name__}:"
             " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
         )
+    if loader.state_dict()["stream"] is not None:
+        raise SharingError(
+            "the loader reads a stream, whose passes cannot be read by several at different places:"
+            " give each consumer a loader of its own"
+        )
     if loader.state_dict()["tuner"] is not None:
         raise SharingError(
             'reuse="auto" measures one training loop, but a shared stream has several: give a'

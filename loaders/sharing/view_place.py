@@ -27,7 +27,7 @@ class ViewPlace:
         identity = dict(self.identity)
         if not self.position.served:
             identity.pop("order", None)
-        stats = {**self.counters, "serves": list(self.counters.serves)}
+        stats = self.counters.saved()
         own = {**self.position.state(), "identity": identity, "stats": stats}
         return constants | own | ({"pieces": pieces} if pieces > 1 else {})
 

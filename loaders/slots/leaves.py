@@ -137,6 +137,34 @@ def as_tensor(leaf: Any) -> Leaf:
     return leaf
 
 
+def holds_numbers(leaf: Any) -> bool:
+    """Whether `as_tensor` makes a tensor of a leaf."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "biufc"
+    return isinstance(leaf, torch.Tensor | Image.Image) or type(leaf) in (bool, int, float)
+
+
+def nested_otherwise(sample: Sample, sample_id: int, template: Sample) -> SampleShapeError:
+    """The error for a sample that makes no batch with one like `template`."""
+    if sample is None:
+        return SampleShapeError(
+            f"sample {sample_id} is None, and a batch has a row of each sample: give a collate"
+            " function, which gets the None and may drop it; or raise an error for that sample in"
+            ' [i], and give on_error="skip"'
+        )
+    there, first = places_of(sample), places_of(template)
+    lacks = [f"it lacks {place}" for place in first if place not in there]
+    more = [f"the first one lacks {place}" for place in there if place not in first]
+    how = (
+        "; ".join([*lacks, *more]) or f"parts {structure_of(sample)}, not {structure_of(template)}"
+    )
+    return SampleShapeError(
+        f"sample {sample_id} is nested otherwise than the first one ({how}): give a collate"
+        " function, which gets samples as they are, or let the data set return every sample in the"
+        " same structure"
+    )
+
+
 def as_stored(leaf: Any) -> Leaf:
     """A leaf as the cache keeps it: arrays become tensors, plain values stay as they are."""
     if kind_of(leaf) is not None and attributes_of(leaf):
@@ -233,7 +261,7 @@ def _own_leaf(leaf: Any) -> Any:
         kept.picture_mode = leaf.picture_mode
         return kept
     if not isinstance(leaf, torch.Tensor):
-        return leaf
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
     kind = kind_of(leaf)
     return as_kind(leaf.clone(), kind, attributes_of(leaf))
 

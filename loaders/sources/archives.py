@@ -119,9 +119,17 @@ class PictureTar:
         self._closer = weakref.finalize(self, os.close, self._descriptor)
 
 
-def picture_tar(path: Path, size: int | None = None, square: bool = True) -> PictureTar:
-    """The pictures in a tar. `size` and `square` say what is stored of a picture (see `decoding`).
-    The head of this module says how pictures get their labels."""
+def picture_tar(
+    path: Path,
+    size: int | None = None,
+    square: bool = True,
+    *,
+    exif: bool = True,
+    pixel_limit: int | None = None,
+) -> PictureTar:
+    """The pictures in a tar. The arguments are those of `picture_folder`. The head of this module
+    says how pictures get their labels."""
+    decoder = PictureDecoder(size, square, exif, pixel_limit)
     members = _index(path)
     pictures = [m for m in members if is_picture(m.name)]
     others = [m.name for m in members if not is_picture(m.name) and not _is_label(m.name)]
@@ -143,7 +151,7 @@ def picture_tar(path: Path, size: int | None = None, square: bool = True) -> Pic
             f" folders or in {LABEL_SUFFIX} files"
         )
     tell_left_out(path, others)
-    return PictureTar(path, pictures, labels, classes, PictureDecoder(size, square))
+    return PictureTar(path, pictures, labels, classes, decoder)
 
 
 def _is_label(name: str) -> bool:

@@ -1,14 +1,10 @@
-"""Data sets of pictures, and the order in which a pass asks for their samples.
-
-The order of a pass is f(seed, pass, rank, world): every rank makes the same permutation and takes
-every world-th id of it. So ranks share no samples, and a saved run needs no list of ids to go on.
+"""Data sets of pictures.
 
 Data sets here are map-style: `len()` and `[i] -> (picture, label)`, where a picture is uint8 [3, H,
 W]. They decode and do nothing random: randomness belongs to `augment`, which runs at every serve.
 """
 
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,40 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from loaders.errors import SourceError
+from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.sources.folder_walk import FilePaths, FolderWalk
 from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
 CIFAR10_FOLDER = "cifar-10-batches-py"
-
-
-def pass_order(
-    samples: int,
-    *,
-    seed: int,
-    pass_index: int,
-    shuffle: bool = True,
-    rank: int = 0,
-    world_size: int = 1,
-) -> NDArray[np.int64]:
-    """The ids that `rank` serves in pass `pass_index`. Every rank serves the same number of them,
-    for which the first few ids may be served twice."""
-    order = np.arange(samples)
-    if shuffle:
-        order = np.random.default_rng(np.random.SeedSequence((seed, pass_index))).permutation(order)
-    return shared_out(order, rank, world_size)
-
-
-def shared_out(order: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
-    """The share of `rank`: every `world_size`-th id of the order."""
-    whole = np.resize(order, samples_per_rank(len(order), world_size) * world_size)
-    return whole[rank::world_size].copy()
-
-
-def samples_per_rank(samples: int, world_size: int) -> int:
-    return -(-samples // world_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +70,45 @@ def unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:
     return dataset, rows
 
 
-def picture_folder(root: Path, size: int | None = None, square: bool = True) -> PictureFiles:
+def counts_of(dataset: Any) -> list[DecodeCounts]:
+    """The counts of all sources that a data set reads pictures from."""
+    base = unwrapped(dataset)[0]
+    if type(base) is ConcatDataset:
+        return [counts for part in base.datasets for counts in counts_of(part)]
+    counts = getattr(base, "counts", getattr(getattr(base, "decoder", None), "counts", None))
+    return [counts] if isinstance(counts, DecodeCounts) else []
+
+
+def picture_folder(
+    root: Path,
+    size: int | None = None,
+    square: bool = True,
+    *,
+    exif: bool = True,
+    pixel_limit: int | None = None,
+) -> PictureFiles:
     """The pictures `root/CLASS/*.jpg`, with classes in alphabetical order, as in torchvision's
-    ImageFolder. `size` and `square` say what is stored of a picture (see `decoding`). What lies
-    there and is not read is said in one line."""
+    ImageFolder. `size` and `square` say what is stored of a picture, `exif` whether it is turned
+    upright, `pixel_limit` how large it may be (see `decoding`). What lies there and is not read is
+    said in one line."""
+    decoder = PictureDecoder(size, square, exif, pixel_limit)
     if not root.is_dir():
         raise SourceError(
             f"there is no folder {root}: give the folder that holds one folder for each class"
         )
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
-    paths: list[Path] = []
+    walk = FolderWalk(root)
+    names: list[str] = []
     labels: list[int] = []
     others: list[str] = []
     empty: list[str] = []
     for label, name in enumerate(classes):
-        files = _files_below(root / name)
-        found = sorted(path for path in files if is_picture(path.name))
-        paths += found
-        labels += [label] * len(found)
-        others += sorted(str(path) for path in files if not is_picture(path.name))
-        empty += [] if found else [name]
-    if not paths:
+        before = len(names)
+        for file in walk.below(str(root / name)):
+            (names if is_picture(file) else others).append(file)
+        labels += [label] * (len(names) - before)
+        empty += [name] if len(names) == before else []
+    if not names:
         raise SourceError(
             f"there are no pictures under {root}: put them into CLASS/NAME"
             f"{'|'.join(PICTURE_SUFFIXES)}"
@@ -131,18 +120,7 @@ def picture_folder(root: Path, size: int | None = None, square: bool = True) -> 
         )
     beside = sorted(str(p) for p in root.iterdir() if is_picture(p.name) and p.is_file())
     tell_left_out(root, others, beside, empty)
-    return PictureFiles(paths, labels, tuple(classes), PictureDecoder(size, square))
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """All files, also those in folders that links lead to."""
-    found: list[Path] = []
-    entered: set[str] = set()
-    for above, folders, files in os.walk(folder, followlinks=True):
-        entered.add(os.path.realpath(above))
-        folders[:] = [f for f in folders if os.path.realpath(os.path.join(above, f)) not in entered]
-        found += [Path(above, file) for file in files]
-    return found
+    return PictureFiles(FilePaths(names), labels, tuple(classes), decoder)
 
 
 def cifar10(root: Path, train: bool) -> PictureArrays:

@@ -17,12 +17,12 @@ NO_DATA = frozenset({"Thumbs.db", "desktop.ini"})
 
 
 def is_picture(name: str) -> bool:
-    return posixpath.splitext(name)[1].lower() in PICTURE_SUFFIXES and not is_hidden(name)
+    return name.lower().endswith(PICTURE_SUFFIXES) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:
     """Whether a file is one of those that systems put beside others, as .DS_Store and ._a.jpg."""
-    base = posixpath.basename(name)
+    base = name.rpartition("/")[2]
     return base.startswith(".") or base in NO_DATA
 
 

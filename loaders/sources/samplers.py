@@ -132,6 +132,14 @@ def _held(part: object) -> list[object]:
     return [*getattr(part, "__dict__", {}).values(), *(getattr(part, s, None) for s in slots)]
 
 
+def shared_out(
+    order: NDArray[np.int64], rank: int, world_size: int, per_rank: int
+) -> NDArray[np.int64]:
+    """The share of `rank`: every `world_size`-th id of the order, `per_rank` of them. Behind its
+    end the order begins anew."""
+    return np.resize(order, per_rank * world_size)[rank::world_size].copy()
+
+
 def drawn_before(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """For every position, how often its id came at earlier positions."""
     by_id = np.argsort(ids, kind="stable")

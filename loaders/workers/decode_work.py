@@ -1,40 +1,82 @@
 """What a prefetcher decodes for one pass, and how far it has come with it.
 
+PassJobs        which positions are to be read, in which order
 DecodeWork      given by the caller, never changed: which samples, how to read them, how to make
                 a batch of them
 WorkProgress    kept by the prefetcher under its lock: which samples are taken, in which slots
                 they lie, which of them are ready
+
+All of them hold what is in the buffer, and nothing for each sample of the pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order.reuse import Serve
-
-NO_SLOT = -1
+from loaders.order.serve import Residents, Serve
 
 Done = Callable[[int], None]
 Read = Callable[[Sequence[int], Sequence[int], Done], None]
 Make = Callable[[int, Serve, NDArray[np.int64]], Any]
+Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class PassJobs:
+    """The positions that are to be read, ascending: some of the buffer, and all that follow it."""
+
+    residents: NDArray[np.int64]
+    may_follow: range
+    end: Callable[[], int | None] = lambda: None
+    """Where the pass ends, if that is found out only while it is read."""
+
+    @property
+    def following(self) -> range:
+        end = self.end()
+        return self.may_follow if end is None else range(self.may_follow.start, end)
+
+    @classmethod
+    def all(cls, samples: int) -> "PassJobs":
+        return cls(np.zeros(0, dtype=np.int64), range(samples))
+
+    @classmethod
+    def after(cls, residents: Residents, samples: int) -> "PassJobs":
+        """What a pass of `samples` samples still has to read where it is entered."""
+        return cls(residents.positions, range(residents.entered, samples))
+
+    def __len__(self) -> int:
+        return len(self.residents) + len(self.following)
+
+    def some(self, begin: int, count: int) -> list[int]:
+        """`count` of them from number `begin` on, or as many as there are."""
+        there = len(self.residents)
+        of_those = self.residents[begin : begin + count].tolist()
+        first = max(begin - there, 0)
+        return [*of_those, *self.following[first : max(begin + count - there, 0)]]
+
+    def up_to(self, position: int) -> int:
+        """So many of them are no later than `position`."""
+        of_those = int(np.searchsorted(self.residents, position, side="right"))
+        behind = min(position + 1, self.following.stop) - self.following.start
+        return of_those + max(behind, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeWork:
-    """The decoding of one pass: the positions `jobs` are read in this order."""
+    """The decoding of one pass."""
 
-    jobs: NDArray[np.int64]
+    jobs: PassJobs
     read: Read
     """`read(positions, slots, done)` reads samples into slots, and calls `done(position)` as soon
     as one of them is in its slot. Workers call it, several at the same time."""
     make: Make
     """`make(index, serve, slots)` makes a batch of decoded samples. It is called like `read`."""
     reuse: int
-    decoded_rows: NDArray[np.int64] | None = None
-    """The row of each position, where the samples lie decoded in the data set's own memory: then
+    decoded_rows: Rows | None = None
+    """The rows of positions, where the samples lie decoded in the data set's own memory: then
     nothing is read, and no slot falls free."""
 
 
@@ -48,26 +90,38 @@ class WorkProgress:
     busy: int = 0
     """This many workers are reading now."""
     error: BaseException | None = None
-    slot_of: NDArray[np.int64] = field(init=False)
-    ready: NDArray[np.bool_] = field(init=False)
+    slot_of: dict[int, int] = field(default_factory=dict[int, int])
+    """Where the positions lie that have a slot."""
+    ready: set[int] = field(default_factory=set[int])
+    """Those of them that were read."""
 
     def __post_init__(self) -> None:
-        positions = int(self.work.jobs.max(initial=-1)) + 1
-        self.slot_of = np.full(positions, NO_SLOT, dtype=np.int64)
-        self.ready = np.zeros(positions, dtype=bool)
         if self.work.decoded_rows is not None:
             self.taken = len(self.work.jobs)
-            self.slot_of[:] = self.work.decoded_rows
-            self.ready[:] = True
 
     @property
     def all_taken(self) -> bool:
-        return self.taken == len(self.work.jobs)
+        return self.taken >= len(self.work.jobs)
 
-    def release(self, positions: NDArray[np.int64]) -> list[int]:
-        """Take their slots from `positions`; returns the slots that fall free by it."""
+    def has(self, positions: NDArray[np.int64]) -> bool:
+        """Whether all of them can be served."""
+        return self.work.decoded_rows is not None or self.ready.issuperset(positions.tolist())
+
+    def slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.work.decoded_rows is not None:
-            return []
-        slots = self.slot_of[positions].tolist()
-        self.slot_of[positions] = NO_SLOT
-        return slots
+            return self.work.decoded_rows(positions)
+        return np.array([self.slot_of[p] for p in positions.tolist()], dtype=np.int64)
+
+    def take(self, count: int, free: list[int]) -> tuple[list[int], list[int]]:
+        """Take the next jobs, and a free slot for each; returns both."""
+        positions = self.work.jobs.some(self.taken, count)
+        slots = [free.pop() for _ in positions]
+        self.taken += len(positions)
+        self.slot_of.update(zip(positions, slots, strict=True))
+        return positions, slots
+
+    def release(self, positions: Iterable[int]) -> list[int]:
+        """Take their slots from `positions`; returns the slots that fall free by it."""
+        positions = [p for p in positions if p in self.slot_of]
+        self.ready.difference_update(positions)
+        return [self.slot_of.pop(p) for p in positions]

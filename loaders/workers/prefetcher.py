@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.errors import PassEnded
-from loaders.order.reuse import Serve
-from loaders.workers.decode_work import NO_SLOT, DecodeWork, WorkProgress
+from loaders.order.serve import EMPTY, Serve
+from loaders.workers.decode_work import DecodeWork, WorkProgress
 from loaders.workers.precedence import Attendance, Precedence, everyone
 
 JOIN_SECONDS = 10.0
@@ -272,11 +272,10 @@ class Prefetcher:
         planned = next((batch for batch in self._batches if not batch.started), None)
         if planned is None or (only is not None and planned is not only):
             return None
-        positions = planned.serve.positions
-        if not progress.ready[positions].all():
+        if not progress.has(planned.serve.positions):
             return None
         planned.started = True
-        slots = progress.slot_of[positions]
+        slots = progress.slots(planned.serve.positions)
         return lambda: self._make(progress, planned, slots)
 
     def _batch_to_plan(self) -> Callable[[], None] | None:
@@ -306,8 +305,7 @@ class Prefetcher:
             return
         self._plan = None
         if error is not None:
-            nobody = Serve(np.zeros(0, np.int64), np.zeros(0, np.int64))
-            self._batches.append(PlannedBatch(-1, nobody, started=True, made=True, error=error))
+            self._batches.append(PlannedBatch(-1, EMPTY, started=True, made=True, error=error))
 
     def _make(
         self, progress: WorkProgress, planned: PlannedBatch, slots: NDArray[np.int64]
@@ -325,27 +323,24 @@ class Prefetcher:
                     break
                 if not batch.released:
                     last = batch.serve.serves == progress.work.reuse - 1
-                    self._free += progress.release(batch.serve.positions[last])
+                    self._free += progress.release(batch.serve.positions[last].tolist())
                     batch.released = True
             self._something_to_do.notify_all()
             self._ring()
 
     def _chunk_to_read(self) -> Callable[[], None] | None:
+        if self._work is not None and self._work.error:
+            return None  # the pass will end, so nothing is read for the next one
         for progress in (self._work, self._following):
             if progress is None or progress.error or progress.all_taken or not self._free:
                 continue
-            jobs = progress.work.jobs
             mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
             wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
             # Leave some slots for the other workers, or one worker would decode into all of a few
             # free slots.
             fair = -(-len(self._free) // self._workers)
-            count = min(wanted, fair, len(jobs) - progress.taken)
-            positions = [int(p) for p in jobs[progress.taken : progress.taken + count]]
-            slots = [self._free.pop() for _ in positions]
-            progress.taken += count
+            positions, slots = progress.take(min(wanted, fair), self._free)
             progress.busy += 1
-            progress.slot_of[positions] = slots
             return lambda: self._read(progress, positions, slots)
         return None
 
@@ -359,9 +354,9 @@ class Prefetcher:
         with self._lock:
             progress.busy -= 1
             # These samples are not ready: the read failed, or the pass was left meanwhile.
-            useless = np.array(positions)[~progress.ready[positions]]
-            if len(useless):
-                self._free += progress.release(useless)
+            useless = [position for position in positions if position not in progress.ready]
+            if freed := progress.release(useless):
+                self._free += freed
                 self._something_to_do.notify_all()
             if error is None:
                 self.decode_seconds += seconds
@@ -374,16 +369,15 @@ class Prefetcher:
         with self._lock:
             if progress is not self._work and progress is not self._following:
                 return
-            progress.ready[position] = True
+            progress.ready.add(position)
             # This worker goes on decoding and would make the batch only later. The consumer can
             # make it now.
             first = self._batches[0] if self._batches else None
-            if self._waiting and first and progress.ready[first.serve.positions].all():
+            if self._waiting and first and progress.has(first.serve.positions):
                 self._ring()
 
     def _forget(self, progress: WorkProgress | None) -> None:
         """Free the slots of its samples. The slots that are being read into are freed when they
         were read."""
         if progress is not None:
-            held = progress.ready & (progress.slot_of != NO_SLOT)
-            self._free += progress.release(np.flatnonzero(held))
+            self._free += progress.release([*progress.ready])

@@ -6,6 +6,7 @@
 
 Pixels never go through a pipe. No sample is lost or served twice: a chunk is answered up to its
 first failure, and the whole chunk is asked for again when its process died. A worker may die once.
+One that hangs at a sample for longer than `timeout` is killed and replaced, however often.
 
 The child ends by itself when the pipe closes or its parent is gone, and ignores Ctrl-C. By default
 it comes from a fork server, which has no CUDA and none of our threads: forking the training process
@@ -19,33 +20,46 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from mmap import mmap
-from multiprocessing import connection, reduction
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, NoReturn, cast
 
-from loaders.errors import PassEnded, SourceError, WorkerDied
-from loaders.slots.leaves import Chunk, Fetch
+from loaders.errors import PassEnded, SampleTimeout, SourceError, WorkerDied
+from loaders.slots.leaves import Chunk, Sample
+from loaders.sources.datasets import counts_of
 from loaders.workers import worker
-from loaders.workers.worker import IDLE, PROGRESS, Reply, Staged, change_leaves
+from loaders.workers.endings import how_it_ended, too_long
+from loaders.workers.staging import IDLE, PROGRESS, Staging, mapped, unpack
+from loaders.workers.worker import Reply, Request, WorkerPlace
 
 log = logging.getLogger(__name__)
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the child is still there
+LOOKS = 8  # so many looks in the time that a sample may take, where that is shorter
 END_SECONDS = (5.0, 1.0, 5.0)  # the time to end: by itself, after SIGTERM, after SIGKILL
 
 
 class _Gone(Exception):
     """The process at the other end is dead or dying."""
+
+
+class _Hangs(Exception):
+    """The process at the other end has been at a sample of the chunk for too long."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+        """The sample's number in the chunk."""
 
 
 def default_start_method() -> StartMethod:
@@ -56,15 +70,27 @@ class WorkerProcess:
     """A process that reads samples of `dataset`. It starts with the first `read`, and is restarted
     once if it dies."""
 
-    def __init__(self, dataset: Any, start_method: StartMethod | None, name: str) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        start_method: StartMethod | None,
+        name: str,
+        timeout: float | None = None,
+        place: WorkerPlace | None = None,
+    ) -> None:
+        """A sample may take `timeout` seconds; None: as long as it takes."""
         self.dataset = dataset
         self.start_method: StartMethod = start_method or default_start_method()
         self.name = name
+        self.timeout = timeout
+        self.place = place or WorkerPlace()
         self.restarts = 0
         self._parent = os.getpid()
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._area: mmap | None = None
+        self._outbox: Staging | None = None
+        self._change = b""
         self._stopping = False
         self._reading = threading.Lock()  # held while somebody uses the pipe
         self._changing = threading.Lock()  # held while the pipe is replaced or shut
@@ -83,17 +109,44 @@ class WorkerProcess:
         """Read samples, with the generators seeded by their keys, if there are some. Their arrays
         are tensors over the staging area: copy them before the next `read`. PIL pictures become
         `Picture`s; everything else is as the data set returned it."""
-        wanted = [int(i) for i in ids]
+        numbers, seeds = [int(i) for i in ids], [int(key) for key in keys]
+        hung = None
+        with self._reading:
+            while hung is None or numbers:
+                request = Request(numbers, seeds)
+                try:
+                    chunk = self._answered(numbers, lambda pipe, r=request: self._send(pipe, r))
+                    return chunk if hung is None or chunk.error else Chunk(chunk.samples, hung)
+                except _Hangs as error:
+                    # What the process had read before is lost with it, and is read again.
+                    hung = self._too_long("read", numbers[error.number])
+                    numbers, seeds = numbers[: error.number], seeds[: error.number]
+        return Chunk([], hung)
+
+    def change(
+        self, change: bytes, samples: Sequence[Sample], ids: Sequence[int], keys: Sequence[int]
+    ) -> Chunk:
+        """Change samples by the pickled function `change`, (sample, key) -> sample. The result is
+        that of `read`."""
+        numbers = [int(i) for i in ids]
+
+        def send(pipe: Connection) -> None:
+            outbox = self._outbox = self._outbox or Staging()
+            outbox.begin()
+            packed = [outbox.pack(*each) for each in zip(samples, numbers, strict=True)]
+            news = b"" if change == self._change else change
+            seeds = [int(key) for key in keys]
+            self._send(pipe, Request(numbers, seeds, packed, outbox.grown_bytes, news), outbox)
+            self._change = change
+
         with self._reading:
             try:
-                while True:
-                    try:
-                        return self._ask(wanted, [int(key) for key in keys])
-                    except _Gone:
-                        self._restart(wanted)
-            except BaseException:
-                self._end()  # after a Ctrl-C, an answer under way would be taken for the next one
-                raise
+                chunk = self._answered(numbers, send)
+            except _Hangs as error:
+                raise self._too_long("augment", numbers[error.number]) from None
+            if chunk.error is not None:
+                self._change = b""  # it may be the function that could not be rebuilt there
+            return chunk
 
     def stop(self) -> None:
         """Tell the process to end after its current sample, without waiting for it. Any thread may
@@ -126,30 +179,60 @@ class WorkerProcess:
 
     # ---- under the lock of `read` ---------------------------------------------------------------
 
-    def _ask(self, ids: list[int], keys: list[int]) -> Chunk:
-        pipe = self._pipe or self._start()
+    def _answered(self, ids: list[int], send: Callable[[Connection], None]) -> Chunk:
+        """Send a request, and wait for its answer; once more if the process died."""
         try:
-            pipe.send_bytes(pickle.dumps((ids, keys)))
+            while True:
+                try:
+                    send(self._pipe or self._start())
+                    return self._received()
+                except _Gone:
+                    self._restart(ids)
+        except _Hangs:
+            assert self._process is not None
+            self._process.kill()
+            self._end()
+            raise
+        except BaseException:
+            self._end()  # after a Ctrl-C, an answer under way would be taken for the next one
+            raise
+
+    def _too_long(self, doing: str, sample_id: int) -> SampleTimeout:
+        log.warning(
+            "%s was killed, because it had tried to %s sample %d for longer than timeout=%g"
+            " seconds; another process takes its place",
+            self._who,
+            doing,
+            sample_id,
+            self.timeout,
+        )
+        return too_long(doing, sample_id, self.timeout or 0)
+
+    def _send(self, pipe: Connection, request: Request, outbox: Staging | None = None) -> None:
+        try:
+            pipe.send_bytes(pickle.dumps(request))
+            if outbox is not None and request.area_bytes:
+                outbox.send(pipe, self.pid or 0)
         except OSError as error:
             raise _Gone from error
-        reply = self._receive(pipe)
-        area = self._area
+
+    def _received(self) -> Chunk:
+        assert self._pipe is not None
+        reply, area = self._receive(self._pipe), self._area
+        for mine, more in zip(counts_of(self.dataset), reply.counts, strict=True):
+            mine.more(more)
         assert area is not None
-
-        def unstage(leaf: Any) -> Any:
-            return leaf.view(area) if isinstance(leaf, Staged) else leaf
-
-        samples = [change_leaves(pickle.loads(sample), unstage) for sample in reply.samples]
+        samples = [unpack(sample, area) for sample in reply.samples]
         return Chunk(samples, reply.failure.error(self._who) if reply.failure else None)
 
     def _start(self) -> Connection:
         context = cast(SpawnContext, multiprocessing.get_context(self.start_method))
         forked = self.start_method == "fork"
-        payload = b"" if forked else self._pickled_dataset()
+        payloads = [] if forked else [self._pickled_dataset(), self._pickled_place()]
         if self.start_method == "forkserver":
             context.set_forkserver_preload([worker.__name__])  # so the server imports torch once
         ours, theirs = context.Pipe()
-        inherited = (ours, self.dataset) if forked else None
+        inherited = (ours, self.dataset, self.place) if forked else None
         process = context.Process(
             target=worker.work, args=(theirs, inherited), name=self.name, daemon=True
         )
@@ -161,11 +244,14 @@ class WorkerProcess:
             self._process, self._pipe = process, ours
         atexit.register(self.stop)
         try:
-            if payload:
+            for payload in payloads:
                 ours.send_bytes(payload)
             reply = self._receive(ours)
+            init = None
+            if reply.failure is None and self.place.init is not None:
+                init = self._receive(ours).failure
         except (OSError, _Gone) as error:
-            how = _how_it_ended(self._end())
+            how = how_it_ended(self._end())
             if self._stopping:
                 self._refuse()
             raise WorkerDied(
@@ -181,6 +267,11 @@ class WorkerProcess:
                 f" its own: {error}; define its class in a module that can be imported, not in a"
                 " notebook or a function; or decode in threads"
             ) from error
+        if init is not None:
+            self._end()
+            error = init.error(self._who)
+            error.add_note(f"while worker_init_fn was called with {self.place.number}")
+            raise error
         return ours
 
     def _pickled_dataset(self) -> bytes:
@@ -193,31 +284,46 @@ class WorkerProcess:
                 " __getitem__, leave them out in __getstate__, or decode in threads"
             ) from error
 
+    def _pickled_place(self) -> bytes:
+        try:
+            return pickle.dumps(self.place, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise SourceError(
+                f"worker_init_fn={self.place.init!r} cannot be sent to a process of its own:"
+                f' {error}; define it in a module that can be imported, or give start_method="fork"'
+            ) from error
+
     def _receive(self, pipe: Connection) -> Reply:
         process = self._process
         assert process is not None
+        look = min(LOOK_SECONDS, (self.timeout or LOOK_SECONDS) / LOOKS)
+        at, since = IDLE, time.monotonic()
         try:
             # Waiting for the pipe alone may not end: a process that was forked meanwhile may hold
             # its other end open.
-            while not connection.wait([pipe, process.sentinel], LOOK_SECONDS):
+            while not connection.wait([pipe, process.sentinel], look):
                 if process.exitcode is not None:
                     break
+                if (seen := self._at()) != at:
+                    at, since = seen, time.monotonic()
+                elif at != IDLE and time.monotonic() - since > (self.timeout or float("inf")):
+                    raise _Hangs(at)
             if not pipe.poll():
                 raise _Gone
             reply: Reply = pickle.loads(pipe.recv_bytes())
             if reply.area_bytes:
-                descriptor = reduction.recv_handle(pipe)
-                try:
-                    self._area = mmap(descriptor, reply.area_bytes)
-                finally:
-                    os.close(descriptor)
+                self._area = mapped(pipe, reply.area_bytes)
         except (OSError, EOFError) as error:
             raise _Gone from error
         return reply
 
+    def _at(self) -> int:
+        """The number of the sample that the process is at."""
+        return PROGRESS.unpack_from(self._area)[0] if self._area is not None else IDLE
+
     def _restart(self, ids: list[int]) -> None:
-        at = PROGRESS.unpack_from(self._area)[0] if self._area is not None else IDLE
-        how = _how_it_ended(self._end())
+        at = self._at()
+        how = how_it_ended(self._end())
         if self._stopping:
             self._refuse()
         sample = f"sample {ids[at]}" if 0 <= at < len(ids) else f"one of the samples {ids}"
@@ -247,6 +353,9 @@ class WorkerProcess:
             return None
         with self._changing:
             self._process = self._pipe = self._area = None
+            outbox, self._outbox, self._change = self._outbox, None, b""
+            if outbox is not None:
+                outbox.close()
             _shut(pipe)
             pipe.close()
         code = None
@@ -277,48 +386,3 @@ def _shut(pipe: Connection) -> None:
     end = socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
     with end, suppress(OSError):  # the child may have ended already
         end.shutdown(socket.SHUT_WR)
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"with exit code {code}"
-    why = {
-        signal.SIGKILL: ", often the kernel's doing when memory runs out",
-        signal.SIGSEGV: ", a crash in native code",
-        signal.SIGBUS: ", memory or disk that ran out under a mapped file",
-    }
-    return f"by signal {signal.Signals(-code).name}{why.get(signal.Signals(-code), '')}"
-
-
-class WorkerProcesses:
-    """As many worker processes as threads read at once. A thread borrows one for a chunk, and gives
-    it back when it needs the chunk's samples no longer."""
-
-    def __init__(self, dataset: Any, start_method: StartMethod | None) -> None:
-        self._dataset = dataset
-        self._start_method: StartMethod | None = start_method
-        self._idle: list[WorkerProcess] = []
-        self._all: list[WorkerProcess] = []
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def borrow(self) -> Iterator[Fetch]:
-        with self._lock:
-            if not self._idle:
-                name = f"perfect-worker-{len(self._all)}"
-                self._idle.append(WorkerProcess(self._dataset, self._start_method, name))
-                self._all += self._idle
-            process = self._idle.pop()
-        try:
-            yield process.read
-        finally:
-            with self._lock:
-                self._idle.append(process)
-
-    def close(self) -> None:
-        with self._lock:
-            workers, self._all, self._idle = self._all, [], []
-        for process in workers:
-            process.stop()  # all are told first, so that they end at the same time
-        for process in workers:
-            process.close()

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from loaders.blocks import Blocks
 from loaders.cache.cache import DecodedCache
-from loaders.errors import DecodeError, LoaderError, SampleShapeError
+from loaders.errors import BufferTooSmall, DecodeError, LoaderError, SampleShapeError
 from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
 from loaders.pixels.placing import pictures_in_place
 from loaders.slots.leaves import (
@@ -34,13 +34,14 @@ from loaders.slots.leaves import (
     as_stored,
     as_tensor,
     leaves_of,
+    nested_otherwise,
     own,
     picture_number,
 )
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import unwrapped
 from loaders.workers.decode_work import Done
-from loaders.workers.pass_order import PassOrder
+from loaders.workers.pass_order import PassOrder, PassProgress
 from loaders.workers.prefetcher import MOST_IN_CHUNK
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ OnError = Literal["raise", "skip"]
 
 REPLACEMENTS = 10
 """If this many samples in a row are unreadable, the data set is given up."""
+MOST_NONES = 100
+"""If this many samples in a row are None, nobody knows what a sample looks like."""
 READING = 1 << 41
 """Reading that draws random numbers draws as if this were the number of the serve."""
 ONCE = 1 << 40
@@ -56,6 +59,8 @@ ONCE = 1 << 40
 
 
 Borrow = Callable[[], AbstractContextManager[Fetch]]
+Job = tuple[int, int, int]
+"""A position, the slot that it is read into, and the sample that it has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,13 +87,16 @@ class Reader:
         cache: DecodedCache | None,
         borrow: Borrow | None,
         look: Callable[[Sample], None] = lambda _: None,
+        varies: bool = False,
     ) -> None:
-        """`borrow()` lends a function that reads samples by their ids in a worker process. Without
-        it, the calling thread reads them. `look` is shown a sample before `once` changes it."""
+        """`borrow()` lends a function that reads samples by their ids in a worker of its own.
+        Without it, the calling thread reads them. `look` is shown a sample before `once` changes
+        it. `varies`: whether samples may be nested otherwise than the first one."""
         self._dataset = dataset
         self._seed = seed
         self._once = once
         self._look = look
+        self._varies = varies
         self._on_error = on_error
         self._cache = cache
         self._base, self._rows = unwrapped(dataset)
@@ -113,34 +121,37 @@ class Reader:
         done: Done,
     ) -> None:
         hits: list[IncomingSample] = []
-        missed: list[tuple[int, int]] = []
-        for position, slot in zip(positions, slots, strict=True):
-            sample_id = int(order.progress.ids[position])
+        missed: list[Job] = []
+        ids = _ids(order, positions)
+        for position, slot, sample_id in zip(positions, slots, ids, strict=True):
             leaves = None if self._cache is None else self._cache.read(sample_id)
             if leaves is None:
-                missed.append((position, slot))
+                missed.append((position, slot, sample_id))
             else:
-                order.progress.cached[position] = True
+                order.progress.cached.add(position)
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
         self._keep(hits, order, slab, done)
         if self._read_into is not None and self._once is None and slab.interleaved:
-            missed = [job for job in missed if not self._read_into_slot(order, slab, *job, done)]
+            missed = [job for job in missed if not self._read_into_slot(order, slab, job, done)]
         if missed:
             with self._borrow() as fetch:
                 while missed:
                     missed = self._read_missed(order, slab, missed, fetch, done)
 
-    def first(self, ids: NDArray[np.int64], pass_index: int) -> Sample:
-        """The first of `ids` that can be read. It shows how large the slots of a slab must be."""
-        order = PassOrder(pass_index, ids[:1] if self._on_error == "raise" else ids)
-        sample_id = int(ids[0])
-        with self._borrow() as fetch:
-            chunk = fetch([sample_id], self._keys([sample_id], [0], order))
-            if chunk.error is None:
-                sample = self._first[sample_id] = own(chunk.samples[0])
-            else:
-                replacement, sample_id = self._replacement(order, 0, chunk.error, fetch)
-                sample = own(replacement)
+    def first(self, order: PassOrder, position: int) -> Sample:
+        """The sample of a position, or the one that replaces it if it cannot be read. It shows how
+        large the slots of a slab must be."""
+        order = replace(order, progress=PassProgress())
+        sample, sample_id = self._first_at(order, position)
+        for other in range(position + 1, position + MOST_NONES) if self._varies else ():
+            if sample is not None:
+                break
+            position = other % len(order)
+            sample, sample_id = self._first_at(order, position)
+        if sample is None:
+            error = nested_otherwise(None, sample_id, None)
+            error.add_note(_while_decoding(sample_id, order))
+            raise error
         if self._once is None:
             return sample
         self._look(sample)
@@ -151,9 +162,20 @@ class Reader:
                 "once was given, but no part of a sample has two dimensions or more, so there is no"
                 " picture to crop: leave once out"
             )
-        nowhere = np.zeros(1, dtype=np.int64)
-        leaves[number] = self._cropped([leaves[number]], [sample_id], nowhere, order)[0]
+        at = np.array([position])
+        leaves[number] = self._cropped([leaves[number]], [sample_id], at, order)[0]
         return Nest(sample).sample(leaves)
+
+    def _first_at(self, order: PassOrder, position: int) -> tuple[Sample, int]:
+        """A copy of the sample of a position, and its id."""
+        (sample_id,) = _ids(order, [position])
+        with self._borrow() as fetch:
+            chunk = fetch([sample_id], self._keys([sample_id], [position], order))
+            if chunk.error is None:
+                sample = self._first[sample_id] = own(chunk.samples[0])
+                return sample, sample_id
+            replacement, sample_id = self._replacement(order, position, chunk.error, fetch)
+            return own(replacement), sample_id
 
     # ---- misses ---------------------------------------------------------------------------------
 
@@ -161,26 +183,22 @@ class Reader:
         self,
         order: PassOrder,
         slab: Slab,
-        missed: list[tuple[int, int]],
+        missed: list[Job],
         fetch: Fetch,
         done: Done,
-    ) -> list[tuple[int, int]]:
+    ) -> list[Job]:
         """Read samples up to the first unreadable one, and replace that one or raise its error.
         Returns the jobs that are left."""
-        ids = [int(order.progress.ids[position]) for position, _ in missed]
-        keys = self._keys(ids, [position for position, _ in missed], order)
-        many = len(ids) if self._at_once else 1
-        chunk = fetch(ids[:many], keys[:many])
-        read = [
-            (job, sample_id, sample)
-            for job, sample_id, sample in zip(missed, ids, chunk.samples, strict=False)
-        ]
+        together = missed if self._at_once else missed[:1]
+        positions, _, ids = zip(*together, strict=True)
+        chunk = fetch(ids, self._keys(ids, positions, order))
+        read = [*zip(together, chunk.samples, strict=False)]
         self._keep_decoded(read, order, slab, done)
         if chunk.error is None:
             return missed[len(read) :]
-        failed = missed[len(read)]
-        sample, sample_id = self._replacement(order, failed[0], chunk.error, fetch)
-        self._keep_decoded([(failed, sample_id, sample)], order, slab, done)
+        position, slot, _ = missed[len(read)]
+        sample, sample_id = self._replacement(order, position, chunk.error, fetch)
+        self._keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
         return missed[len(read) + 1 :]
 
     def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
@@ -196,9 +214,17 @@ class Reader:
         seeded."""
         if self._many is not None and len(ids) > 1:
             try:
-                return Chunk(list(self._many(self._of_base(ids))))
+                together = list(self._many(self._of_base(ids)))
             except Exception:
                 log.debug("%d samples could not be read at once, so they are read singly", len(ids))
+            else:
+                if len(together) == len(ids):
+                    return Chunk(together)
+                error = LoaderError(
+                    f"__getitems__ of {type(self._base).__name__} gave {len(together)} samples for"
+                    f" {len(ids)} ids: let it give one for each, in their order, or leave it out"
+                )
+                return Chunk([], error)
         samples: list[Sample] = []
         for sample_id in ids:
             try:
@@ -218,40 +244,39 @@ class Reader:
         """Memory that was used before, because fresh memory costs a page fault every 4 KiB."""
         return self._scratch.array(shape, np.dtype(np.uint8))
 
-    def _read_into_slot(
-        self, order: PassOrder, slab: Slab, position: int, slot: int, done: Done
-    ) -> bool:
+    def _read_into_slot(self, order: PassOrder, slab: Slab, job: Job, done: Done) -> bool:
         """Decode straight into the slot; returns whether that was possible. A sample that cannot be
         read is left to `_read_missed`."""
-        sample_id, picture = int(order.progress.ids[position]), slab.picture
+        (_, slot, sample_id), picture = job, slab.picture
         if sample_id in self._first or self._read_into is None or picture is None:
             return False
         try:
             sample = self._read_into(
                 self._of_base([sample_id])[0], lambda shape: picture.room(slot, shape)
             )
-        except DecodeError:
+        except BufferTooSmall:
+            raise
+        except Exception:
             return False
-        self._keep_decoded([((position, slot), sample_id, sample)], order, slab, done)
+        self._keep_decoded([(job, sample)], order, slab, done)
         return True
 
     def _replacement(
         self, order: PassOrder, position: int, error: BaseException, fetch: Fetch
     ) -> tuple[Sample, int]:
         """A sample that replaces an unreadable one, and its id. Raises `error` where none may."""
-        wanted = int(order.ids[position])
+        (wanted,) = _ids(order, [position])
         if self._on_error == "raise" or not isinstance(error, Exception):
             error.add_note(_while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
-        samples = len(order.ids)
-        for step in range(REPLACEMENTS):
-            other = int(order.ids[(position + samples // 2 + step) % samples])
+        at = (position + len(order) // 2 + np.arange(REPLACEMENTS)) % len(order)
+        for other in order.drawn_ids[at].tolist():
             if other == wanted:
                 continue
             chunk = fetch([other], self._keys([other], [position], order))
             if chunk.error is None:
-                order.progress.ids[position] = other
+                order.progress.replaced[position] = other
                 return chunk.samples[0], other
             if isinstance(chunk.error, Exception):
                 self._skip(other, chunk.error)
@@ -275,17 +300,20 @@ class Reader:
 
     def _keep_decoded(
         self,
-        read: Sequence[tuple[tuple[int, int], int, Sample]],
+        read: Sequence[tuple[Job, Sample]],
         order: PassOrder,
         slab: Slab,
         done: Done,
     ) -> None:
-        """Put decoded samples into their slots, and offer them to the cache. `read` lists
-        ((position, slot), id, sample)."""
+        """Put decoded samples into their slots, and offer them to the cache."""
         with self._lock:
             order.progress.decoded += len(read)
         found = []
-        for (position, slot), sample_id, sample in read:
+        for (position, slot, sample_id), sample in read:
+            if slab.varies and not slab.fits(sample):
+                self._keep_odd(slab, (position, slot, sample_id), sample, order)
+                done(position)
+                continue
             try:
                 leaves = slab.leaves_like_template(sample, sample_id)
             except SampleShapeError as error:
@@ -295,6 +323,23 @@ class Reader:
                 self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
             found.append(IncomingSample(position, slot, sample_id, leaves))
         self._keep(found, order, slab, done)
+
+    def _keep_odd(self, slab: Slab, job: Job, sample: Sample, order: PassOrder) -> None:
+        """Keep a sample that is nested otherwise than the first one. No cache keeps it."""
+        position, slot, sample_id = job
+        try:
+            number = picture_number(sample)
+            if self._once is not None and number is not None:
+                self._look(sample)
+                nest, leaves = Nest(sample), leaves_of(sample)
+                picture = cast(Any, as_tensor(leaves[number]))
+                at = np.array([position])
+                leaves[number] = self._cropped([picture], [sample_id], at, order)[0]
+                sample = nest.sample(leaves)
+            slab.keep_odd(slot, sample, sample_id)
+        except Exception as error:
+            error.add_note(_while_decoding(sample_id, order))
+            raise
 
     def _keep(
         self, found: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
@@ -338,6 +383,10 @@ class Reader:
         return [
             once(picture[None], Draws(keys[n : n + 1]))[0] for n, picture in enumerate(pictures)
         ]
+
+
+def _ids(order: PassOrder, positions: Sequence[int]) -> list[int]:
+    return order.ids(np.asarray(positions, dtype=np.int64)).tolist()
 
 
 def _while_decoding(sample_id: int, order: PassOrder) -> str:

@@ -1,72 +1,40 @@
 """The code that runs in a worker process, and its messages to `processes.WorkerProcess`.
 
-    request   pickled ids
-    reply     pickled `Reply`, then, where the staging area grew, its descriptor
-    staging   | which of the chunk is being read | picture | picture | ... |   it only ever grows
+    request   pickled `Request`, then, where the parent's staging area is new, its descriptor
+    reply     pickled `Reply`, then, where the child's staging area is new, its descriptor
 
-The staging area is a nameless file in memory. So no kill leaves anything behind in /dev/shm, and a
-container's small /dev/shm does not limit it. It holds the arrays of one chunk, each in the layout
-that it had (a channels_last picture stays so). The next chunk overwrites them.
+A request asks for samples of the data set, or for changes of samples that lie in the parent's own
+staging area (`staging`). Before the first one there is a reply that the data set is rebuilt, and
+another one that the user's `worker_init_fn` has run, if there is one.
 """
 
 import os
 import pickle
+import random
 import signal
-import struct
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from mmap import mmap
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.slots.leaves import Picture, Sample, as_kind, as_tensor, kind_of, mode_of
+from loaders.pixels.decode_counts import DecodeCounts
+from loaders.slots.leaves import Sample, own
+from loaders.sources.datasets import counts_of
 from loaders.sources.randomness import SeededGenerators, generators_of
+from loaders.torch_seams import tell_worker_info
+from loaders.workers.staging import IDLE, Staging, mapped, unpack
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
-FIRST_BYTES = 1 << 16
-ALIGNMENT = 64
-PROGRESS = struct.Struct("q")
-IDLE = -1
 
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """An array leaf in the staging area: where it lies, and how its memory is arranged."""
-
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    """The size of each dimension, from the outermost in memory to the innermost."""
-    back: tuple[int, ...]
-    """The place of each dimension of the leaf among `sizes`."""
-    start: int
-    mode: str | None
-    """The mode of the PIL picture that it was. None: it was another kind of array."""
-    kind: type[torch.Tensor] | None = None
-    """The subclass of torch.Tensor that it is, and its attributes. None: it is none."""
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def view(self, area: mmap) -> torch.Tensor:
-        """The leaf as a tensor over the area, without a copy. It keeps the area mapped, and its
-        values change with the next chunk."""
-        count = int(np.prod(self.sizes, dtype=np.int64))
-        if count:
-            memory = torch.frombuffer(area, dtype=self.dtype, count=count, offset=self.start)
-        else:
-            memory = torch.empty(0, dtype=self.dtype)
-        leaf = memory.view(self.sizes).permute(self.back)
-        if self.mode is not None:
-            leaf = leaf.as_subclass(Picture)
-            leaf.picture_mode = self.mode
-        return as_kind(leaf, self.kind, self.attributes)
+Change = Callable[[Sample, int], Sample]
+"""Changes a sample, with random numbers that its key seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +72,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What the parent asks for: to read the samples `ids`, or to change samples that it has."""
+
+    ids: list[int]
+    keys: list[int]
+    """The seed of each sample's random numbers."""
+    samples: list[bytes] | None = None
+    """The samples to change, with `Staged` in place of arrays. None: they are read."""
+    area_bytes: int = 0
+    """The size of the parent's staging area, if it is new or grew: then its descriptor follows."""
+    change: bytes = b""
+    """The pickled function (sample, key) -> sample that changes them, if the child lacks it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What the child answers when it has rebuilt the data set, and to each request."""
 
@@ -112,64 +95,41 @@ class Reply:
     failure: Failure | None
     area_bytes: int
     """The size of the staging area, if it is new or grew: then its descriptor follows. Else 0."""
+    counts: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    """What each source has decoded since the last reply, and how."""
 
 
-class Staging:
-    """The staging area as the child sees it, which writes to it."""
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Which of the worker processes of a loader this is, and what it does before it reads."""
 
-    def __init__(self) -> None:
-        self._file = _nameless_file()
-        self._end = 0
-        self._told = 0
-        self.area = self._grow(FIRST_BYTES)
-        self.begin()
+    number: int = 0
+    workers: int = 1
+    seed: int = 0
+    """The loader's seed."""
+    init: Callable[[int], object] | None = None
+    """The user's worker_init_fn."""
 
-    def begin(self) -> None:
-        """Begin a new chunk, whose arrays overwrite those of the chunk before."""
-        self._end = PROGRESS.size
-        self.note(IDLE)
+    def take(self, dataset: Any) -> None:
+        """Be this worker: say so to whoever asks torch."""
+        seed = self.seed + self.number
+        probed = getattr(dataset, "probed", dataset)  # what `ProbedReads` reads
+        tell_worker_info(self.number, self.workers, seed, probed)
 
-    def note(self, number: int) -> None:
-        """Note which sample of the chunk is being read. If that kills the process, the parent can
-        name the sample."""
-        PROGRESS.pack_into(self.area, 0, number)
-
-    def place(self, leaf: Any) -> Any:
-        """Copy a leaf into the area if it is an array. Any other leaf is returned as it is."""
-        array = isinstance(leaf, torch.Tensor | np.ndarray | Image.Image)
-        value = as_tensor(leaf) if array else None
-        if not isinstance(value, torch.Tensor):
-            return leaf
-        outer_first = sorted(range(value.ndim), key=lambda d: -value.stride(d))
-        staged = Staged(
-            value.dtype,
-            tuple(value.shape[d] for d in outer_first),
-            tuple(outer_first.index(d) for d in range(value.ndim)),
-            -(-self._end // ALIGNMENT) * ALIGNMENT,
-            mode_of(leaf),
-        )
-        kind = kind_of(leaf)
-        self._end = staged.start + value.numel() * value.element_size()
-        if self._end > len(self.area):
-            self.area = self._grow(max(self._end, 2 * len(self.area)))
-        staged.view(self.area).copy_(value)
-        return staged if kind is None else replace(staged, kind=kind, attributes={**vars(leaf)})
-
-    def send(self, pipe: Connection, samples: list[bytes], failure: Failure | None) -> None:
-        grown = self._told != len(self.area)
-        self._told = len(self.area)
-        pipe.send_bytes(pickle.dumps(Reply(samples, failure, self._told if grown else 0)))
-        if grown:
-            reduction.send_handle(pipe, self._file, os.getppid())
-
-    def _grow(self, size: int) -> mmap:
-        os.ftruncate(self._file, size)
-        return mmap(self._file, size)
+    def call_init(self) -> None:
+        """Call the user's function under generators that are seeded as a DataLoader's are. (Each
+        sample has seeds of its own, so what is drawn of it does not depend on these.)"""
+        assert self.init is not None
+        seed = self.seed + self.number
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        self.init(self.number)
 
 
-def work(pipe: Connection, inherited: tuple[Connection, Any] | None) -> None:
+def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None) -> None:
     """Run a worker process until the pipe closes or the parent is gone. A forked process has
-    `inherited` the parent's end of the pipe and the data set."""
+    `inherited` the parent's end of the pipe, the data set and its place."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
     torch.set_num_threads(1)
@@ -179,85 +139,104 @@ def work(pipe: Connection, inherited: tuple[Connection, Any] | None) -> None:
             payload = pipe.recv_bytes()
             try:
                 dataset = pickle.loads(payload)
+                place: WorkerPlace = pickle.loads(pipe.recv_bytes())
             except Exception as error:
-                staging.send(pipe, [], Failure.of(error))
+                _send(pipe, staging, [], Failure.of(error))
                 return
             del payload
         else:
-            theirs, dataset = inherited
+            theirs, dataset, place = inherited
             theirs.close()  # while it is open here, the pipe would never close
-        staging.send(pipe, [], None)
-        generators = SeededGenerators(generators_of(dataset))
+        place.take(dataset)
+        _send(pipe, staging, [], None)
+        if place.init is not None:
+            try:
+                place.call_init()
+            except BaseException as error:
+                _send(pipe, staging, [], Failure.of(error))
+                return
+            _send(pipe, staging, [], None)
+        counts = counts_of(dataset)
+        reads, changes = SeededReads(dataset), SampleChanges()
         while True:
             while not pipe.poll(LOOK_SECONDS):
                 if os.getppid() != parent:
                     raise EOFError
-            ids, keys = pickle.loads(pipe.recv_bytes())
-            _answer(pipe, SeededReads(dataset, generators, ids, keys), staging)
+            request: Request = pickle.loads(pipe.recv_bytes())
+            if request.samples is None:
+                _answer(pipe, staging, request, reads.of, counts)
+                continue
+            if request.area_bytes:
+                changes.area = mapped(pipe, request.area_bytes)
+            _answer(pipe, staging, request, changes.of, counts)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # this ends the process even if a thread of the data set still runs
 
 
-@dataclass(frozen=True, slots=True)
 class SeededReads:
-    """What a request asks for. With keys, the random numbers of a sample depend on its key alone,
-    and not on the process and on what that has read before."""
+    """Reads samples of the data set. With keys, the random numbers of a sample depend on its key
+    alone, and not on the process and on what that has read before."""
 
-    dataset: Any
-    generators: SeededGenerators
-    ids: list[int]
-    keys: list[int]
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._generators = SeededGenerators(generators_of(dataset))
 
-    def read(self, number: int) -> Sample:
-        if self.keys:
-            self.generators.seed(self.keys[number])
-        return self.dataset[self.ids[number]]
+    def of(self, request: Request, number: int) -> Sample:
+        if request.keys:
+            self._generators.seed(request.keys[number])
+        return self._dataset[request.ids[number]]
 
 
-def _answer(pipe: Connection, wanted: SeededReads, staging: Staging) -> None:
+class SampleChanges:
+    """Changes samples that the parent sends."""
+
+    def __init__(self) -> None:
+        self.area: mmap | None = None
+        """The parent's staging area."""
+        self._change: Change | None = None
+
+    def of(self, request: Request, number: int) -> Sample:
+        if request.change and number == 0:
+            self._change = pickle.loads(request.change)
+        assert self._change is not None and self.area is not None and request.samples is not None
+        # A user's function gets a sample of its own, in which pictures of Pillow are such again.
+        sample = own(unpack(request.samples[number], self.area))
+        return self._change(sample, request.keys[number])
+
+
+def _answer(
+    pipe: Connection,
+    staging: Staging,
+    request: Request,
+    sample_of: Callable[[Request, int], Sample],
+    counts: Sequence[DecodeCounts],
+) -> None:
     samples: list[bytes] = []
     failure: Failure | None = None
     staging.begin()
-    for number, sample_id in enumerate(wanted.ids):
+    for number, sample_id in enumerate(request.ids):
         if pipe.poll():
             raise EOFError  # the parent sends nothing before an answer, so it has closed the pipe
         staging.note(number)
         try:
-            samples.append(_pack(wanted.read(number), sample_id, staging))
+            samples.append(staging.pack(sample_of(request, number), sample_id))
         except BaseException as error:
             failure = Failure.of(error)
             break
     staging.note(IDLE)
-    staging.send(pipe, samples, failure)
+    _send(pipe, staging, samples, failure, [each.taken() for each in counts])
 
 
-def _pack(sample: Sample, sample_id: int, staging: Staging) -> bytes:
-    nest = change_leaves(sample, staging.place)
-    try:
-        return pickle.dumps(nest, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        raise LoaderError(
-            f"sample {sample_id} holds something that cannot leave its process: {error}; return"
-            " tensors, arrays, pictures, numbers and strings, or decode in threads"
-        ) from error
-
-
-def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
-    """The same nest of tuples, lists and dicts, with every leaf replaced by `change(leaf)`."""
-    if isinstance(sample, dict):
-        return {key: change_leaves(part, change) for key, part in sample.items()}
-    if not isinstance(sample, tuple | list):
-        return change(sample)
-    parts = [change_leaves(part, change) for part in sample]
-    if hasattr(sample, "_fields"):
-        return type(sample)(*parts)
-    return tuple(parts) if isinstance(sample, tuple) else parts
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("perfect-staging")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+def _send(
+    pipe: Connection,
+    staging: Staging,
+    samples: list[bytes],
+    failure: Failure | None,
+    counts: Sequence[dict[str, int]] = (),
+) -> None:
+    grown = staging.grown_bytes
+    pipe.send_bytes(pickle.dumps(Reply(samples, failure, grown, list(counts))))
+    if grown:
+        staging.send(pipe, os.getppid())

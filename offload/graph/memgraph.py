@@ -97,6 +97,9 @@ class MemGraph:
     """For each device, memory for workspaces of up to `SMALL_WORKSPACE` bytes. Its compute lane
     runs one task at a time, so all tasks share it, and no node names it."""
 
+    def __repr__(self) -> str:
+        return f"<MemGraph: {len(self.nodes)} nodes, arenas of {dict(self.arenas)} bytes>"
+
     def described(self, node: int) -> str:
         """The node with its task and the user's line, for error messages."""
         found = self.nodes[node]

@@ -146,6 +146,9 @@ class TaskGraph:
     """Bytes of each device that residents leave free, because another step of the same runner needs
     so many for its largest task."""
 
+    def __repr__(self) -> str:
+        return f"<TaskGraph: {len(self.tasks)} tasks over {len(self.buffers)} buffers>"
+
     @property
     def devices(self) -> list[int]:
         """The devices that need an arena."""

@@ -59,7 +59,7 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
         own = None
         if task.phase == "update" and number not in held:
             own = (*_kind(task), _trains(graph, task) and _room(graph, task) <= limit // SMALL)
-        close([key for key, bucket in open_.items() if key != own and bucket.before(task)])
+        close([key for key, bucket in open_.items() if _parted(key == own, bucket, graph, task)])
         waiting = sum(bucket.waiting for bucket in open_.values())
         workspace = max((bucket.workspace for bucket in open_.values()), default=0)
         if live[number] + waiting + workspace > peak:
@@ -85,6 +85,14 @@ def bucketed_updates(graph: TaskGraph, nbytes: int | None = None) -> TaskGraph:
     buckets = sum(len(members) > 1 for members in groups)
     note = f"{together} updates are merged into {buckets} buckets" if buckets else ""
     return regrouped(graph, groups, note)
+
+
+def _parted(same: bool, bucket: _Bucket, graph: TaskGraph, task: Task) -> bool:
+    """Whether the task cannot be in the bucket or before it. A bucket's calls may become one, so it
+    has no parameter twice."""
+    if not same:
+        return bucket.before(task)
+    return any(b in bucket.writes and graph.buffers[b].role is Role.PARAMETER for b in task.writes)
 
 
 def _kind(task: Task) -> tuple[object, ...]:

@@ -9,17 +9,20 @@ A fake may err about sizes (workspaces), types, strides, and about which results
 plan made of that would be wrong, or call other kernels than eager does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from offload.caching.plan_cache import PlanCache
 from offload.errors import CaptureError
-from offload.graph.taskgraph import TaskGraph
-from offload.measuring.distinct_calls import at_zero, signature, values_of
+from offload.measuring.call_uses import Use
+from offload.measuring.distinct_calls import at_zero, signature
+from offload.measuring.kept_costs import KeptCosts
 from offload.memory.placement import flat
 from offload.program.kernels import Call, Value, alignment_on
+from offload.program.layouts import KernelLayouts
 from offload.program.trees import mapped
 from offload.torch_seams import OpOverload, storage_key
 
@@ -51,9 +54,13 @@ class Misjudged(CaptureError):
 
 
 class Learned:
-    """What the kernels of a step return where their fakes are wrong."""
+    """What the kernels of a step return where their fakes are wrong, and what they cost if that is
+    kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PlanCache | None = None) -> None:
+        """`cache`: where costs are kept for later starts of the same run."""
+        self.kept = None if cache is None else KeptCosts(cache)
+        self.layouts = KernelLayouts()
         self._answers: dict[Any, dict[Any, Answer]] = {}
         """By op, then by all of the call."""
 
@@ -107,36 +114,6 @@ class Difference:
     learnable: bool = True
     fatal: bool = True
     """Whether other ops must not run on made-up results: memory of another size."""
-
-
-@dataclass(slots=True)
-class Use:
-    """The uses of a call in a graph."""
-
-    line: str
-    """The user's line at the first of them, and a colon; or nothing."""
-    needed: set[int] = field(default_factory=set)
-    """Positions of the results that somebody reads."""
-    rewritten: bool = False
-    """Whether an argument or a result is changed in place anywhere in the graph."""
-
-
-def uses_of(graph: TaskGraph, keys: Sequence[Sequence[Any]]) -> dict[Any, Use]:
-    """The uses of all calls. `keys`: of each task the keys of its calls."""
-    tasks = [(task, found) for task, found in zip(graph.tasks, keys, strict=True) if found]
-    read, rewritten = set(graph.outputs), set[int]()
-    for task, _ in tasks:
-        for call in task.kernel.calls:
-            read.update(value.buffer for value in values_of((call.args, dict(call.kwargs))))
-        made = {v.buffer for call in task.kernel.calls for v in filter(None, call.outputs)}
-        rewritten.update({*task.writes} - made)
-    uses: dict[Any, Use] = {}
-    for task, found in tasks:
-        for key, call in zip(found, task.kernel.calls, strict=True):
-            use = uses.setdefault(key, Use(f"{task.where}: " if task.where else ""))
-            use.needed |= {n for n, v in enumerate(call.outputs) if v and v.buffer in read}
-            use.rewritten |= not rewritten.isdisjoint(task.touches)
-    return uses
 
 
 def difference(call: Call, results: Answer, given: int, use: Use) -> Difference | None:

@@ -17,7 +17,7 @@ import functools
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,21 +27,21 @@ from offload.gate import only_python, stand_aside
 from offload.graph.memgraph import TASK, Access, Node, Place
 from offload.graph.taskgraph import RANKS, Task, TaskGraph
 from offload.measuring.allocation_log import MARK, allocations_of, peak_of, peaks_of, rounded
+from offload.measuring.call_uses import Use, uses_of
 from offload.measuring.distinct_calls import at_zero, end_of, signature, sizes, values_of
 from offload.measuring.fake_answers import (
     ADVICE,
     Answer,
     Misjudged,
-    Use,
     difference,
     key_of,
     results_of,
-    uses_of,
 )
+from offload.measuring.kept_costs import Cost, KeptCosts
 from offload.memory.cpu_shim import Shim
 from offload.memory.cuda_shim import available_on
 from offload.memory.device_memory import measuring
-from offload.memory.placement import COPY, SHIM, Allocation, Bindings, Run, bind_task, name
+from offload.memory.placement import COPY, SHIM, Bindings, Run, bind_task, name
 from offload.memory.workspaces import kept_bytes, steady, warm
 from offload.optimizer.step_study import measured_variants
 from offload.optimizer.step_updates import StepUpdate
@@ -58,24 +58,9 @@ SPIN = 400_000
 HOST_LANE = "host"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one call costs."""
-
-    allocations: tuple[Allocation, ...] | None
-    """None: they are unknown, and the outputs are copied."""
-    workspace: int
-    unplaced: int
-    seconds: float | None
-    elsewhere: int = 0
-    """Bytes that it allocates on threads of its own. They cannot be placed."""
-    failure: str = ""
-    absent: frozenset[int] = frozenset()
-    """Positions of outputs that the kernel does not make although its fake does."""
-
-
-def measured(graph: TaskGraph) -> TaskGraph:
-    """The graph with the workspace and seconds of every task, and the allocations of its calls."""
+def measured(graph: TaskGraph, kept: KeptCosts | None = None) -> TaskGraph:
+    """The graph with the workspace and seconds of every task, and the allocations of its calls.
+    `kept`: what was measured at an earlier start, and is not measured again."""
     device = device_of(graph)
     calls: dict[torch.device, dict[Any, Call]] = {device: {}, CPU: {}}
     wheres = [CPU if task.lane == HOST_LANE else device for task in graph.tasks]
@@ -93,9 +78,13 @@ def measured(graph: TaskGraph) -> TaskGraph:
         _random_put_back(device, generators_of(graph)),
     ):
         for where, found in calls.items():
-            bench = _Bench(where, found, graph.alignment, uses)
-            costs |= bench.costs(found)
+            known = {} if kept is None else kept.of(where, found, uses)
+            new = {key: call for key, call in found.items() if key not in known}
+            bench = _Bench(where, new, graph.alignment, uses)
+            costs |= known | (made := bench.costs(new) if new else {})
             bench.check()
+            if kept is not None:
+                kept.keep(made)
         fixed = kept_bytes(device)
     tasks = [
         _with(task, [costs[key] for key in found]) if found else task

@@ -6,14 +6,15 @@
 So the module, `state_dict` and checkpoints see current values without a copy between two steps. The
 user may point a tensor elsewhere (`p.data = ...`, another runner over the same module, an optimizer
 that loads its state). So `settle` compares addresses before every step, copies such values to their
-home and points the tensor there again. `park` moves residents to a waiting place (waiting_place.py)
+home and points the tensor there again. Where one step knows of more tensors over a storage than
+another, they go together (`learn`). `park` moves residents to a waiting place (waiting_place.py)
 while another job has the device. `release` gives every tensor memory of its own.
 
 Only `.data` changes: the tensor object stays the same.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,52 +23,23 @@ from offload.errors import GraphError, StepError
 from offload.graph.memgraph import MemGraph, Place
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import Arenas
+from offload.memory.home import Home
 from offload.memory.passages import Passage, carry
-from offload.memory.tensor_layout import TensorLayout, bytes_of, move_out
+from offload.memory.tensor_layout import TensorLayout, move_out, share
 from offload.memory.waiting_place import HandOver, Leaver, WaitingPlace, room_of
 from offload.program.kernels import Source
+from offload.torch_seams import is_held_by_others
 
+APART = (
+    "to memory that something else holds, too. They are apart from now on, and steps write into the"
+    " first one only; plain PyTorch would write into both"
+)
+TOGETHER = (
+    "to other memory. Other tensors over its old memory stay with it, and have its new values;"
+    " plain PyTorch would leave them behind"
+)
 Tensors = Mapping[str, Source]
 """The user's tensors by `Buffer.tensor`."""
-
-
-class Home:
-    """One storage of the user's in an arena, and the tensors over it."""
-
-    def __init__(self, key: str, memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-        self.key = key
-        self.memory = memory
-        self.tensors = list(tensors)
-        """The tensor objects that were last seen there."""
-        self.layouts = [TensorLayout.of(tensor) for tensor in tensors]
-        try:
-            self.views = [layout.over(memory) for layout in self.layouts]
-        except RuntimeError as error:
-            raise GraphError(
-                f"tensor {key}: {self.layouts} does not fit into its {len(memory)} bytes of the"
-                " plan"
-            ) from error
-        self.at = [view.data_ptr() for view in self.views]
-        """The addresses of the views' first elements."""
-
-    def bring(self, live: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
-        """Copy the values of these tensors here and point the tensors here. `non_blocking`: the
-        caller waits for the device before their old memory is used again."""
-        for seen, now, at in zip(self.tensors, live, self.at, strict=True):
-            if seen is not now and seen.data_ptr() == at:
-                move_out([seen])  # whoever still has the old object must not see the new values
-        strays = [n for n, tensor in enumerate(live) if tensor.data_ptr() != self.at[n]]
-        storages = {live[n].untyped_storage().data_ptr() for n in strays}
-        alike = [TensorLayout.of(tensor) for tensor in live] == self.layouts
-        whole = live[0].untyped_storage().nbytes() == self.memory.nbytes
-        if len(strays) == len(live) and len(storages) == 1 and alike and whole:
-            self.memory.copy_(bytes_of(live[0]), non_blocking=non_blocking)
-        else:
-            for n in strays:
-                self.views[n].copy_(live[n].detach(), non_blocking=non_blocking)
-        for n in strays:
-            live[n].data = self.views[n]
-        self.tensors = list(live)
 
 
 class Homes:
@@ -76,24 +48,71 @@ class Homes:
     def __init__(self, memgraph: MemGraph, arenas: Arenas, tensors: Tensors) -> None:
         self._arenas = arenas
         self._tensors = tensors
+        self._joined: dict[str, list[torch.Tensor]] = {}
+        """Tensors over the same storages that only other steps know."""
         self.places = {k: p for k, p in places(memgraph).items() if k in tensors and p.nbytes}
         self._homes = [
             Home(key, arenas.bytes(place), self._live(key)) for key, place in self.places.items()
         ]
         for home in self._homes:
             arenas.origins.setdefault(home.key, home.tensors[0].device)
-        self._sources = [source for home in self._homes for source in self._source(home.key)]
-        self._at = [at for home in self._homes for at in home.at]
+        self._sources: list[torch.Tensor | Callable[[], torch.Tensor]] = []
+        self._at: list[int] = []
+        self._list()
         self._way: tuple[WaitingPlace, HandOver, list[torch.Tensor], list[int]] | None = None
         """The last way to a waiting place, with the tensors of all homes and their addresses while
         some of them wait there."""
 
+    def _list(self) -> None:
+        """List where all tensors are found and where they should be, after a home has changed."""
+        self._sources = [source for home in self._homes for source in self._source(home.key)]
+        self._at = [at for home in self._homes for at in home.at]
+
     def _source(self, key: str) -> Sequence[torch.Tensor | Callable[[], torch.Tensor]]:
         found = self._tensors[key]
-        return (found,) if isinstance(found, torch.Tensor) or callable(found) else found
+        own = (found,) if isinstance(found, torch.Tensor) or callable(found) else found
+        return (*own, *self._joined.get(key, ()))
 
     def _live(self, key: str) -> Sequence[torch.Tensor]:
         return _found(self._source(key))
+
+    def together(self) -> dict[str, Sequence[torch.Tensor]]:
+        """Where several tensors lie over one storage: all of them, by the storage's name."""
+        return {home.key: live for home in self._homes if len(live := self._live(home.key)) > 1}
+
+    def learn(self, together: Mapping[str, Sequence[torch.Tensor]]) -> None:
+        """Take along tensors over the same storages that only another step knows. Whoever has such
+        a tensor sees what a step writes, as in plain PyTorch."""
+        found = False
+        for home in self._homes if together else ():
+            if home.key not in together or callable(self._tensors[home.key]):
+                continue
+            live = self._live(home.key)
+            known = set(map(id, live))
+            others = [tensor for tensor in together[home.key] if id(tensor) not in known]
+            if more := [tensor for tensor in others if share(tensor, live[0])]:
+                home.add(more)
+                self._joined.setdefault(home.key, []).extend(more)
+                found = True
+        if found:
+            self._way = None
+            self._list()
+
+    def _part(self) -> None:
+        """Let go of joined tensors that their owner has pointed elsewhere."""
+        for home in self._homes:
+            for joined in list(self._joined.get(home.key, ())):
+                live = self._live(home.key)
+                number = next(n for n, tensor in enumerate(live) if tensor is joined)
+                if (
+                    not home.lie_together(live, 0, number)
+                    and live[number].data_ptr() != home.at[number]
+                ):
+                    home.drop(number)
+                    self._joined[home.key] = [
+                        each for each in self._joined[home.key] if each is not joined
+                    ]
+                    self._list()
 
     def settle(self, waiting: WaitingPlace | None = None) -> None:
         """Bring every tensor home with its present values. `waiting`: where some may wait; it is
@@ -104,6 +123,8 @@ class Homes:
         if some is None and self._at_home():
             return
         self._way = None
+        if self._joined:
+            self._part()
         strays: list[tuple[Home, Sequence[torch.Tensor]]] = []
         for home in self._homes:
             live = self._live(home.key)
@@ -172,6 +193,7 @@ class Homes:
     def follow(self, old: "Homes") -> None:
         """Point all tensors that are at home in `old` to the same places here. Their bytes are here
         already."""
+        self.learn(old.together())
         for home, before in zip(self._homes, old._homes, strict=True):
             for tensor, view, at in zip(before.tensors, home.views, before.at, strict=True):
                 if tensor.data_ptr() == at:
@@ -179,11 +201,8 @@ class Homes:
             home.tensors = list(before.tensors)
 
     def has(self, key: str, place: Place, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether exactly these tensor objects are at home at this place."""
-        if self.places.get(key) != place:
-            return False
-        live = self._live(key)
-        return len(live) == len(tensors) and all(map(operator.is_, live, tensors))
+        """Whether all these tensor objects are at home at this place."""
+        return self.places.get(key) == place and {*map(id, tensors)} <= {*map(id, self._live(key))}
 
     def astray(self, waiting: WaitingPlace | None = None) -> str:
         """The name of a tensor that somebody has pointed elsewhere; empty if all are at home, or
@@ -199,6 +218,18 @@ class Homes:
 
     def _at_home(self) -> bool:
         return _addresses(_found(self._sources)) == self._at
+
+    def pointed(self) -> Iterator[tuple[str, str]]:
+        """Tensors that somebody has pointed elsewhere where not they alone are concerned: their
+        names, and what becomes of it."""
+        for home in [] if self._at_home() else self._homes:
+            live = self._live(home.key)
+            if callable(self._tensors[home.key]) or _addresses(live) == home.at:
+                continue
+            if not all(home.lie_together(live, 0, n) for n in range(len(live))):
+                yield home.key, TOGETHER
+            elif not self._arenas.contain(live[0].data_ptr()) and is_held_by_others(live):
+                yield home.key, APART
 
     def counted(self) -> list[torch.Tensor]:
         """Tensors that count their versions: all but those made in inference mode."""
@@ -304,6 +335,13 @@ def _check(home: Home, live: Sequence[torch.Tensor], device: torch.device) -> No
                 f" but the step was captured with {layout.dtype} {tuple(layout.size)} on {device}."
                 " Capture it again"
             )
+    strays = [n for n, tensor in enumerate(live) if tensor.data_ptr() != home.at[n]]
+    if not all(home.lie_together(live, n, m) for n in strays for m in strays):
+        raise StepError(
+            f"tensors that lay over each other in the memory of {home.key} when the step was"
+            " captured are apart now: they were pointed elsewhere (.data = ...). Write into them in"
+            " place instead, or capture the step again"
+        )
 
 
 def places(memgraph: MemGraph) -> dict[str, Place]:

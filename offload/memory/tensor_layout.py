@@ -28,6 +28,26 @@ class TensorLayout:
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one after the last."""
+        if 0 in self.size:
+            return 0, 0
+        steps = ((n - 1) * stride for n, stride in zip(self.size, self.stride, strict=True))
+        count = self.dtype.itemsize
+        return self.offset * count, (self.offset + sum(steps) + 1) * count
+
+
+def overlap(one: TensorLayout, other: TensorLayout) -> bool:
+    """Whether two tensors over the same storage may have a byte in common."""
+    (begin, end), (first, last) = one.span, other.span
+    return begin < last and first < end
+
+
+def share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie in the same storage."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
 
 def move_out(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> None:
     """Give tensors that share a storage ordinary memory of their own, on `device` if given."""

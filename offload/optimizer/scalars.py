@@ -145,7 +145,7 @@ def _fused(update: Update) -> bool:
 
 
 def _source(update: Update) -> Source:
-    return (*_group(update), id(update.parameter))
+    return (*_group(update), id(update.parameter), update.ahead)
 
 
 def _group(update: Update) -> Source:

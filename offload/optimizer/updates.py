@@ -47,6 +47,8 @@ class Update:
     elementwise: bool = True
     kept: SettingsSnapshot | None = None
     """The numbers of the update's own step, if the update runs in the next step."""
+    ahead: int = 0
+    """How often the optimizer has stepped before in the same captured step."""
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -83,7 +85,8 @@ class Update:
         """The optimizer's own tensor that counts steps, or the snapshot of it."""
         if self.kept is not None:
             return self.kept.counter(self.parameter)
-        return self.optimizer.state[self.parameter]["step"]
+        counter = self.optimizer.state[self.parameter]["step"]
+        return counter + self.ahead if self.ahead else counter
 
     def advancing(self, p: torch.Tensor) -> torch.Tensor:
         """A copy of the counter for the kernel to advance, on the parameter's device if it is

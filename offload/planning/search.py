@@ -11,35 +11,26 @@ ends when no other plan can be faster.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NoReturn
 
-from offload.errors import BudgetTooSmall
-from offload.graph.costs import Costs
-from offload.graph.memgraph import SMALL_WORKSPACE, TASK, MemGraph, Place
-from offload.graph.taskgraph import HOST, Role, TaskGraph
+from offload.errors import BudgetTooSmall, GraphError
+from offload.graph.taskgraph import HOST, TaskGraph
 from offload.planning.effort import EFFORTS
 from offload.planning.least_copies import least_seconds_with
-from offload.planning.packing import Owner, packed
-from offload.planning.planner import build_memgraph
+from offload.planning.plan_choice import PlanChoice
 from offload.planning.policies import DROPS, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
 from offload.planning.reduction import reduced
-from offload.planning.refusal import (
-    refuse,
-    refuse_host,
-    resident_bytes,
-    scratch_bytes,
-    smallest_budget,
-)
-from offload.planning.simulator import Simulation, least_seconds, simulate
+from offload.planning.refusal import refuse, refuse_host, smallest_budget
+from offload.planning.resident_plan import without_copies
+from offload.planning.simulator import least_seconds, simulate
 from offload.planning.victims import NEVER
+from offload.planning.wanted import FoundPlan, Wanted, walked
 
-SLACK = (1.02, 1.05, 1.1, 1.2, 1.4, 2.0)
-"""Sizes of the arena to try for the plan without copies, as multiples of the peak."""
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
 EVICTING = 4
@@ -56,51 +47,37 @@ ROUNDING = 1e-9
 """What sums of the same seconds may differ by when they are added up in another order."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FoundPlan:
-    """A plan that was tried."""
-
-    memgraph: MemGraph
-    policy: Policy
-    simulation: Simulation
-    tried: tuple[str, ...] = ()
-    """A line for each plan that was tried."""
-    without_rotation: float | None = None
-    """Seconds of the best plan that is not rotated, if rotated ones were tried."""
-    nothing_moves: bool = False
-    """Whether nothing moves, so that there was no other plan to choose."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
-    """What the plan must fit, and which graphs may be planned."""
-
-    graph: TaskGraph
-    capacities: Mapping[int, int]
-    """Bytes of each device's arena, and of the host's if it has a limit."""
-    costs: Costs
-    homes: Mapping[int, Place]
-    """Where persistent buffers lie already."""
-    reserve: int = 0
-    """Bytes of the budget outside of all arenas; a refusal names them."""
-    recompute: bool = True
-    others: Sequence[tuple[str, TaskGraph]] = ()
-    """Other graphs of the same step that may be planned instead, with names for the user."""
-    rotated: Sequence[tuple[str, TaskGraph]] = ()
-    """Rotated steps. One is taken only if it needs at most `WORTH` of the seconds."""
-    tails: bool = False
-    """Whether no host address is given out twice, so that host tails are long."""
-
-
-def best_plan(wanted: Wanted) -> FoundPlan:
-    """The plan that is fastest in simulation, with its edges reduced."""
+def best_plan(wanted: Wanted, choice: PlanChoice | None = None) -> FoundPlan:
+    """The plan that is fastest in simulation, with its edges reduced. `choice`: what a search chose
+    for the same; it is not searched again. Raises `OffloadError` if that choice makes no plan."""
     wanted = _fitting(wanted)
-    found = _without_copies(wanted) or _Search(wanted).best()
+    found = without_copies(wanted)
+    found = found or (_Search(wanted).best() if choice is None else _as_chosen(wanted, choice))
     deps = reduced([node.deps for node in found.memgraph.nodes])
     nodes = tuple(
         replace(node, deps=before) for node, before in zip(found.memgraph.nodes, deps, strict=True)
     )
     return replace(found, memgraph=replace(found.memgraph, nodes=nodes))
+
+
+def _as_chosen(wanted: Wanted, choice: PlanChoice) -> FoundPlan:
+    if choice.graph >= len(wanted.graphs):
+        raise GraphError(f"graph {choice.graph} was chosen of {len(wanted.graphs)}")
+    graph = wanted.graphs[choice.graph]
+    if choice.recomputed:
+        variants = recompute_variants(graph, wanted.costs)
+        other = next((other for name, other in variants if name == choice.recomputed), None)
+        if other is None:
+            raise GraphError(f"nothing recomputes {choice.recomputed}")
+        graph = other
+    known = len(graph.buffers)
+    if any(b >= known or not graph.buffers[b].persistent for b in choice.policy.resident):
+        raise GraphError("a buffer was chosen to stay that is none, or that does not persist")
+    memgraph = walked(wanted, {}, choice.policy, graph)
+    return FoundPlan(
+        memgraph, choice.policy, simulate(memgraph, wanted.costs), choice.tried,
+        choice.without_rotation, choice=choice, known=True,
+    )  # fmt: skip
 
 
 def _fitting(wanted: Wanted) -> Wanted:
@@ -118,82 +95,6 @@ def _lack(graph: TaskGraph, capacities: Mapping[int, int]) -> tuple[int, int]:
     """How many bytes of the largest task do not fit, and on which device."""
     lacks = [(smallest_budget(graph, d)[0] - capacities[d], d) for d in graph.devices]
     return max(lacks, key=lambda lack: lack[0], default=(0, 0))
-
-
-def peak_bytes(graph: TaskGraph, device: int) -> int:
-    """The bytes that a device needs if nothing ever leaves it."""
-    change = [0] * (len(graph.tasks) + 1)
-    first, last = graph.spans()
-    for b, begin in first.items():
-        if graph.buffers[b].device == device:
-            change[begin] += graph.aligned(graph.buffers[b].nbytes)
-            change[last[b] + 1] -= graph.aligned(graph.buffers[b].nbytes)
-    peak = live = 0
-    for number, task in enumerate(graph.tasks):
-        live += change[number]
-        hidden = task.device == device and task.workspace > SMALL_WORKSPACE
-        peak = max(peak, live + (graph.aligned(task.workspace) if hidden else 0))
-    return peak + scratch_bytes(graph, device)
-
-
-def _without_copies(wanted: Wanted) -> FoundPlan | None:
-    """The plan in which everything is resident, in as little of the arena as it fits into."""
-    graph = wanted.graph
-    if any(peak_bytes(graph, device) > wanted.capacities[device] for device in graph.devices):
-        return None
-    at_home = any(graph.buffers[b].persistent and p.arena == HOST for b, p in wanted.homes.items())
-    if at_home or any(task.lane == "host" for task in graph.tasks):
-        return None  # it does not fit without moving
-    persistent = frozenset(b for b, buffer in enumerate(graph.buffers) if buffer.persistent)
-    for policy, arenas in (_packed(wanted, persistent), *_by_time(wanted, persistent)):
-        if any(nbytes > wanted.capacities[device] for device, nbytes in arenas.items()):
-            continue
-        try:
-            memgraph = _walked(wanted, arenas, policy)
-        except BudgetTooSmall:
-            continue
-        inputs = sum(graph.buffers[b].role is Role.INPUT for b in memgraph.starts)
-        if sum(node.kind != TASK for node in memgraph.nodes) <= inputs:
-            simulation = simulate(memgraph, wanted.costs)
-            return FoundPlan(
-                memgraph, policy, simulation, ("everything resident",), nothing_moves=True
-            )
-    return None
-
-
-def _packed(wanted: Wanted, persistent: frozenset[int]) -> tuple[Policy, dict[int, int]]:
-    """Pack by size. If that fails the arenas have no bytes, so the walk is refused."""
-    offsets: dict[Owner, int] = {}
-    tops: dict[int, int] = {}
-    for device in wanted.graph.devices:
-        base = resident_bytes(wanted.graph, device, persistent, wanted.homes)
-        places, tops[device] = packed(wanted.graph, device, base)
-        offsets.update(places)
-    return Policy(persistent, ahead=0, offsets=offsets), tops
-
-
-def _by_time(wanted: Wanted, persistent: frozenset[int]) -> Iterator[tuple[Policy, dict[int, int]]]:
-    alignment = wanted.graph.alignment
-    for slack in SLACK:
-        yield (
-            Policy(persistent, ahead=4),
-            {
-                device: int(peak_bytes(wanted.graph, device) * slack) // alignment * alignment
-                for device in wanted.graph.devices
-            },
-        )
-
-
-def _walked(
-    wanted: Wanted, arenas: Mapping[int, int], policy: Policy, graph: TaskGraph | None = None
-) -> MemGraph:
-    graph = graph or wanted.graph
-    clock, now = [], 0.0
-    for task in graph.tasks:
-        clock.append(now)
-        now += wanted.costs.of_task(task)
-    capacities = {**wanted.capacities, **arenas}
-    return build_memgraph(graph, capacities, policy, clock, wanted.homes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,6 +123,8 @@ class _Search:
         self._seconds: dict[tuple[TaskGraph, Hashable], float] = {}
         """By graph and settings: the seconds of each try, so that no plan is made twice."""
         self._without_rotation: float | None = None
+        self._recomputed: dict[TaskGraph, tuple[TaskGraph, str]] = {}
+        """By graph that recomputes: the graph that it was made of, and its name."""
 
     def best(self) -> FoundPlan:
         took = self._shares("", self._wanted.graph, self._effort.drops)
@@ -238,9 +141,12 @@ class _Search:
             graph, drops = self._best.memgraph.graph, (before.policy.drop_ahead,)
             self._closer(self._shares("with that, ", graph, drops))
         self._nearby()
-        return replace(
-            self._best, tried=tuple(self._tried), without_rotation=self._without_rotation
-        )
+        found = self._best
+        graph, name = self._recomputed.get(found.memgraph.graph, (found.memgraph.graph, ""))
+        number = next(n for n, one in enumerate(self._wanted.graphs) if one is graph)
+        tried, slower = tuple(self._tried), self._without_rotation
+        choice = PlanChoice(number, name, found.policy, tried, slower)
+        return replace(found, tried=tried, without_rotation=slower, choice=choice)
 
     def _shares(self, name: str, graph: TaskGraph, drops: Sequence[int]) -> list[Tried]:
         took: list[Tried] = []
@@ -308,6 +214,7 @@ class _Search:
         found = recompute_variants(graph, self._wanted.costs)
         others = ((name, other) for name, other in found if other is not graph)
         for name, other in islice(others, self._effort.recomputations):
+            self._recomputed[other] = graph, name
             self._try(f"recompute {name}", before.policy, other)
             share, policy = next(self._policies.of(other, drops))
             self._try(f"recompute {name}, {_in_words(share, policy)}", policy, other)
@@ -331,7 +238,7 @@ class _Search:
         for _, policy in self._policies.of(self._wanted.graph):
             policy = replace(policy, host_workers=0)
             with suppress(BudgetTooSmall):
-                least = min(least, _walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
+                least = min(least, walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
     def _try(
@@ -359,7 +266,7 @@ class _Search:
 
     def _walk(self, name: str, policy: Policy, graph: TaskGraph | None, most: float) -> float:
         try:
-            memgraph = _walked(self._wanted, {}, policy, graph)
+            memgraph = walked(self._wanted, {}, policy, graph)
         except BudgetTooSmall as refused:
             self._refused = refused
             self._tried.append(f"{name}: does not fit")

@@ -24,7 +24,7 @@ from offload.planning.account import (
     waiting,
 )
 from offload.planning.refusal import smallest_budget
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offload.plans.facts import PlanFacts
 from offload.plans.role_table import role_table
 from offload.sizes import say_size
@@ -315,8 +315,9 @@ def _chosen(plan: PlanFacts) -> str:
     if plan.found.nothing_moves:
         return f"{tried[0]}: there was nothing to choose"
     failed = sum(line.endswith("does not fit") for line in tried)
+    by = "by an earlier start of this run: " if plan.found.known else ""
     return (
-        f"the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
+        f"{by}the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
         f" {policy.ahead} tasks placed ahead, {policy.drop_ahead} where others are dropped for"
         f" them, {policy.evict_ahead} where others must go"
     )

@@ -13,8 +13,8 @@ from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.rotation import Rotation
 from offload.planning.remake import PlanMeasurement
-from offload.planning.search import FoundPlan
 from offload.planning.simulator import Bound, Simulation
+from offload.planning.wanted import FoundPlan
 
 
 class PlanFacts(Protocol):

@@ -33,7 +33,7 @@ from offload.planning.account import (
     unmoved,
     usage,
 )
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offload.plans.facts import PlanFacts
 from offload.plans.palette import COLOURS, FREE, INK, MUTED, PHASES, RULE, colour_of, legend_keys
 from offload.sizes import UNITS, say_size

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from offload.caching.plan_cache import PlanCache
 from offload.errors import BudgetTooSmall, GraphError
 from offload.graph.costs import Costs
 from offload.graph.memgraph import MemGraph, Place
@@ -25,10 +26,11 @@ from offload.planning.allocator_rounding import outside
 from offload.planning.cuts import Cuts
 from offload.planning.observation import StepObservation, observe
 from offload.planning.remake import PlanMeasurement, search_again, take_new
-from offload.planning.search import FoundPlan, Wanted, best_plan, peak_bytes
 from offload.planning.simulator import Bound, Simulation, least_seconds, simulate
 from offload.planning.verify import verify
+from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
 from offload.plans.explain import explain, smallest
+from offload.plans.kept_plans import proved_plan
 from offload.program.renaming import renamed_as
 from offload.running.trace import Trace
 from offload.sizes import parse_size, say_size
@@ -50,6 +52,7 @@ class PlanningOptions:
     optimizer: str
     proven: bool
     tails: bool
+    cache: PlanCache | None = None
 
     @classmethod
     def of(cls, plan: "Plan") -> "PlanningOptions":
@@ -75,6 +78,8 @@ class Plan:
     """Whether the plan was verified when it was made."""
     tails: bool = False
     """Whether it leaves the device as early as it can, for a stage that several jobs share."""
+    cache: PlanCache | None = field(default=None, compare=False)
+    """Where it is kept what was chosen, for later starts of the same run."""
     rotation: Rotation | None = None
     """If some updates wait for the next step's forward pass: this plan is that of its `steady`."""
     measurement: PlanMeasurement | None = None
@@ -83,6 +88,12 @@ class Plan:
     """How long each task and copy took in the first steps."""
     remarks: Remarks = field(default_factory=Remarks, compare=False)
     """What its runs said. Plans that `measured` and `remade` make of this one share them."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan: {len(self.graph.tasks)} tasks, {say_size(self.device_bytes)} of the device,"
+            f" {say_size(self.host_bytes)} of the host, {self.predicted_seconds:.3g} s predicted>"
+        )
 
     @property
     def memgraph(self) -> MemGraph:
@@ -124,7 +135,7 @@ class Plan:
     @cached_property
     def peak_bytes(self) -> int:
         """The bytes that the fullest device would need if nothing ever left it."""
-        return max((peak_bytes(self.source, d) for d in self.source.devices), default=0)
+        return fullest(self.source)
 
     @cached_property
     def smallest_bytes(self) -> int:
@@ -193,7 +204,8 @@ class Plan:
         again = search_again(expected, self.simulation.busy, nothing_moves)
         if not again.yes:
             return replace(self, measurement=replace(self.measurement, decision=again.why))
-        options = PlanningOptions.of(self)
+        # Measured seconds are other ones at every start, so a cache would never know them.
+        options = replace(PlanningOptions.of(self), cache=None)
         new = _planned(options, self.source, {}, self.rotation is not None)
         found = _priced(new.found, self.observed, self.costs)
         new = replace(new, found=found, remarks=self.remarks)
@@ -245,6 +257,7 @@ def plan(
     proven: bool = True,
     late: bool = False,
     tails: bool = False,
+    cache: PlanCache | None = None,
 ) -> Plan:
     """Fit a step into `budget` bytes of every device, and `host_budget` bytes of the host.
 
@@ -253,7 +266,9 @@ def plan(
     run, device or host; auto plans both and takes the faster. `proven`: verify the plan, which
     takes a part of the planning's time. `late`: updates may wait for the next step's forward pass,
     where that is faster; `rotation` says how. `tails`: for a stage that several jobs share. The
-    device is done earlier, before updates on the host are, and the host's memory is used more."""
+    device is done earlier, before updates on the host are, and the host's memory is used more.
+    `cache`: where it is kept what is chosen, so that the next start of the same run does not search
+    again."""
     if placement not in PLACEMENTS:
         raise GraphError(
             f"placement={placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
@@ -270,6 +285,7 @@ def plan(
         optimizer,
         proven,
         tails,
+        cache,
     )
     return _planned(options, graph, {}, late)
 
@@ -278,6 +294,16 @@ def _priced(found: FoundPlan, seen: StepObservation, costs: Costs) -> FoundPlan:
     """The same nodes, priced by measured seconds."""
     memgraph = replace(found.memgraph, graph=seen.on(found.memgraph.graph))
     return replace(found, memgraph=memgraph, simulation=simulate(memgraph, costs))
+
+
+def fullest(graph: TaskGraph) -> int:
+    """The bytes that the fullest device needs if nothing ever leaves it."""
+    return max((peak_bytes(graph, device) for device in graph.devices), default=0)
+
+
+def reserve_of(graph: TaskGraph) -> int:
+    """The reserve of a plan of this graph."""
+    return reserve_bytes(graph, _placement("auto", graph))
 
 
 def reserve_bytes(graph: TaskGraph, placement: str) -> int:
@@ -328,11 +354,9 @@ def _planned(
         first, capacities, options.costs, homes, reserve, options.recompute, others,
         [(name, rotation.steady) for name, rotation in found_rotations], options.tails,
     )  # fmt: skip
-    found = best_plan(wanted)
+    found = proved_plan(wanted, options.cache, options.proven)
     program = found.memgraph.graph.program
     rotation = next((r for _, r in found_rotations if r.steady.program is program), None)
-    if options.proven:
-        verify(found.memgraph)  # our mistakes must not become wrong bits of the user's
     same = {option.name: getattr(options, option.name) for option in fields(options)}
     return Plan(source=graph, found=found, rotation=rotation, **same)
 

@@ -1,7 +1,7 @@
 """Finds the line of the user's own code that an error or a task names.
 
-torch/..., offload/..., <frozen ...>     never named
-site-packages/...                        named by an error if there is no other line
+torch/..., offload/..., trainers/..., <frozen ...>   never named
+site-packages/...                                    named by an error if there is no other line
 """
 
 import os
@@ -12,6 +12,7 @@ import torch
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OUR_TRAINERS = os.path.join(os.path.dirname(OURS.rstrip(os.sep)), "trainers") + os.sep
 INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
@@ -24,7 +25,7 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
 
 
 def is_foreign(file: str) -> bool:
-    return file.startswith((TORCH, OURS, "<"))
+    return file.startswith((TORCH, OURS, OUR_TRAINERS, "<"))
 
 
 def say_frame(frame: FrameType | None, short: bool = False) -> str:

@@ -9,22 +9,47 @@ stays. All other wrong fakes are found when kernels are measured (fake_answers.p
 was measured, the first run copies an output of other strides, and refuses other sizes and dtypes.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from offload.errors import CaptureError
 from offload.program.trees import leaves, mapped, tensors_of
-from offload.torch_seams import disable_current_modes, pytree, schema_of
+from offload.torch_seams import disable_current_modes, schema_of
 
 MIXING = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 """Ops that take half precision with full-precision weights; fakes miss their results' dtypes."""
+_Result = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
-def as_it_is(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
-    """The result with the layout and dtype of the real kernel's result."""
-    if any(map(_is_ambiguous, leaves(result))) or (name in MIXING and _is_mixed(args)):
-        return _like_the_real_one(func, args, kwargs, result)
-    return result
+class KernelLayouts:
+    """Remembers what it found: blocks of a net are alike, and every step is traced twice."""
+
+    def __init__(self) -> None:
+        self._real_results = lru_cache(maxsize=4096)(_real_results)
+
+    def as_it_is(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Any:
+        """The result with the layout and dtype of the real kernel's result."""
+        doubtful = any(map(_is_ambiguous, leaves(result))) or (name in MIXING and _is_mixed(args))
+        if not doubtful or func.is_view or schema_of(func).is_mutable:
+            return result
+        arguments = _described((tuple(args), dict(kwargs)))
+        true = self._real_results(func, arguments, torch.is_grad_enabled())
+        fakes = zip(leaves(result), true, strict=True)
+        told = iter([found for fake, found in fakes if isinstance(fake, torch.Tensor)])
+        return mapped(result, lambda fake: _alike(fake, next(told)))
+
+
+def _alike(fake: torch.Tensor, found: _Result | None) -> torch.Tensor:
+    """The fake, made anew if it is laid out in another way than the kernel's result."""
+    if found is None:
+        return fake
+    size, stride, dtype = found
+    if fake.dtype == dtype and (not _is_ambiguous(fake) or fake.stride() == stride):
+        return fake
+    return torch.empty_strided(size, stride, dtype=dtype, device=fake.device)
 
 
 def _is_ambiguous(out: Any) -> bool:
@@ -46,26 +71,62 @@ def _can_run(tensor: torch.Tensor) -> bool:
     return kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())
 
 
-def _like_the_real_one(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    if func.is_view or schema_of(func).is_mutable:
-        return result
-    devices: set[int] = set()
+@dataclass(frozen=True, slots=True)
+class _Zeros:
+    """Stands for a tensor of zeros among the arguments of an op."""
 
-    def real(t: torch.Tensor) -> torch.Tensor:
-        if t.device.type == "cuda":
-            devices.add(t.device.index or 0)
-        return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).zero_()
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
-    with disable_current_modes():
-        given = mapped((tuple(args), dict(kwargs)), real)
-        with torch.random.fork_rng(devices=sorted(devices)):
-            found = func(*given[0], **given[1])
 
-    def like(fake: Any, true: Any) -> Any:
-        if true is None or fake is None:
-            return fake
-        if fake.dtype == true.dtype and (not _is_ambiguous(fake) or fake.stride() == true.stride()):
-            return fake
-        return torch.empty_strided(true.size(), true.stride(), dtype=true.dtype, device=fake.device)
+def _described(tree: Any) -> Any:
+    """The arguments of an op as something that can be a key of a dict."""
+    if isinstance(tree, torch.Tensor):
+        return _Zeros(tree.size(), tree.stride(), tree.dtype, tree.device)
+    if isinstance(tree, list | tuple):
+        return list, tuple(map(_described, tree))
+    if isinstance(tree, dict):
+        return dict, tuple((name, _described(branch)) for name, branch in tree.items())
+    if isinstance(tree, torch.Generator):
+        return type(None), None  # whichever draws, the layout is the same
+    return type(tree), tree  # because 1 == 1.0 == True
 
-    return pytree.tree_map(like, result, found)
+
+def _restored(described: Any) -> Any:
+    if isinstance(described, _Zeros):
+        zeros = torch.empty_strided(
+            described.size, described.stride, dtype=described.dtype, device=described.device
+        )
+        return zeros.zero_()
+    kind, value = described
+    if kind is list:
+        return [_restored(branch) for branch in value]
+    if kind is dict:
+        return {name: _restored(branch) for name, branch in value}
+    return value
+
+
+def _real_results(func: Any, arguments: Any, grad: bool) -> tuple[_Result | None, ...]:
+    """Size, strides and dtype of each of the kernel's results over zeros; None for no tensor."""
+    with disable_current_modes(), torch.set_grad_enabled(grad):
+        args, kwargs = _restored(arguments)
+        cards = {t.device.index or 0 for t in tensors_of((args, kwargs)) if t.device.type == "cuda"}
+        with torch.random.fork_rng(devices=sorted(cards)):
+            found = func(*args, **kwargs)
+    return tuple(
+        (out.size(), out.stride(), out.dtype) if isinstance(out, torch.Tensor) else None
+        for out in leaves(found)
+    )
+
+
+def check_dense(tensor: torch.Tensor, where: str) -> None:
+    """Refuse a tensor whose bytes are not laid out by sizes and strides alone."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        what = f"a tensor of layout {tensor.layout}"
+    elif tensor.is_conj() or tensor.is_neg():
+        what = "a lazy conjugate (call .resolve_conj() on it)"
+    else:
+        return
+    raise CaptureError(f"{where}: {what} cannot be planned; only dense tensors can")

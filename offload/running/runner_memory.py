@@ -13,7 +13,8 @@
 Nothing has moved where `move` raises `MemoryTooSmall`.
 """
 
-from collections.abc import Collection, Hashable, Mapping
+import warnings
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +34,7 @@ from offload.running.stage import Stage
 
 IN_PLACE, BESIDE, BY_HOST = "in place", "beside", "by the host"
 IN_STEP = "in the middle of a step"
+_POINTED = "{} was pointed (p.data = other) {}. Copy the values instead: p.data.copy_(other)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class RunnerMemory:
         self._bindings: dict[Hashable, Binding] = {}
         self._rooms: dict[Hashable, int] = {}
         """Bytes that each plan's residents take while they are parked."""
+        self._together: Mapping[str, Sequence[torch.Tensor]] = {}
+        """By storage: the tensors over it that any step has known, where there are several."""
+        self._entered = False
+        self._told: set[str] = set()
+        """The tensors of which `_POINTED` was said."""
         self._origins: dict[str, torch.device] = {}
         """Where each tensor of the user's was before, by its name."""
 
@@ -80,15 +87,35 @@ class RunnerMemory:
         if found is None:
             found = self._bindings[key] = self._bind(plan, arenas, self.stage)
         if found.homes is not self.current:
+            self._keep_together(found.homes)
             if self.current:
                 self.current.release(stays=found.homes)
             self.current = found.homes
         waiting = self.waiting.waiting_bytes if self.waiting else 0
+        if not waiting:
+            self._warn_of_pointed(found.homes)
         begin = self.stage.clock()
         found.homes.settle(self.waiting)
         if waiting:
             self.stage.came_back(waiting, self.stage.clock() - begin)
         return found
+
+    def _keep_together(self, homes: Homes) -> None:
+        """Have these homes and the present ones know the same tensors over each storage."""
+        homes.learn(self._together)
+        self._together = homes.together()
+        if self.current:
+            self.current.learn(self._together)
+
+    def _warn_of_pointed(self, homes: Homes) -> None:
+        """Say which tensors are not where plain PyTorch would have them after `p.data = ...`."""
+        if not self._entered:  # before the first step, everybody may still have a look at weights
+            self._entered = True
+            return
+        for name, what in homes.pointed():
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(_POINTED.format(name, what), RuntimeWarning, stacklevel=2)
 
     def _bind(self, plan: RunnablePlan, arenas: Arenas, stage: Stage) -> Binding:
         return Binding(
@@ -160,6 +187,7 @@ class RunnerMemory:
         if arenas is None or arenas.lent is not lent or arenas.host is not host:
             arenas = Arenas(lent, host, self._origins)
         found = self._bind(plan, arenas, stage)
+        self._keep_together(found.homes)
         try:
             if before is None:
                 found.homes.settle(old_waiting)

@@ -3,5 +3,6 @@
 `capture.py` is the entrance, `recorder.py` records the tape, and `guards.py` refuses what a graph
 must not freeze.
 
-May import: errors, gate, graph, lowering, measuring, optimizer, program, torch_seams, watching.
+May import: caching, errors, gate, graph, lowering, measuring, optimizer, program, torch_seams,
+    watching.
 """

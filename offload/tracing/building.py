@@ -6,7 +6,7 @@ Storage n of the tape becomes buffer n. If the user's tensors lie in it, the buf
 and knows them. A tensor that the step's code writes down (a literal) is a constant.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from offload.tracing.checked import Checked, copy_of
 from offload.tracing.recorder import Recorder
 from offload.tracing.run_time_ops import at_run_time
 from offload.tracing.surroundings import Surroundings
-from offload.tracing.tape import FORWARD, UPDATE, Op, Tape
+from offload.tracing.tape import FORWARD, UPDATE, Op, StepMark, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,18 @@ class PersistentBuffer:
 class Build:
     """Reads a tape once, op by op, into a graph."""
 
-    def __init__(self, recorder: Recorder, around: Surroundings, outputs: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        around: Surroundings,
+        outputs: tuple[Any, ...],
+        add_step: Callable[["Build", StepMark], None] | None = None,
+        sums: Collection[int] = (),
+    ) -> None:
+        """`add_step` adds the tasks of an optimizer's step that the tape marks. `sums`: storages of
+        the user's tensors that are sums of gradients."""
+        self._add_step = add_step
+        self._sums = sums
         self.recorder = recorder
         self._outputs = pytree.tree_map_only(torch.Tensor, recorder.value, outputs)
         leaves = pytree.tree_leaves(self._outputs, is_leaf=_is_value)
@@ -83,7 +94,9 @@ class Build:
         unknown = (f"constant.{number}", tensor, False)
         key = storage_key(tensor)
         name, tensor, in_module = self._around.tensors.get(key, unknown)
-        if isinstance(tensor, torch.nn.Parameter):
+        if key in self._sums:
+            role = Role.SUM
+        elif isinstance(tensor, torch.nn.Parameter):
             role = Role.PARAMETER
         else:
             role = Role.BUFFER if storage.written or in_module else Role.CONSTANT
@@ -109,8 +122,18 @@ class Build:
     def _ops(self) -> None:
         checked = Checked(self, self._tape)
         for number, op in enumerate(self._tape.ops):
+            self._steps(number, checked)
             self._op(checked.before(number, op), checked.latest)
+        self._steps(len(self._tape.ops), checked)
         checked.end()
+
+    def _steps(self, number: int, checked: Checked) -> None:
+        """Add the steps of optimizers before op `number`. Nothing is asked after a step."""
+        for mark in self._tape.steps:
+            if mark.after == number:
+                assert self._add_step is not None
+                checked.end(number)
+                self._add_step(self, mark)
 
     def _op(self, op: Op, after: tuple[int, ...]) -> None:
         # An op cannot depend on bytes that nobody has written yet.

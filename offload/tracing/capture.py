@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from offload.caching.plan_cache import PlanCache
 from offload.errors import CaptureError
 from offload.gate import only_python
 from offload.graph.taskgraph import TaskGraph
@@ -75,7 +76,7 @@ def capture(
             assumed=assumed,
         )
 
-    return _ready(trace, also, learned)
+    return made_ready(trace, also, learned)
 
 
 def capture_training_step(
@@ -85,10 +86,12 @@ def capture_training_step(
     *batch: torch.Tensor,
     also: Sequence[str] = (),
     device: Device = None,
+    cache: PlanCache | None = None,
 ) -> TaskGraph:
-    """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update."""
+    """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update.
+    `cache`: what its kernels cost is kept there, and not measured again at the next start."""
     step = training_step_of(module, loss_fn, optimizer)
-    return capture_step(step, *batch, also=also, device=device)
+    return capture_step(step, *batch, also=also, device=device, learned=Learned(cache))
 
 
 def capture_micro_batch(
@@ -128,7 +131,7 @@ def capture_step(
     def trace(known: Learned) -> TaskGraph:
         return traced_step(step, *batch, device=device, reads=reads, learned=known, assumed=assumed)
 
-    return _ready(trace, also, learned)
+    return made_ready(trace, also, learned)
 
 
 def capture_update_step(
@@ -146,10 +149,10 @@ def capture_update_step(
     parameters."""
     step = UpdateStep(module, optimizer, dict(totals), clip)
     count = torch.ones((), dtype=torch.float64)
-    return _ready(lambda _: traced_update(step, count, device), ())
+    return made_ready(lambda _: traced_update(step, count, device), ())
 
 
-def _ready(
+def made_ready(
     trace: Callable[[Learned], TaskGraph], also: Sequence[str], learned: Learned | None = None
 ) -> TaskGraph:
     """Trace, lower and measure a graph, and do the same when it is captured again for another
@@ -171,10 +174,10 @@ def _measured(graph: TaskGraph, also: Sequence[str], learned: Learned) -> TaskGr
         note = f"not measured: there is no {program.device} here"
         ready = ready.with_tasks(ready.tasks, None, note)
     else:
-        ready = measured(ready)
+        ready = measured(ready, learned.kept)
     bound = replace(
         program,
-        recapture=lambda *batch: _ready(lambda _: program.recapture(*batch), also, learned),
+        recapture=lambda *batch: made_ready(lambda _: program.recapture(*batch), also, learned),
         fixed=ready.program.fixed,
     )
     return replace(ready, program=bound)
@@ -203,7 +206,7 @@ def traced(
         lambda *batch: traced(step, *batch, reaches=reaches, device=place, learned=learned)
     )
     if reads is not None:
-        return _sketched(graph, sketch)
+        return sketched(graph, sketch)
     return _fixed(graph, noted, around, None)
 
 
@@ -222,7 +225,7 @@ def retraced(
     return single_trace(step, example_inputs, around, place, reads, learned, assumed)
 
 
-def _sketched(graph: TaskGraph, sketch: TraceSketch) -> TaskGraph:
+def sketched(graph: TaskGraph, sketch: TraceSketch) -> TaskGraph:
     return replace(graph, program=replace(graph.program, sketch=sketch))
 
 
@@ -290,7 +293,7 @@ def traced_step(
             lambda *other: traced_step(step, *other, device=place, learned=learned)
         )
     if reads is not None:
-        return _sketched(graph, sketch)
+        return sketched(graph, sketch)
     return _fixed(graph, noted, around, step.optimizer)
 
 
@@ -319,7 +322,7 @@ def _prepared(
     parameters = parameters_of(step.optimizer)
     changing = [p for _, p in parameters]
     around = surroundings(step.reaches).with_others(changing)
-    _check_parameters(changing, around)
+    check_parameters(changing, around)
     place = device_of(device, batch, around.reachable())
     if step.ranks is not None:
         check_ranks(place)
@@ -333,7 +336,7 @@ def _with_gradients(
 
     def with_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, Any, Any]:
         loss, more = step.forward(*inputs)
-        _check_loss(loss)
+        check_loss(loss)
         with _no_autocast():
             gradients = torch.autograd.grad(loss, changing, allow_unused=True)
         if step.after is not None:
@@ -347,7 +350,7 @@ def _with_gradients(
     return with_gradients
 
 
-def _check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:
+def check_parameters(parameters: Sequence[torch.nn.Parameter], around: Surroundings) -> None:
     if not parameters:
         raise CaptureError("the optimizer has no parameter that requires a gradient")
     for p in parameters:
@@ -369,7 +372,7 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
-def _check_loss(loss: Any) -> None:
+def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise CaptureError(f"the loss is {what}: return a single number, such as loss.mean()")

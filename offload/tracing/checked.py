@@ -61,7 +61,7 @@ class Checked:
 
     def before(self, number: int, op: Op) -> Op:
         """The op over copies of what it must not change yet. What it waits for is `latest`."""
-        self._waiting += self._asked.get(number, ())
+        self._waiting += self._asked.pop(number, ())
         risky = not op_is_safe(op)
         if self._waiting and risky:
             self._add_check()
@@ -72,9 +72,10 @@ class Checked:
         self.latest = self._check if risky else ()
         return _renamed(op, self._copies) if self._copies else op
 
-    def end(self) -> None:
-        """Add the last check after all ops, and then write what waited for it."""
-        self._waiting += self._asked.get(self._ops, ())
+    def end(self, number: int | None = None) -> None:
+        """Add the last check after all ops, or before op `number` if nothing is asked later, and
+        then write what waited for it."""
+        self._waiting += self._asked.pop(self._ops if number is None else number, ())
         if self._waiting:
             self._add_check()
         for b, own in self._copies.items():
@@ -83,6 +84,7 @@ class Checked:
             self._build.task(
                 f"{buffer.name}.written", (own,), (b,), copy_of(whole, copy), after=self._check
             )
+        self._copies.clear()
 
     def _copy(self, b: int) -> None:
         buffer = self._build.builder.buffers[b]

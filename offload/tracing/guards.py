@@ -19,7 +19,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from offload.errors import CaptureError, TracesDiffer
+from offload.errors import CaptureError, TensorsKept, TracesDiffer
 from offload.gate import only_python
 from offload.measuring.fake_answers import Learned
 from offload.program.frames import say_frame, say_traceback, user_frame
@@ -165,7 +165,7 @@ def _watched_trace(
     if changes:
         raise CaptureError(changes[0])
     if left := reads.left_behind():
-        raise CaptureError(left)
+        raise TensorsKept(left)
     return recorder, result
 
 

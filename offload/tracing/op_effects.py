@@ -1,7 +1,7 @@
 """Which of its tensors an op reads, and which it writes in place.
 
-The op's schema says so, but for two exceptions: ops that overwrite a tensor without reading it, and
-batch norms, which change their statistics unseen.
+The schema of an op says so, with these exceptions: ops that overwrite a tensor without reading it,
+batch norms, which change their statistics unseen, and ops that only give a tensor another shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,25 @@ STATISTICS = frozenset(
     | {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
 )
 """Ops that write `running_mean` and `running_var` although their schema does not say so."""
+RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
+RELAYING = frozenset(
+    {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
+)
+"""Ops that make a tensor a view of itself. They change its shape and strides, but no bytes."""
+
+
+def relays(name: str) -> bool:
+    return name in RELAYING
+
+
+def resizes(name: str, args: Sequence[Any]) -> bool:
+    """Whether an op changes the size of its first argument. An op with `out=` resizes that to the
+    size that is there."""
+    if name not in RESIZING:
+        return False
+    own = tuple(args[0].size())
+    size = {"resize_": lambda: tuple(args[1]), "resize_as_": lambda: tuple(args[1].size())}
+    return name not in size or size[name]() != own
 
 
 def written_arguments(

@@ -154,6 +154,12 @@ class Questions:
             for own, given in zip(self._traced.inputs, self._batch, strict=True)
         }
         device = self._traced.device
+        if tape.steps:
+            raise CaptureError(
+                f"{say_frame(user_frame())}: the step asks for the value of a tensor after one of"
+                " its optimizers has stepped, and a value that is not the assumed one must end a"
+                " step before anything has changed. Ask for it before the first step()"
+            )
         answer = self._assumed.next(lambda: kind(value_now(tape, inputs, value, device)))
         own = is_constant(tape, value)
         tape.assumptions.append((len(tape.ops), value, Assumption(answer, what, where, own)))

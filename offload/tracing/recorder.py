@@ -10,7 +10,6 @@ and backward. A fake tensor's storage says exactly what aliases what, so views a
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from offload.gate import stand_aside
 from offload.measuring.fake_answers import Learned, corrected
 from offload.program.frames import say_frame, user_frame
 from offload.program.kernels import Call, Value
-from offload.program.layouts import as_it_is
+from offload.program.layouts import check_dense
 from offload.program.trees import leaves, mapped, tensors_of
 from offload.torch_seams import (
     FakeTensor,
@@ -39,16 +38,15 @@ from offload.torch_seams import (
 from offload.tracing.cpu_values import FOLDED, OWN, fold, is_cpu_value, moved, refused
 from offload.tracing.draws import Clock, arguments, draws, undrawn
 from offload.tracing.fakes import Fakes
-from offload.tracing.op_effects import read_arguments, written_arguments
+from offload.tracing.op_effects import read_arguments, relays, resizes, written_arguments
 from offload.tracing.questions import ASKING, AssumedValues, Questions
 from offload.tracing.tape import BACKWARD, FORWARD, Op, Storage, Tape
 from offload.watching.executed_code import calls_unnoted
 
-LIFT = torch.ops.aten.lift_fresh.default
+LIFT, DEVICE = torch.ops.aten.lift_fresh.default, torch.ops.prim.device.default
 ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize", "set"})
 
 
 class Recorder(TorchDispatchMode):
@@ -73,6 +71,7 @@ class Recorder(TorchDispatchMode):
         self._clock = clock
         self.tape = Tape()
         self.inputs: list[Value] = []
+        self._batch: list[torch.Tensor] = []
         self.met: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = []
         """The user's tensors that the step used, their `requires_grad` and their `.grad` before
         it."""
@@ -83,12 +82,14 @@ class Recorder(TorchDispatchMode):
         self._originals: dict[int, torch.Tensor] = {}
         self._by_sequence: dict[int, tuple[str, str]] = {}
         self._taken: dict[str, int] = {}
+        self.began: dict[int, tuple[bool, torch.Tensor | None]] = {}
+        """By the id of a tensor: `requires_grad` and `.grad` before a step that changes them."""
         self.phase = FORWARD
         """The phase of the ops that are recorded next."""
 
     def run(self, step: Callable[..., Any], batch: Sequence[torch.Tensor]) -> Any:
         """Run a step without computing anything. Returns its result in fake tensors."""
-        inputs = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
+        inputs = self._batch = [self._input(t, f"input.{n}") for n, t in enumerate(batch)]
         if self._assumed is not None:
             self._questions = Questions(self, self._recorded, self._assumed, batch)
         with self._fakes, self:
@@ -118,10 +119,23 @@ class Recorder(TorchDispatchMode):
         storage.kind = {FOLDED: "literal", OWN: "real"}.get(storage.kind, storage.kind)
         return _value(fake, number)
 
+    def uses(self, tensor: torch.Tensor) -> bool:
+        """Whether the step has used a tensor of the user's."""
+        return id(tensor) in self._stand_ins
+
     def makes(self, tensor: torch.Tensor) -> bool:
         """Whether the step made the tensor's storage, so that it is no input and not the user's."""
         number = self._numbers.get(storage_key(self._fake(tensor)))
         return number is not None and self.tape.storages[number].kind == "made"
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether the step has changed the tensor's bytes in place."""
+        number = self._numbers.get(storage_key(self._fake(tensor)))
+        return number is not None and self.tape.storages[number].written
+
+    def _outlives(self, fake: torch.Tensor) -> bool:
+        """Whether this very tensor, and not a view of it, is the user's."""
+        return id(fake) in self._originals or any(fake is given for given in self._batch)
 
     def described(self, result: Any) -> str:
         """The result of a step as text, for comparing two traces."""
@@ -137,6 +151,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is DEVICE:  # most calls are such a question, and nobody records it
+            return self._fake(args[0]).device
         with calls_unnoted():  # no code of the user runs in here, and noting costs time
             return self._dispatch(func, args, kwargs or {})
 
@@ -145,12 +161,18 @@ class Recorder(TorchDispatchMode):
         if func is LIFT and not isinstance(args[0], FakeTensor):
             return self._literal(args[0])
         name = schema_of(func).name.split("::")[1]
-        if name in RESIZING and not _keeps_its_size(name, args):
+        if resizes(name, args):
             raise CaptureError(
                 f"{say_frame(user_frame())}: {name} changes the size of a tensor in place, and a"
                 " planned tensor cannot grow. Make a new tensor instead"
             )
         fake_args, fake_kwargs = mapped((args, kwargs), self._fake)
+        if relays(name) and self._outlives(fake_args[0]):
+            raise CaptureError(
+                f"{say_frame(user_frame())}: {name} gives a tensor of the module or of the batch"
+                " another shape in place, which a planned step cannot do. Use"
+                f" {name[:-1]}, which returns a view"
+            )
         asked = self._questions if func in ASKING else None
         if asked and (answered := asked.answer(func, fake_args, fake_kwargs)):
             return answered[0]
@@ -160,7 +182,9 @@ class Recorder(TorchDispatchMode):
         """The result of an op, which is put onto the tape."""
         name = schema_of(func).name.split("::")[1]
         result = func(*undrawn(fake_args), **undrawn(fake_kwargs))
-        result = as_it_is(func, name, fake_args, fake_kwargs, result)
+        if relays(name):
+            return result  # the fake itself has changed, and no byte has
+        result = self._learned.layouts.as_it_is(func, name, fake_args, fake_kwargs, result)
         result = self._as_measured(func, fake_args, fake_kwargs, result)
         if not self._handle_on_cpu(func, name, fake_args, fake_kwargs, result):
             self._record(func, name, fake_args, fake_kwargs, result)
@@ -235,7 +259,7 @@ class Recorder(TorchDispatchMode):
         outputs: list[Value | None] = []
         for out in outs:
             if isinstance(out, torch.Tensor):
-                _check_plain(out, where)
+                check_dense(out, where)
                 key = storage_key(out)
                 if key not in self._numbers:
                     fresh.append(self._add(out, "made", name=path))
@@ -245,7 +269,6 @@ class Recorder(TorchDispatchMode):
             outputs.append(None)
         if name in ALLOCATIONS:
             return
-        given = tensors_of((args, kwargs))
         changed = [self._number(t) for t in written_arguments(func, name, args, kwargs)]
         if not fresh and not changed:
             return  # a view, or a question about a shape
@@ -276,7 +299,7 @@ class Recorder(TorchDispatchMode):
                 path,
                 where,
                 _flops(func, args, kwargs, result),
-                sum(t.numel() * t.element_size() for t in (*given, *made)),
+                sum(t.numel() * t.element_size() for t in (*tensors_of((args, kwargs)), *made)),
                 torch.is_grad_enabled(),
             )
         )
@@ -287,7 +310,8 @@ class Recorder(TorchDispatchMode):
             return tensor
         if (known := self._stand_ins.get(id(tensor))) is not None:
             return known
-        self.met.append((tensor, tensor.requires_grad, tensor.grad if tensor.is_leaf else None))
+        own = tensor.requires_grad, tensor.grad if tensor.is_leaf else None
+        self.met.append((tensor, *self.began.get(id(tensor), own)))
         fake = self._fakes.from_tensor(tensor, static_shapes=True)
         self._stand_ins[id(tensor)] = fake
         self._originals[id(fake)] = tensor
@@ -340,7 +364,7 @@ class Recorder(TorchDispatchMode):
 
     def _module(self) -> str:
         """`layer1.0.conv1.`: the innermost module whose method is running."""
-        frame: FrameType | None = sys._getframe(1)
+        frame = sys._getframe(1)
         while frame is not None:
             if "self" in frame.f_code.co_varnames[:1]:
                 path = self._modules.get(id(frame.f_locals.get("self")))
@@ -371,23 +395,6 @@ def _value(tensor: torch.Tensor, number: int) -> Value:
     )
 
 
-def _keeps_its_size(name: str, args: Sequence[Any]) -> bool:
-    """Whether it resizes to the size that is there, as an op with `out=` does."""
-    own = tuple(args[0].size())
-    size = {"resize_": lambda: tuple(args[1]), "resize_as_": lambda: tuple(args[1].size())}
-    return name in size and size[name]() == own
-
-
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     formula = flop_registry.get(packet_of(func))
     return float(formula(*args, **kwargs, out_val=result)) if formula else 0.0
-
-
-def _check_plain(tensor: torch.Tensor, where: str) -> None:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        what = f"a tensor of layout {tensor.layout}"
-    elif tensor.is_conj() or tensor.is_neg():
-        what = "a lazy conjugate (call .resolve_conj() on it)"
-    else:
-        return
-    raise CaptureError(f"{where}: {what} cannot be planned; only dense tensors can")

@@ -29,6 +29,8 @@ class TraceSketch:
     """For the user's tensors their identity, for numbers made into tensors their bytes."""
     result: str
     assumptions: tuple[Assumption, ...] = ()
+    steps: tuple[str, ...] = ()
+    """The calls of optimizers in the middle of the trace."""
 
     @classmethod
     def of(cls, recorder: Recorder, result: Any, around: Surroundings) -> "TraceSketch":
@@ -38,6 +40,7 @@ class TraceSketch:
             tuple(_identity(storage, around) for storage in recorder.tape.storages),
             described,
             tuple(assumption for *_, assumption in recorder.tape.assumptions),
+            tuple(mark.code for mark in recorder.tape.steps),
         )
 
     def difference(self, other: "TraceSketch") -> str:
@@ -54,6 +57,8 @@ class TraceSketch:
             longer = max(self.ops, other.ops, key=len)
             _, name, where = longer[min(len(self.ops), len(other.ops))]
             return where, f"{name} is called only once in two calls"
+        if self.steps != other.steps:
+            return "", "the steps of its optimizers, or the gradients that they find"
         if len(self.storages) != len(other.storages) or not all(
             map(_same, self.storages, other.storages)
         ):

@@ -64,6 +64,24 @@ class Op:
         return f"{self.func}{self.args!r}{dict(self.kwargs)!r} -> {self.outputs!r}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMark:
+    """A call of an optimizer's `step()` in the middle of a trace."""
+
+    after: int
+    """The number of ops before it."""
+    optimizer: torch.optim.Optimizer
+    gradients: tuple[tuple[int, torch.nn.Parameter, Value, Value], ...]
+    """The parameters that have a gradient: number of the group, parameter, where it lies, where its
+    gradient lies."""
+
+    @property
+    def code(self) -> str:
+        """The call as text, for comparing two traces."""
+        found = [(group, id(p), own, g) for group, p, own, g in self.gradients]
+        return f"{self.after} {id(self.optimizer)} {found!r}"
+
+
 @dataclass(slots=True)
 class Tape:
     """The ops and storages of one trace."""
@@ -72,3 +90,5 @@ class Tape:
     storages: list[Storage] = field(default_factory=list)
     assumptions: list[tuple[int, Value, Assumption]] = field(default_factory=list)
     """What the step was answered when it asked for values: after how many ops, and for which."""
+    steps: list[StepMark] = field(default_factory=list)
+    """The steps of optimizers that the step calls itself."""

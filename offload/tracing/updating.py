@@ -6,7 +6,7 @@ Only the norm waits for all gradients, and it reads a few bytes of each: no task
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 import torch
@@ -51,13 +51,22 @@ class Gradient:
 class UpdateTasks:
     """Adds to a graph what follows once the gradients are there."""
 
-    def __init__(self, build: Build, optimizer: Optimizer, clip: Clip | None) -> None:
+    def __init__(
+        self,
+        build: Build,
+        optimizer: Optimizer,
+        clip: Clip | None = None,
+        called: str = "optimizer",
+    ) -> None:
+        """The names of its state begin with `called`."""
         self.build = build
         self.builder = build.builder
         self._optimizer = optimizer
         self._clip = clip
         self._study = StepStudy(optimizer, build.recorder.device)
+        self._called = called
         self._updates: dict[Parameter, Update | StepUpdate] = {}
+        self._states: dict[tuple[Parameter, str], Value] = {}
 
     def name(self, own: Value) -> str:
         return self.builder.buffers[own.buffer].name
@@ -89,6 +98,12 @@ class UpdateTasks:
             self.build.after_step.append(advance(self._optimizer, counted))
         if steps:
             self.build.after_step.append(settled(steps))
+        if not found:
+            self.build.after_step.append(advance(self._optimizer, ()))
+
+    def update_at(self, p: Parameter) -> Update | StepUpdate:
+        """The last update of a parameter that was added."""
+        return self._updates[p]
 
     # ---- clipping -------------------------------------------------------------------------------
 
@@ -146,6 +161,19 @@ class UpdateTasks:
             return self._study.update_of(group, p)
         return update_of(self._optimizer, group, p, self.build.recorder.device)
 
+    def _after_others(self, update: Update | StepUpdate, name: str) -> Update | StepUpdate:
+        """The update, if the optimizer has updated this parameter before in the same step."""
+        before = self._updates.get(update.parameter)
+        if before is None:
+            return update
+        if isinstance(before, Update) and isinstance(update, Update):
+            return replace(update, ahead=before.ahead + 1)
+        raise CaptureError(
+            f"optimizer {type(self._optimizer).__name__} updates {name} twice in one step, and a"
+            " captured step calls its step() once. Use SGD, Adam or AdamW, or make a training step"
+            " of each"
+        )
+
     def update_one(self, gradient: Gradient) -> None:
         """Update one parameter with its gradient."""
         p, own, g = gradient.parameter, gradient.own, gradient.value
@@ -155,9 +183,13 @@ class UpdateTasks:
                 f"{name} shares its storage with other tensors, and offload updates whole storages."
                 " Give it memory of its own: nn.Parameter(p.detach().clone())"
             )
-        update = self._updates[p] = self._update_of(gradient.group, p)
-        states = []
+        update = self._after_others(self._update_of(gradient.group, p), name)
+        self._updates[p] = update
+        states: list[Value] = []
         for key in update.states:
+            if (known := self._states.get((p, key))) is not None:
+                states.append(known)
+                continue
             # `load_state_dict` replaces the tensor, so look it up anew.
             live = partial(_live, optimizer, p, key, update=update)
             tensor = live()
@@ -169,9 +201,10 @@ class UpdateTasks:
                 )
             nbytes = tensor.untyped_storage().nbytes()
             buffer = self.build.add_persistent(
-                PersistentBuffer(f"optimizer.{key}.{name}", Role.STATE, nbytes, live)
+                PersistentBuffer(f"{self._called}.{key}.{name}", Role.STATE, nbytes, live)
             )
-            states.append(Value(buffer, tensor.dtype, tuple(tensor.size()), tensor.stride()))
+            place = Value(buffer, tensor.dtype, tuple(tensor.size()), tensor.stride())
+            states.append(self._states.setdefault((p, key), place))
         buffers = [v.buffer for v in states]
         self.build.task(
             f"{name}.update",

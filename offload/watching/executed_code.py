@@ -9,14 +9,13 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from os.path import dirname, sep
+from os.path import sep
 from types import CodeType, FrameType
 from typing import Any
 
-from offload.program.frames import INSTALLED, OURS, TORCH
+from offload.program.frames import INSTALLED, OUR_TRAINERS, OURS, TORCH
 
 Globals = dict[str, Any]
-OUR_TRAINERS = f"{dirname(OURS.rstrip(sep))}{sep}trainers{sep}"
 LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "numpy")
 """Installed libraries, besides torch, whose own globals no step depends on."""
 STANDARD = sysconfig.get_paths()["stdlib"] + sep

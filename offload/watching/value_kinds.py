@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from offload.program.frames import OURS
+from offload.program.frames import OUR_TRAINERS, OURS
 from offload.torch_seams import FakeTensor
-from offload.watching.executed_code import OUR_TRAINERS
 from offload.watching.holders import inside
 
 CONTAINERS = (dict, list, set, deque, np.ndarray, array, bytearray)

@@ -4,7 +4,7 @@ pictures -> train part -> ReuseLoader(augment)          hold-out, test -> ReuseL
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from loaders import LoaderError, ReuseLoader
 from loaders.adopting.adoption import decoded_columns
 from loaders.backends import open_source
 from loaders.errors import BackendMissing
+from loaders.order.source_order import samples_per_rank
 from loaders.pipeline import AHEAD, HELD
 from loaders.pixels.augmentation import (
     Augmentation,
@@ -28,10 +29,11 @@ from loaders.pixels.augmentation import (
     PadCrop,
     RandomResizedCrop,
 )
-from loaders.sources.datasets import cifar10, picture_folder, samples_per_rank
+from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import say_size
 from perfect.assembly.own_class import construct, load_class
 from perfect.config.schema import (
+    TEXTS,
     AugmentConfig,
     CutoutConfig,
     FlipConfig,
@@ -41,7 +43,7 @@ from perfect.config.schema import (
 )
 from perfect.errors import BuildError
 from perfect.models import LANGUAGE_MODEL_NAMES, longest_sequence
-from perfect.text import read_wikitext
+from perfect.text import LineText, PadToLengths, lengths_for, read_lines, read_wikitext
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +68,41 @@ class Data:
             loader.close()
 
 
-def build_data(config: RunConfig) -> Data:
+def build_data(config: RunConfig, *, prepare: bool = True) -> Data:
+    """`prepare`: let a data module of the user's own prepare its data, which may download it."""
     if config.data.class_path is not None:
-        return _own_data(config)
-    if config.data.name == "wikitext2":
+        return _own_data(config, prepare)
+    if config.data.name in TEXTS:
         return _text(config)
+    problems = [*_wrong_sizes(config)]
+    try:
+        train, test = _pictures(config)
+    except BuildError as error:
+        BuildError.check([error, *problems])
+        raise
+    try:
+        learned, held = split_holdout(train.labels, config.data.holdout, config.seed)
+    except BuildError as error:
+        problems.append(error)
+        learned, held = split_holdout(train.labels, 0, config.seed)  # to find what else is wrong
+    asked = config.data.train_samples
+    if asked is not None and asked > len(learned):
+        why = f"is {asked}, but there are {len(learned)} samples: lower it"
+        problems.append(BuildError("data.train_samples", why))
+    elif asked is not None and asked < len(learned):
+        labels = np.asarray(train.labels)[learned]
+        learned = learned[split_holdout(labels, asked, config.seed)[1]]
+    BuildError.check([*problems, *_wrong_batches(config, len(learned))])
+    return Data(
+        train=_train_loader(config, Subset(train, learned.tolist())),
+        holdout=_evaluation_loader(config, train, held.tolist()) if len(held) else None,
+        test=_evaluation_loader(config, test, range(len(test))),
+        num_classes=len(train.classes),
+    )
+
+
+def _pictures(config: RunConfig) -> tuple[Any, Any]:
+    """Return the pictures of training and of the test."""
     root = Path(config.data.root)
     train: Any
     try:
@@ -88,23 +120,7 @@ def build_data(config: RunConfig) -> Data:
         raise BuildError("loader.backend", str(error)) from error
     except LoaderError as error:
         raise BuildError("data.root", str(error)) from error
-    learned, held = split_holdout(train.labels, config.data.holdout, config.seed)
-    if config.data.train_samples is not None:
-        if config.data.train_samples > len(learned):
-            raise BuildError(
-                "data.train_samples",
-                f"is {config.data.train_samples}, but there are {len(learned)} samples: lower it",
-            )
-        if config.data.train_samples < len(learned):
-            labels = np.asarray(train.labels)[learned]
-            learned = learned[split_holdout(labels, config.data.train_samples, config.seed)[1]]
-    _check_sizes(config)
-    return Data(
-        train=_train_loader(config, Subset(train, learned.tolist())),
-        holdout=_evaluation_loader(config, train, held.tolist()) if len(held) else None,
-        test=_evaluation_loader(config, test, range(len(test))),
-        num_classes=len(train.classes),
-    )
+    return train, test
 
 
 def _text(config: RunConfig) -> Data:
@@ -116,23 +132,38 @@ def _text(config: RunConfig) -> Data:
         raise BuildError(
             "data.sequence", f"is {sequence}, but {model} has {longest} positions: lower it"
         )
+    pad: PadToLengths | None = None
     try:
-        text = read_wikitext(Path(given.root), sequence, given.vocabulary, given.test_text)
+        if given.name == "lines":
+            text = read_lines(Path(given.root), sequence, given.vocabulary)
+            pad = _padding(config, text)
+        else:
+            text = read_wikitext(Path(given.root), sequence, given.vocabulary, given.test_text)
     except LoaderError as error:
         raise BuildError("data.root", str(error)) from error
     # A token takes two numbers of eight bytes, one as input and one as target.
-    _check_buffer(config, (AHEAD + HELD) * sequence * 16)
+    BuildError.check([*_small_buffer(config, (AHEAD + HELD) * sequence * 16)])
     learned = _first_samples(len(text.train), given.train_samples, "data.train_samples")
     held, tested = (
         _first_samples(len(part), given.evaluation_samples, "data.evaluation_samples")
         for part in (text.valid, text.test)
     )
     return Data(
-        train=_train_loader(config, Subset(text.train, list(learned))),
-        holdout=_evaluation_loader(config, text.valid, held),
-        test=_evaluation_loader(config, text.test, tested),
+        train=_train_loader(config, Subset(text.train, list(learned)), pad),
+        holdout=_evaluation_loader(config, text.valid, held, pad),
+        test=_evaluation_loader(config, text.test, tested, pad),
         num_classes=text.vocabulary,
     )
+
+
+def _padding(config: RunConfig, text: LineText) -> PadToLengths:
+    """Return what pads batches to a few lengths: those of the YAML, or some that fit the texts."""
+    asked = config.data.lengths
+    if asked != "auto":
+        return PadToLengths(tuple(asked))
+    found = lengths_for(text.train.lengths, config.loader.batch_size, text.longest)
+    log.info("batches are padded to %s tokens", ", ".join(map(str, found)))
+    return PadToLengths(found)
 
 
 def _first_samples(there: int, asked: int | None, key: str) -> range:
@@ -142,7 +173,8 @@ def _first_samples(there: int, asked: int | None, key: str) -> range:
 
 
 def _folder(config: RunConfig, path: Path) -> Any:
-    files = picture_folder(path, config.data.picture_size)
+    given = config.data
+    files = picture_folder(path, given.picture_size, exif=given.exif, pixel_limit=given.pixel_limit)
     return open_source(files, config.loader.backend)
 
 
@@ -166,17 +198,23 @@ def split_holdout(
     return np.sort(by_rank[holdout:]), np.sort(by_rank[:holdout])
 
 
-def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
-    first = config.phases[0]
+def _wrong_batches(config: RunConfig, samples: int) -> Iterator[BuildError]:
+    """Find batches that are larger than a rank's share of the training set."""
     sizes = [(config.loader.batch_size, "loader.batch_size")]
     sizes += [(p.batch_size or 0, f"phases.{n}.batch_size") for n, p in enumerate(config.phases)]
-    share = samples_per_rank(len(dataset), config.trainer.devices)
+    share = samples_per_rank(samples, config.trainer.devices)
+    of = f" on {config.trainer.devices} devices" if config.trainer.devices > 1 else ""
     for size, key in sizes:
         if size > share:
-            of = f" on {config.trainer.devices} devices" if config.trainer.devices > 1 else ""
-            raise BuildError(
-                key, f"{size} is larger than the training set ({share} samples{of}): lower it"
-            )
+            why = f"{size} is larger than the training set ({share} samples{of}): lower it"
+            yield BuildError(key, why)
+
+
+def _train_loader(
+    config: RunConfig, dataset: Any, collate: PadToLengths | None = None
+) -> ReuseLoader:
+    first = config.phases[0]
+    BuildError.check([*_wrong_batches(config, len(dataset))])
     return ReuseLoader(
         dataset,
         batch_size=config.loader.batch_size,
@@ -184,6 +222,7 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
         buffer_batches=config.loader.buffer_batches,
         reaugment=first.reaugment,
         augment=build_augmentation(config.augment),
+        collate=collate,
         mode=config.loader.mode,
         workers=config.loader.workers,
         drop_last=config.loader.drop_last,
@@ -199,8 +238,10 @@ def _train_loader(config: RunConfig, dataset: Any) -> ReuseLoader:
     )
 
 
-def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> ReuseLoader:
-    in_files = decoded_columns(dataset) is None
+def _evaluation_loader(
+    config: RunConfig, dataset: Any, ids: Sequence[int], collate: PadToLengths | None = None
+) -> ReuseLoader:
+    in_files = collate is None and decoded_columns(dataset) is None
     return ReuseLoader(
         Subset(dataset, list(ids)),
         batch_size=min(
@@ -208,6 +249,7 @@ def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> R
         ),
         reuse=1,
         augment=_centre_crop(config.augment),
+        collate=collate,
         shuffle=False,
         workers=config.loader.workers,
         seed=config.seed,
@@ -216,34 +258,37 @@ def _evaluation_loader(config: RunConfig, dataset: Any, ids: Sequence[int]) -> R
     )
 
 
-def _check_sizes(config: RunConfig) -> None:
-    """Check that each augmentation fits the pictures it gets, and that the buffer holds a batch."""
+def _wrong_sizes(config: RunConfig) -> Iterator[BuildError]:
+    """Find augmentations that do not fit the pictures they get, and a buffer without room for a
+    batch."""
     stored = pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
     for number, step in enumerate(config.augment):
         if isinstance(step, PadCropConfig) and step.padding >= pixels:
-            raise BuildError(
+            yield BuildError(
                 f"augment.{number}.padding",
                 f"{step.padding} must be less than the picture's side ({pixels} pixels): lower it",
             )
         if isinstance(step, RandomResizedCropConfig):
             if step.size > pixels:
-                raise BuildError(
+                yield BuildError(
                     f"augment.{number}.size",
                     f"{step.size} is larger than the stored picture ({pixels} pixels): lower it, or"
                     " raise data.picture_size",
                 )
             pixels = step.size
     # A pixel takes three bytes, and a label eight.
-    _check_buffer(config, (AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8)
+    yield from _small_buffer(
+        config, (AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8
+    )
 
 
-def _check_buffer(config: RunConfig, each: int) -> None:
-    """Check that the buffer holds a batch. A sample takes `each` bytes in the buffer and in the
+def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
+    """Find a buffer that holds no batch. A sample takes `each` bytes in the buffer and in the
     batches under way, all together."""
     batch = max([config.loader.batch_size, *(p.batch_size or 0 for p in config.phases)])
     least = batch * each
     if config.loader.buffer_bytes is not None and config.loader.buffer_bytes < least:
-        raise BuildError(
+        yield BuildError(
             "loader.buffer_bytes",
             f"{say_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the buffer"
             f" and {AHEAD + HELD} under way take {least} bytes; raise it, or lower batch_size",
@@ -272,7 +317,7 @@ def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
     return CentreCrop(sizes[-1])
 
 
-def _own_data(config: RunConfig) -> Data:
+def _own_data(config: RunConfig, prepare: bool) -> Data:
     made = load_class(config.data.class_path or "", "data.class_path")
     datamodule = construct(made, config.data.init_args, "data.init_args")
     if not isinstance(datamodule, L.LightningDataModule):
@@ -280,8 +325,18 @@ def _own_data(config: RunConfig) -> Data:
             "data.class_path",
             f"{config.data.class_path} is not a lightning.LightningDataModule: derive it from one",
         )
-    datamodule.prepare_data()
-    datamodule.setup("fit")
+    if prepare:
+        datamodule.prepare_data()
+    try:
+        datamodule.setup("fit")
+    except Exception as error:
+        if prepare:
+            raise
+        raise BuildError(
+            "data.class_path",
+            f"its setup() fails ({type(error).__name__}: {error}). --check downloads nothing, so it"
+            " has not called prepare_data(): call that once, or train",
+        ) from error
     loader = datamodule.train_dataloader()
     if isinstance(loader, DataLoader):
         if loader.collate_fn is not torch.utils.data.default_collate:

@@ -25,6 +25,16 @@ def load_class(path: str, key: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if f"{module}.".startswith(f"{missing}."):
+            why = f"'{path}' cannot be imported: there is no module '{missing}'"
+            raise BuildError(
+                key, f"{why}; install its package, or run the command in the folder that has it"
+            ) from error
+        raise BuildError(
+            key, f"'{path}' imports '{missing}', which is not installed: pip install {missing}"
+        ) from error
     except (ImportError, AttributeError, ValueError) as error:
         raise BuildError(
             key, f"'{path}' cannot be imported: {error}; give package.module.Class, found from here"

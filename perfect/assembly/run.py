@@ -1,16 +1,18 @@
 """Builds the module and the Trainer from config.model, .task, .optimizer, .trainer and .loggers."""
 
+import logging
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.accelerators import MPSAccelerator
+from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 from loaders.order.reuse import batches_per_pass
-from loaders.sources.datasets import samples_per_rank
+from loaders.order.source_order import samples_per_rank
 from offload import OffloadError
 from offload.running.drivers.cuda import check_cuda
 from perfect.assembly.berth import Berth
@@ -36,6 +38,8 @@ from perfect.runs.record import RunLog
 from perfect.runs.stall_log import StallLog
 from perfect.runs.swarm_figures import SwarmFigures
 from trainers.atomic_checkpoint import AtomicCheckpointIO
+
+log = logging.getLogger(__name__)
 
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
 CIFAR10_STD = (63.0, 62.1, 66.7)
@@ -85,7 +89,8 @@ def _language_module(config: RunConfig, spec: OptimizerSpec, vocabulary: int) ->
             raise BuildError("model.weights", str(error)) from error
     if asked.lora is not None:
         add_lora(model, model.adapted, asked.lora.rank, asked.lora.alpha)
-    return LanguageTask(model, spec, config.task.label_smoothing)
+    padded = config.data.name == "lines"
+    return LanguageTask(model, spec, config.task.label_smoothing, padded)
 
 
 def build_trainer(
@@ -128,6 +133,13 @@ def build_trainer(
     except MisconfigurationException as error:
         raise BuildError("trainer", str(error)) from error
     check_device(trainer)
+    ranks, cores = trainer.world_size, os.cpu_count() or 1
+    if isinstance(trainer.accelerator, CPUAccelerator) and ranks > cores:
+        log.warning(
+            "trainer.devices: %d processes share the %d cores of this machine, so a step takes"
+            " longer than on %d devices",
+            ranks, cores, cores,
+        )  # fmt: skip
     return trainer
 
 

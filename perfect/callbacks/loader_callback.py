@@ -20,7 +20,7 @@ from typing import Any
 import lightning as L
 
 from loaders import LoaderError
-from loaders.stats import LoaderStats
+from loaders.stats import UNTOLD, LoaderStats
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
     data_source,
@@ -62,6 +62,13 @@ class LoaderCallback(L.Callback):
         self._loaded = state_dict.get("loader")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        others: list[L.Callback] = vars(trainer)["callbacks"]  # pyright knows no such attribute
+        if any(getattr(other, "restored_loader", False) for other in others):
+            self._loaded = None  # a PhaseSwitch did, and may have ended a pass since
+        self.restore(trainer)
+
+    def restore(self, trainer: L.Trainer) -> bool:
+        """Have the loader go on as the loaded state says. Return whether there was one."""
         loader = self._loader = _train_loader(trainer)
         state, self._loaded = self._loaded, None
         if state is not None:
@@ -77,6 +84,7 @@ class LoaderCallback(L.Callback):
         self._epoch_batches = trainer.num_training_batches
         self._since = self._clock()
         self._told = (self._trained, loader.stats.stall_seconds)
+        return state is not None
 
     # ---- every pass -----------------------------------------------------------------------------
 
@@ -127,7 +135,7 @@ class LoaderCallback(L.Callback):
 
 def _counters(stats: LoaderStats) -> dict[str, float]:
     """Name the counters `loader/...`. `loader/serves/1` counts the first serves of samples."""
-    named = {f"loader/{name}": float(stats[name]) for name in stats if name != "serves"}
+    named = {f"loader/{name}": float(stats[name]) for name in stats if name not in UNTOLD}
     return named | {f"loader/serves/{n}": float(k) for n, k in enumerate(stats.serves, 1)}
 
 
@@ -161,7 +169,17 @@ def _continue_from(before: TrainLoader, loader: TrainLoader) -> None:
 
 def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:
     limit = trainer.limit_train_batches
-    return min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+    try:
+        batches = len(loader)
+    except TypeError as error:
+        if isinstance(limit, int):
+            return limit
+        raise LoaderError(
+            "nobody knows how many batches a pass of the stream has, so Lightning takes one more"
+            " from the loader than it trains, and a run that goes on from a checkpoint would miss"
+            " it: give ReuseLoader samples_per_pass=, or Trainer limit_train_batches="
+        ) from error
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def _read_again(trainer: L.Trainer, loader: TrainLoader) -> None:

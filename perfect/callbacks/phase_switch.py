@@ -8,6 +8,8 @@ or a view of a `SharedStream`. In a swarm (`ElasticStrategy`) all peers switch a
     batch end     count; update the moving average; add the loss of first serves
     validation    use averaged weights; give the results to the policy (rank 0 decides for all)
     epoch end     = end of a pass: ask the policy; set the loader's next reuse, batch size, length
+    checkpoint    has the loader's state; of one between a pass's last batch and its end, train
+                  start makes up for the end
 
 Lightning's epoch is a pass. Lightning reads a loader's length once, so if a phase changes it, the
 callback makes the fit loop read it again.
@@ -24,18 +26,21 @@ import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from loaders.sources.datasets import samples_per_rank
+from loaders.order.source_order import samples_per_rank
 from perfect.callbacks.ema import Ema
 from perfect.callbacks.first_serves import FirstServeLoss
+from perfect.callbacks.loader_callback import LoaderCallback
 from perfect.callbacks.phase_records import PhaseRecord, record_step
 from perfect.callbacks.train_loaders import (
     TrainLoader,
     batches_of_pass,
     decoded_by_all,
     find_train_loader,
+    is_dealt,
     is_in_a_pass,
     latest_serves,
     reread_loader,
+    served_by_all,
 )
 from perfect.method.phases import Observation, Phase, PhaseError, PhasePolicy, PlateauRule
 
@@ -78,6 +83,11 @@ class PhaseSwitch(L.Callback):
         self._updates_seen = 0
         self._first_serves = FirstServeLoss()
         self._swapped = False
+        self.restored_loader = False
+        """Whether the loader goes on where a checkpoint left it. A `LoaderCallback` asks."""
+        self._carrier = LoaderCallback()
+        self._owes_end = False
+        """Whether a pass was trained to its last batch, and the policy was not told yet."""
 
     # ---- before training ------------------------------------------------------------------------
 
@@ -136,6 +146,15 @@ class PhaseSwitch(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._restored:  # Some strategies restore states only after on_fit_start.
             self._go_on(trainer, pl_module)
+        if not is_dealt(self._require_loader()):
+            self.restored_loader = self._carrier.restore(trainer)
+        if self._owes_end:
+            self._end_pass(trainer)
+            trainer.fit_loop.setup_data()  # others ask for the loader before the epoch begins
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not is_dealt(self._require_loader()):
+            self._carrier.on_train_epoch_start(trainer, pl_module)
 
     def _go_on(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin the run, or go on with it as the loaded state says."""
@@ -247,6 +266,7 @@ class PhaseSwitch(L.Callback):
             trainer.optimizers[0].param_groups[0]["lr"],
         )
         self.policy.served(len(serves) / share, stepped)
+        self._owes_end = not is_in_a_pass(loader)
         if stepped and self.policy.phase.ema:
             if self.ema is None:
                 self.ema = Ema(pl_module, self.ema_decay)
@@ -257,15 +277,15 @@ class PhaseSwitch(L.Callback):
             pl_module.log_dict(self._counters(trainer), on_step=True, on_epoch=False)
 
     def _counters(self, trainer: L.Trainer) -> dict[str, float]:
-        stats = self._require_loader().stats
+        loader = self._require_loader()
         return {
             "epochs": self.policy.state.at,
             "phase": float(self.policy.state.index),
             "reuse": float(self.policy.phase.reuse),
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "decoded": float(stats.decoded),
-            "served": float(stats.served),
-            "stall_seconds": stats.stall_seconds,
+            "decoded": float(decoded_by_all(trainer, loader)),
+            "served": float(served_by_all(trainer, loader)),
+            "stall_seconds": loader.stats.stall_seconds,
         }
 
     # ---- validation -----------------------------------------------------------------------------
@@ -325,8 +345,11 @@ class PhaseSwitch(L.Callback):
     # ---- end of a pass --------------------------------------------------------------------------
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if is_in_a_pass(self._require_loader()):
-            return  # after a resume at an epoch's end, Lightning trains one more batch of it
+        if self._owes_end:  # after a resume at an epoch's end, Lightning ends it once more
+            self._end_pass(trainer)
+
+    def _end_pass(self, trainer: L.Trainer) -> None:
+        self._owes_end = False
         finished = self.policy.phase
         switch = self.policy.end_pass()
         if self.records:
@@ -355,6 +378,8 @@ class PhaseSwitch(L.Callback):
             "records": [asdict(r) for r in self.records],
             "ema": self.ema.state_dict() if self.ema else None,
             "pass_limit": self._pass_limit,
+            "owes_end": self._owes_end,
+            **self._carrier.state_dict(),
             **self._first_serves.state_dict(),
         }
 
@@ -362,6 +387,8 @@ class PhaseSwitch(L.Callback):
         self.policy.load_state_dict(state_dict["policy"])
         self.records = [PhaseRecord(**r) for r in state_dict["records"]]
         self._pass_limit = state_dict["pass_limit"]
+        self._owes_end = state_dict.get("owes_end", False)  # older versions do not say
+        self._carrier.load_state_dict(state_dict)
         self._first_serves.load_state_dict(state_dict)
         self._saved_ema = state_dict["ema"]
         self._restored = True

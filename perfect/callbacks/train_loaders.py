@@ -11,9 +11,10 @@ import lightning as L
 import numpy as np
 
 from loaders import ReuseLoader
+from loaders.adopting.adoption import decoded_columns
 from loaders.order.reuse import batches_per_pass
+from loaders.order.source_order import samples_per_rank
 from loaders.sharing.shared_view import SharedView
-from loaders.sources.datasets import samples_per_rank
 from perfect.method.phases import PhaseError
 from trainers.elastic.peer.lane_shares import LaneShares
 from trainers.lightning_seams import data_source, forget_loader
@@ -65,11 +66,21 @@ def batches_of_pass(loader: TrainLoader, batch_size: int, reuse: int) -> int:
     return batches_per_pass(share, batch_size, reuse, loader.mode, loader.drop_last)
 
 
+def is_dealt(loader: TrainLoader) -> bool:
+    """Whether a swarm deals its batches, and keeps its place."""
+    return isinstance(loader, LaneShares)
+
+
 def is_in_a_pass(loader: TrainLoader) -> bool:
     """Whether a pass is under way."""
     if isinstance(loader, LaneShares):
         return loader.in_a_pass
     return bool(loader.state_dict()["served_batches"])
+
+
+def in_memory(loader: TrainLoader) -> bool:
+    """Whether the data set is in memory, so that nothing is decoded: first serves are counted."""
+    return decoded_columns(loader.dataset) is not None
 
 
 def decoded_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
@@ -78,6 +89,12 @@ def decoded_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
     if isinstance(loader, LaneShares):
         return loader.first_serves
     return trainer.world_size * loader.stats.decoded
+
+
+def served_by_all(trainer: L.Trainer, loader: TrainLoader) -> int:
+    """So many samples were served on all ranks. Of a swarm it is what this peer has served."""
+    ranks = 1 if isinstance(loader, LaneShares) else trainer.world_size
+    return ranks * loader.stats.served
 
 
 def latest_serves(loader: TrainLoader) -> np.ndarray:

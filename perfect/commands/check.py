@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from loaders import ReuseLoader
-from loaders.adopting.adoption import decoded_columns
 from loaders.cache.cache import RAM_ENTRY_BYTES
 from loaders.order.reuse import batches_per_pass
+from loaders.order.source_order import samples_per_rank
 from loaders.slots.slab import Slab
-from loaders.sources.datasets import samples_per_rank
 from offload import OffloadError
 from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
@@ -28,11 +27,13 @@ from perfect.assembly import (
     to_blame,
     watched,
 )
+from perfect.callbacks.train_loaders import in_memory
 from perfect.commands.check_swarm import swarm_lines
 from perfect.commands.feeding_advice import Feeding, feeding_lines
 from perfect.commands.lane_plans import plan_lanes
 from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
+from perfect.report.words import count, duration, percent
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
 from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
@@ -45,7 +46,7 @@ ALIGNED = 64
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     """Print the phases, memory and plans of a run. Everything is built and one sample is decoded,
     so that errors appear here and not in training."""
-    data = build_data(config)
+    data = build_data(config, prepare=False)
     module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)
     switch = build_phase_switch(config)
@@ -53,7 +54,8 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     loader = data.train
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 
-    table = Table("phase", "passes", "reuse", "batch", "steps", "decodes", "learning rate")
+    first = "first serves" if in_memory(loader) else "decodes"
+    table = Table("phase", "passes", "reuse", "batch", "steps", first, "learning rate")
     closed: set[str] = set()
     steps_in_all = decodes_in_all = served_in_all = largest = 0
     walked: list[tuple[float, int]] = []
@@ -75,16 +77,22 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
         decodes_in_all += round(passes * samples)
         rate = f"{phase.lr.kind} {phase.lr.lr:g}" if phase.lr else "the module's"
         table.add_row(
-            phase.name, f"{passes:g}", str(phase.reuse), str(batch), f"{steps:,}",
-            f"{round(passes * samples):,}", rate,
+            phase.name, f"{passes:g}", str(phase.reuse), str(batch), count(steps),
+            count(round(passes * samples)), rate,
         )  # fmt: skip
     console.print(table)
 
+    saved = percent(1 - decodes_in_all / served_in_all)
     say = [
-        f"training samples {len(loader.dataset):,}; hold-out {_size(data.holdout)};"
+        f"training samples {count(len(loader.dataset))}; hold-out {_size(data.holdout)};"
         f" test {_size(data.test)}",
-        f"steps {steps_in_all:,}; served {served_in_all:,}; decodes {decodes_in_all:,}"
-        f" ({1 - decodes_in_all / served_in_all:.0%} fewer than serving each decode once)",
+        f"steps {count(steps_in_all)}; served {count(served_in_all)};"
+        f" {first} {count(decodes_in_all)}"
+        + (
+            "; the data set is in memory, so nothing is decoded"
+            if in_memory(loader)
+            else f" ({saved} fewer than serving each decode once)"
+        ),
         *_memory(config, loader, largest),
     ]
     if rule is not None:
@@ -95,7 +103,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     if config.elastic is not None:
         say += swarm_lines(config, module, loader, out)
         say += [f"warning: phase {name}: {CLOSED_TO_NEWCOMERS}" for name in sorted(closed)]
-    elif decoded_columns(loader.dataset) is None:
+    elif not in_memory(loader):
         say += feeding_lines(_feeding(config, loader, out, walked, samples))
     say.append(_time(config, out, steps_in_all))
     for line in say:
@@ -149,7 +157,7 @@ def _explain(made: PhasePlan, what: str) -> Iterator[str]:
 
 def _size(loader: object) -> str:
     dataset = getattr(loader, "dataset", None)
-    return f"{len(dataset):,}" if dataset is not None else "none"
+    return count(len(dataset)) if dataset is not None else "none"
 
 
 def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]:
@@ -157,7 +165,7 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
     sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
     whole = sample * batch * loader.buffer_batches
     batches = f"({loader.buffer_batches} batches of at most {batch})"
-    if decoded_columns(loader.dataset) is not None:
+    if in_memory(loader):
         yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
         yield f"buffer {say_size(whole)} {batches}"
@@ -208,5 +216,6 @@ def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
 def _time(config: RunConfig, out: Path, steps: int) -> str:
     if run := _measured(config, out):
         seconds = run["wall_seconds"] / run["steps"] * steps
-        return f"time about {seconds:,.0f} s, as measured over {run['steps']:,} steps in {out}"
+        of = f"as measured over {count(run['steps'])} steps in {out}"
+        return f"time about {duration(seconds)}, {of}"
     return f"time unknown: no step has run in {out} yet"

@@ -15,6 +15,7 @@ AS_PEERS_DO: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "verify": (True,),
     "check_first_steps": (0, 2),
     "audit": (0, 0.01),
+    "plan_cache": (None,),
 })  # fmt: skip
 """The keys of `offload` that a peer does not know, each with its default, and with the value that
 says what a peer does anyway: it compares and traces no step again."""
@@ -42,6 +43,9 @@ def elastic_conflicts(raw: dict[str, Any]) -> Iterator[tuple[Place, str]]:
     if given("trainer", "precision") == "16-mixed":
         why = "16-mixed scales gradients by what one peer has seen, so peers would differ"
         yield ("trainer", "precision"), f"{why}: give bf16-mixed or 32-true"
+    if given("data", "name") == "lines":
+        why = "lines of a lane have another number of tokens than those of another, but lanes count"
+        yield ("data", "name"), f"{why} samples: give wikitext2, or train without a swarm"
     if given("loader", "buffer_bytes") is not None:
         why = "decides how many batches are buffered, but how many lanes a peer has changes"
         yield ("loader", "buffer_bytes"), f"{why}: give buffer_batches, which counts for each lane"

@@ -1,7 +1,7 @@
 """The kinds of values in a YAML, and the base classes of its sections."""
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -46,6 +46,18 @@ def _size_or_share(given: object) -> object:
         raise ValueError(f"{error}, or a share of what the step needs, such as 80%") from None
 
 
+def _auto_or_ascending(given: object) -> object:
+    """Check a list of lengths, or the word auto."""
+    if given == "auto":
+        return given
+    numbers = given if isinstance(given, list) else []
+    whole = all(type(number) is int and number > 0 for number in numbers)
+    if not numbers or not whole or numbers != sorted(set(numbers)):
+        raise ValueError(f"give auto, or lengths in ascending order such as [64, 256], not {given}")
+    return given
+
+
+Lengths = Annotated[Literal["auto"] | list[int], BeforeValidator(_auto_or_ascending)]
 Size = Annotated[str | int, BeforeValidator(_as_written)]
 Budget = Annotated[str | int, BeforeValidator(_size_or_share)]
 

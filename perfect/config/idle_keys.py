@@ -1,11 +1,17 @@
 """Finds keys of a YAML that have no effect because of what another section says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from perfect.config.fields import Section
-from perfect.config.schema import EmaConfig, LoaderConfig, OptimizerConfig, TaskConfig
+from perfect.config.schema import TEXTS, EmaConfig, LoaderConfig, OptimizerConfig, TaskConfig
 from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
+
+IN_MEMORY: Mapping[str, str] = MappingProxyType(
+    {"cifar10": "CIFAR-10", "wikitext2": "WikiText-2", "lines": "a text"}
+)
+"""Data that is wholly in memory, in words."""
 
 
 def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -33,18 +39,17 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     if isinstance(raw.get("offload"), dict):
         yield from _idle_offload(given("offload"), given("trainer"))
     data = given("data").get("name")
-    if data in ("cifar10", "wikitext2"):
+    if isinstance(data, str) and data in IN_MEMORY:
         default = LoaderConfig().model_dump(mode="json")
-        whole = {"cifar10": "CIFAR-10", "wikitext2": "WikiText-2"}[data]
         for key in ("backend", "cache", "on_error", "worker_kind"):
             if given("loader").get(key, default[key]) != default[key]:
                 yield (
                     ("loader", key),
-                    f"has no effect: {whole} is wholly in memory, so no file is read",
+                    f"has no effect: {IN_MEMORY[data]} is wholly in memory, so no file is read",
                 )
-    if data == "wikitext2" and raw.get("augment"):
+    if data in TEXTS and raw.get("augment"):
         yield ("augment",), "has no effect: a text has no pictures"
-    if data == "wikitext2" and model.get("name") in MODEL_NAMES:
+    if data in TEXTS and model.get("name") in MODEL_NAMES:
         names = ", ".join(LANGUAGE_MODEL_NAMES)
         yield (
             ("model", "name"),
@@ -54,7 +59,7 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         if data in ("cifar10", "imagefolder"):
             yield (
                 ("data", "name"),
-                f"{data} has pictures, but {model['name']} takes text: give wikitext2",
+                f"{data} has pictures, but {model['name']} takes text: give wikitext2 or lines",
             )
         if given("switch").get("rule") == "plateau":
             reason = "plateau watches the accuracy, and a language model has none"

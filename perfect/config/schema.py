@@ -15,6 +15,7 @@ from perfect.config.fields import (
     Bytes,
     Count,
     Flag,
+    Lengths,
     NamedOrOwn,
     Number,
     Rate,
@@ -29,6 +30,8 @@ from perfect.config.fields import (
 from perfect.method.schedule import Kind
 from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.text import TestText
+
+TEXTS = ("wikitext2", "lines")
 
 
 class LoraConfig(Section):
@@ -62,22 +65,30 @@ class ModelConfig(NamedOrOwn):
 
 
 class DataConfig(NamedOrOwn):
-    name: Literal["cifar10", "imagefolder", "wikitext2"] | None = None
+    name: Literal["cifar10", "imagefolder", "wikitext2", "lines"] | None = None
     root: str = "data"
     picture_size: Count | None = None
     """The side of the stored square. This key is for pictures of a folder only."""
+    exif: bool = True
+    """Whether pictures of a folder are turned as their EXIF says."""
+    pixel_limit: Count | None = None
+    """Pictures of a folder with more pixels are refused (None: PIL.Image.MAX_IMAGE_PIXELS)."""
     holdout: Annotated[int, Field(strict=True, ge=0)] = 0
     """So many training samples are set aside for curves and the plateau rule."""
     train_samples: Count | None = None
     """Only so many of the other samples are trained on (None: all)."""
     sequence: Count | None = None
-    """The number of tokens in a sample. This key and those below are for text only."""
+    """The number of tokens in a sample; in one of lines, the most. This key and those below are for
+    text only."""
     vocabulary: Annotated[int, Field(strict=True, ge=256)] | None = None
     """Only the first so many entries of the BPE vocabulary are used (None: all)."""
     evaluation_samples: Count | None = None
     """So many blocks of the validation text, and of the test text, are evaluated (None: all)."""
     test_text: TestText = "tokens"
     """With raw, the test text is used as it was written: no rare word is replaced by <unk>."""
+    lengths: Lengths = "auto"
+    """What batches of lines are padded to, in ascending order up to sequence. auto: a few lengths
+    that fit the training texts."""
 
     @model_validator(mode="after")
     def _check_picture_size(self) -> "DataConfig":
@@ -91,16 +102,24 @@ class DataConfig(NamedOrOwn):
     def _check_keys_of_kind(self) -> "DataConfig":
         if self.name is None:
             return self
-        of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text"}
-        idle = changed(self) & (
-            {"picture_size", "holdout"} if self.name == "wikitext2" else of_text
-        )
+        of_text = {"sequence", "vocabulary", "evaluation_samples", "test_text", "lengths"}
+        of_files = {"exif", "pixel_limit"}
+        idle = changed(self) & {
+            "wikitext2": {"picture_size", "holdout", "lengths", *of_files},
+            "lines": {"picture_size", "holdout", "test_text", *of_files},
+            "cifar10": {*of_text, *of_files},
+        }.get(self.name, of_text)
         if idle:
             own_text = ", which has a validation text (see evaluation_samples)"
             why = own_text if "holdout" in idle else ""
             raise ValueError(no_effect(idle, f"on {self.name}{why}"))
-        if self.name == "wikitext2" and self.sequence is None:
-            raise ValueError("wikitext2 needs sequence, the number of tokens in a sample")
+        if self.name in TEXTS and self.sequence is None:
+            raise ValueError(f"{self.name} needs sequence, the number of tokens in a sample")
+        if self.lengths != "auto" and self.lengths[-1] != self.sequence:
+            raise ValueError(
+                f"lengths end with {self.lengths[-1]}, and samples have up to {self.sequence}"
+                " tokens (sequence): end with that"
+            )
         return self
 
 
@@ -309,6 +328,9 @@ class OffloadConfig(Section):
     """Plain Lightning repeats so many steps at first, and a difference ends a run with a budget."""
     audit: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """The part of the time that goes into tracing steps again; 0 switches that off."""
+    plan_cache: str | None = None
+    """A folder for plans and measurements, so that the next start of this run does not search and
+    measure again. None: nothing is kept."""
 
     @model_validator(mode="after")
     def _check_keys_of_budget(self) -> "OffloadConfig":

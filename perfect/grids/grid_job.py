@@ -33,4 +33,5 @@ class GridJob:
             except Interrupted as error:
                 raise JobLeft(folder.checkpoint_step() or 0) from error
             except BuildError as error:
-                raise RunFailed(f"{error.key}: {error.reason}") from error
+                found = [error, *error.others]
+                raise RunFailed("; ".join(f"{e.key}: {e.reason}" for e in found)) from error

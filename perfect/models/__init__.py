@@ -13,7 +13,7 @@ before one linear head, so they take any H and W that the strides leave somethin
 start at PyTorch's defaults.
 A net of your own needs no file here: name its class in the config (`model: {class_path: ...}`).
 
-May import: callbacks.
+May import: callbacks, text.
 """
 
 import difflib

@@ -10,8 +10,9 @@ empty is None. Training is orange and hold-out is blue everywhere.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -90,8 +91,13 @@ def _loss(
     put_title(axes, "Loss", keys, above_labels)
 
 
-def learning_rate(metrics: Metrics, story: Story, steps: float) -> str | None:
-    x, y = metrics.pairs("step", "lr")
+def learning_rate(
+    metrics: Metrics,
+    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+    story: Story,
+    steps: float,
+) -> str | None:
+    x, y = rate_curve(metrics, phases)
     if not len(x):
         return None
     with panels([1.35]) as (figure, (axes,)):
@@ -101,6 +107,25 @@ def learning_rate(metrics: Metrics, story: Story, steps: float) -> str | None:
         story.draw([axes], steps)
         axes.set_xlabel("optimizer step")
         return to_svg(figure, "Learning rate over optimizer steps")
+
+
+def rate_curve(
+    metrics: Metrics,
+    phases: Sequence[Mapping[str, Any]],  # Any: rows of run.json
+) -> tuple[Column, Column]:
+    """Return steps and rates: those that were logged, and those with which phases began and ended.
+    So the curve begins at step 0."""
+    x, y = metrics.pairs("step", "lr")
+    ends = [
+        (phase[f"{at}_step"], phase[f"lr_{of}"])
+        for phase in phases
+        for at, of in (("first", "start"), ("last", "end"))
+        if phase.get(f"lr_{of}") is not None
+    ]
+    x = np.concatenate([x, [step for step, _ in ends]])
+    y = np.concatenate([y, [rate for _, rate in ends]])
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
 
 
 def input_pipeline(metrics: Metrics, story: Story) -> str | None:

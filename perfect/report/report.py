@@ -41,7 +41,7 @@ def write_report(run_dir: Path) -> Path:
         ),
         section(
             "Learning rate",
-            plot(plots.learning_rate(run.metrics, story, steps))
+            plot(plots.learning_rate(run.metrics, run.rows("phases"), story, steps))
             or note("No learning rate was logged."),
         ),
         swarm_section(run),
@@ -87,16 +87,20 @@ def summary(run: Run) -> str:
         extra = run.number("extra_decodes")
         again = f" (and {count(extra)} samples decoded again)" if extra else ""
         fresh = passes(run.fresh_passes)
+        one = f"{fresh} fresh {'pass' if fresh == '1' else 'passes'}"
+        of = f" for {passes(run.in_passes('served_samples'))} served"
         parts.append(
-            f"{fresh} fresh {'pass' if fresh == '1' else 'passes'} decoded{again}"
-            f" for {passes(run.in_passes('served_samples'))} served: {fewer(run.saved)}"
+            f"{one}{of}; the data set is in memory, so nothing is decoded"
+            if run.in_memory
+            else f"{one} decoded{again}{of}: {fewer(run.saved)}"
         )
     if run.stall_share is not None:
         stall = duration(run.number("stall_seconds"))
         moved = run.table("offload").get("transfer_seconds")
         more = f" and {duration(moved)} waiting for transfers" if moved is not None else ""
         wall = duration(run.number("wall_seconds"))
-        parts.append(f"{stall} of {wall} waiting for decoding{more}")
+        what = "samples" if run.in_memory else "decoding"
+        parts.append(f"{stall} of {wall} waiting for {what}{more}")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -138,7 +142,7 @@ def _key_figures(run: Run) -> str:
         (count(run.number("steps")), "Optimizer steps"),
         (duration(run.number("wall_seconds")), "Wall time"),
         (passes(run.fresh_passes), "Fresh passes"),
-        (percent(run.saved), "Decodes saved"),
+        (percent(run.saved), "Serves reused" if run.in_memory else "Decodes saved"),
         (percent(run.stall_share), "Stall share"),
     ]
     if run.table("offload"):
@@ -205,20 +209,29 @@ def _phases(run: Run) -> str:
 def _decodes(run: Run) -> str:
     served, decodes = run.number("served_samples"), run.decodes
     decoded, extra = run.number("decoded_samples"), run.number("extra_decodes") or 0
+    title = "Serves reused" if run.in_memory else "Decodes saved"
     if not served or decodes is None or decoded is None:
-        return section("Decodes saved", note("Nothing was served."))
+        return section(title, note("Nothing was served."))
     epoch = run.number("train_samples")
 
     def line(name: str, samples: float) -> tuple[str, ...]:
         share = passes(samples / epoch) if epoch else DASH
         return name, count(samples), share, percent(samples / served)
 
-    rows = [
-        line("Served (as many decodes as without reuse)", served),
-        line("Decoded for a first serve", decoded),
-        line("Decoded without use (again after a resume, or ahead of a pass's end)", extra),
-        line("Saved", served - decodes),
-    ]
+    rows = (
+        [
+            line("Served", served),
+            line("First serves", decoded),
+            line("Reused", served - decodes),
+        ]
+        if run.in_memory
+        else [
+            line("Served (as many decodes as without reuse)", served),
+            line("Decoded for a first serve", decoded),
+            line("Decoded without use (again after a resume, or ahead of a pass's end)", extra),
+            line("Saved", served - decodes),
+        ]
+    )
     if cached := run.number("cached_samples"):
         rows.insert(-1, line("First served from the decoded cache", cached))
     skipped = run.number("skipped_samples")
@@ -227,7 +240,7 @@ def _decodes(run: Run) -> str:
     bar = f"<i style='width:{100 * decoded / full:.2f}%'></i>"
     bar += f"<i style='width:{100 * extra / full:.2f}%'></i>" if extra else ""
     return section(
-        "Decodes saved",
+        title,
         f"<div class=bar>{bar}</div>",
         table(("", "Samples", "Passes", "Of served"), rows),
         note(

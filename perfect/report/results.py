@@ -66,6 +66,11 @@ class Run:
         return self.record.get(key) or {}
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the data set was in memory, so that "decoded" counts first serves."""
+        return bool(self.record.get("in_memory"))
+
+    @property
     def decodes(self) -> float | None:
         """All decodes: those for first serves, and those made again after a resume."""
         decoded = self.number("decoded_samples")

@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.callbacks.train_loaders import decoded_by_all, in_memory
+from perfect.report.words import percent
 from perfect.runs.record import RunLog
 from perfect.runs.swarm_board import swarm_board, swarm_words
 
@@ -112,18 +114,17 @@ class RunProgress(L.Callback):
             f"{switch.policy.phase.name} x{switch.policy.phase.reuse}",
         ]
         said += [
-            f"{label} {float(metrics[name]):{form}}"
-            for label, name, form in (
-                ("loss", "train_loss", ".3f"),
-                ("accuracy", switch.monitor, ".1%"),
-                ("perplexity", "val_perplexity", ".2f"),
+            f"{label} {said_as(float(metrics[name]))}"
+            for label, name, said_as in (
+                ("loss", "train_loss", "{:.3f}".format),
+                ("accuracy", switch.monitor, percent),
+                ("perplexity", "val_perplexity", "{:.2f}".format),
             )
             if name in metrics
         ]
-        said += [
-            f"{stats.decoded / seconds:.0f} decoded/s",
-            f"stall {stats.stall_seconds / seconds:.0%}",
-        ]
+        if not in_memory(switch.loader):
+            said.append(f"{decoded_by_all(trainer, switch.loader) / seconds:.0f} decoded/s")
+        said.append(f"stall {percent(stats.stall_seconds / seconds, 0)}")
         return "  ".join(said)
 
     def _whole_line(self, trainer: L.Trainer) -> str:

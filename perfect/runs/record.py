@@ -25,6 +25,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from perfect.callbacks.phase_switch import PhaseSwitch
+from perfect.callbacks.train_loaders import in_memory
 from perfect.runs.stall_log import stall_log
 
 FIRST_COLUMNS = ("step", "wall_seconds")
@@ -169,6 +170,7 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
         "served_samples": ranks * stats.served if stats else 0,
         "buffer_bytes": ranks * stats.buffer_bytes if stats else 0,
         "train_samples": samples,
+        "in_memory": loader is not None and in_memory(loader),
         "fresh_passes": ranks * stats.decoded / samples if stats and samples else 0.0,
         "phases": [asdict(record) for record in switch.records],
         "switches": [asdict(s) for s in switch.policy.switches],

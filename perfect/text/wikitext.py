@@ -9,13 +9,9 @@
     inputs   t0 t1 t2 t3 | t4 t5 t6 t7              every token but t0 is predicted once;
     targets  t1 t2 t3 t4 | t5 t6 t7 t8              tokens that fill no block (t9) are left out
 
-Encoding 11 MB takes seconds, so the ids are saved beside the text, under a hash of everything that
-they depend on. If they cannot be saved there, the text is encoded anew each time.
+The ids are kept beside the text (kept_ids.py).
 """
 
-import hashlib
-import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,8 +23,7 @@ from torch.utils.data import TensorDataset
 
 from loaders.errors import SourceError
 from perfect.text.bpe import Bpe, read_bpe
-
-log = logging.getLogger(__name__)
+from perfect.text.kept_ids import kept_ids, read_text
 
 TestText = Literal["tokens", "raw"]
 
@@ -72,22 +67,8 @@ def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorData
 
 
 def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
-    try:
-        text = file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{file} cannot be read: {error}") from error
-    if file.suffix == ".raw":
-        text = as_lines_apart(text)
-    kept = file.with_name(f"{file.name}.{_key(text, bpe)}.npy")
-    try:
-        ids = np.load(kept, allow_pickle=False)
-        if ids.dtype == np.int32 and ids.ndim == 1:
-            return ids
-    except (OSError, ValueError, EOFError):
-        log.debug("%s is missing or damaged: the text is encoded", kept)
-    ids = bpe.encode(text)
-    _save(kept, ids)
-    return ids
+    text = read_text(file)
+    return kept_ids(file, as_lines_apart(text) if file.suffix == ".raw" else text, bpe, bpe.encode)
 
 
 def as_lines_apart(text: str) -> str:
@@ -95,19 +76,3 @@ def as_lines_apart(text: str) -> str:
     lines = text.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     return "\n\n".join("" if not line.strip() else f"{line}\n" for line in lines)
-
-
-def _key(text: str, bpe: Bpe) -> str:
-    whole = hashlib.sha256(bpe.fingerprint())
-    whole.update(text.encode("utf-8"))
-    return whole.hexdigest()[:16]
-
-
-def _save(file: Path, ids: NDArray[np.int32]) -> None:
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as opened:
-            np.save(opened, ids)
-        os.replace(part, file)  # several ranks may write it, and none must read half a file
-    except OSError as error:
-        log.info("could not write %s (%s): the text is encoded anew each time", file, error)

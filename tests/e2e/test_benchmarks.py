@@ -59,6 +59,16 @@ def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
+def test_the_benchmark_of_large_data_sets_runs(tmp_path: Path) -> None:
+    said = run_script("benchmarks/loader_scale.py", "--smoke", "--out", str(tmp_path))
+    [report] = tmp_path.glob("*_loader_scale.json")
+    asked = {one["what"]: one for one in json.loads(report.read_text())["asked"]}
+    assert asked["memory of the first batch"]["met"]
+    assert "| 1,000,000 | 100 | 3 |" in said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
 def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -143,7 +153,7 @@ def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", ["overhead", "gpt2", "plan", "matrix"])
+@pytest.mark.parametrize("part", ["overhead", "gpt2", "plan", "matrix", "lengths", "restarts"])
 def test_every_part_of_the_strategys_benchmark_runs_and_finds_no_difference(
     tmp_path: Path, part: str
 ) -> None:
@@ -247,7 +257,40 @@ def test_the_survey_of_modules_says_what_to_install_for_a_module(tmp_path: Path)
         "benchmarks/module_survey.py", "--only", "resnet10t", "GAN example", "--out", str(tmp_path)
     )
     [report] = tmp_path.glob("*_module_survey.json")
-    refused, missing = json.loads(report.read_text())["rows"]
-    assert refused["status"] == "refused; without a budget eager, bit-equal"
-    assert "optimizes manually" in refused["why"]
+    planned, missing = json.loads(report.read_text())["rows"]
+    assert planned["status"] == "planned, bit-equal"
     assert (missing["status"], missing["why"]) == ("not installed", "pip install timm")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_survey_of_pipelines_checks_what_is_served_of_two_of_them(tmp_path: Path) -> None:
+    once = ["benchmarks/pipeline_survey.py", "--smoke", "--out", str(tmp_path)]
+    run_script(*once, "--before", str(ROOT))
+    [report] = tmp_path.glob("*_pipeline_survey.json")
+    found = json.loads(report.read_text())
+    assert [(row["code"], row["name"], row["status"]) for row in found["rows"]] == [
+        (code, name, status)
+        for code in ("before", "now")
+        for name, status in (
+            ("CIFAR-10 v1", "plugs in"),
+            ("SimCLR, two views", "plugs in after the documented change"),
+        )
+    ]
+    served = [row["attempts"][-1] for row in found["rows"]]
+    facts = "error", "structure", "served", "draws", "content", "resumed"
+    assert not [each for each in served if any(each[fact] for fact in facts)]
+    assert all("redone at every serve" in each["summary"] for each in served)
+    assert all(asked["met"] for asked in found["asked"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_the_survey_of_pipelines_says_what_to_install_for_a_pipeline(tmp_path: Path) -> None:
+    if importlib.util.find_spec("webdataset") is not None:
+        pytest.skip("webdataset is installed, so its pipelines lack no package")
+    name = "WebDataset, samples"
+    run_script("benchmarks/pipeline_survey.py", "--only", name, "--out", str(tmp_path))
+    [report] = tmp_path.glob("*_pipeline_survey.json")
+    [missing] = json.loads(report.read_text())["rows"]
+    assert missing["status"] == "not installed: pip install webdataset"

@@ -2,13 +2,17 @@
 
 import csv
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import lightning as L
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader, TensorDataset
 
 from perfect.assembly import build_data, build_module
 from perfect.config.yaml_reader import read_config
@@ -106,9 +110,60 @@ def test_check_tells_what_would_run_and_leaves_nothing(
     code, folder = train(recipe, "--check")
     said = capfd.readouterr().out
     assert code == 0
-    assert "steps 62; served 480; decodes 240 (50% fewer" in said
+    assert "steps 62; served 480; decodes 240 (50.0 % fewer" in said
     assert "buffer" in said and "time unknown" in said
     assert not folder.exists()
+
+
+class Downloads(L.LightningDataModule):
+    """Its data is there after `prepare_data` only."""
+
+    prepared: ClassVar[list[str]] = []
+
+    def prepare_data(self) -> None:
+        self.prepared.append("once")
+
+    def setup(self, stage: str) -> None:
+        if not self.prepared:
+            raise FileNotFoundError("there is no data yet")
+
+    def train_dataloader(self) -> Any:
+        pictures = torch.zeros(16, 3, 8, 8, dtype=torch.uint8)
+        return DataLoader(TensorDataset(pictures, torch.zeros(16, dtype=torch.long)), 8)
+
+
+def test_check_downloads_nothing(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Downloads, "prepared", [])
+    monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(Downloads=Downloads))
+    recipe["data"] = {"class_path": "own_data.Downloads"}
+    recipe["model"]["num_classes"] = 2
+    del recipe["augment"]
+    assert train(recipe, "--check")[0] == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "its setup() fails (FileNotFoundError: there is no data yet)" in said
+    assert "--check downloads nothing" in said
+    assert not Downloads.prepared
+    assert train(recipe)[0] == 0
+    assert Downloads.prepared
+    # A data set in memory is not decoded, so nobody claims that decodes were saved.
+    assert train(recipe, "--check", out="again")[0] == 0
+    said = capfd.readouterr().out
+    assert "first serves 64; the data set is in memory, so nothing is decoded" in said
+
+
+def test_more_ranks_than_cores_are_told(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    recipe["trainer"]["devices"] = 4
+    assert train(recipe, "--check")[0] == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "trainer.devices: 4 processes share the 2 cores of this machine" in said
+    recipe["trainer"]["devices"] = 2
+    assert train(recipe, "--check")[0] == 0
+    assert "share the" not in capfd.readouterr().err
 
 
 def test_check_tells_the_memory_that_the_buffer_and_the_cache_may_take(

@@ -185,12 +185,43 @@ def test_a_damaged_checkpoint_is_refused_and_left_alone(
     assert (folder / "last.ckpt").read_bytes() == b"not a checkpoint"
 
 
+def test_all_that_does_not_fit_the_data_is_told_at_once(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe["data"]["train_samples"] = 900
+    recipe["loader"] |= {"batch_size": 4000, "buffer_bytes": "1KiB"}
+    recipe["augment"] = [{"name": "random_resized_crop", "size": 99}]
+    assert train(recipe)[0] == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if "recipe.yaml:" in line]
+    told = [key for line in lines for key in (*KEYS,) if f" {key}: " in line]
+    assert sorted(told) == sorted(KEYS)
+    assert len(lines) == len(KEYS)
+
+
+KEYS = ("augment.0.size", "data.train_samples", "loader.batch_size", "loader.buffer_bytes")
+
+
+def test_a_module_that_imports_what_is_not_installed_is_named_as_such(
+    train: Train,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "my_net.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe["model"] = {"class_path": "my_net.Net"}
+    assert train(recipe)[0] == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "'my_net.Net' imports 'not_installed_anywhere', which is not installed" in said
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
         (
             {"class_path": "nowhere.MyModule"},
-            "model.class_path: 'nowhere.MyModule' cannot be imported",
+            "model.class_path: 'nowhere.MyModule' cannot be imported: there is no module 'nowhere'",
         ),
         ({"class_path": "collections.OrderedDict"}, "is not a lightning.LightningModule"),
     ],

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,52 @@ class Killed(Pictures):
                 self.killed.write_text("x" * (before + 1))
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
+
+
+class Hanging(Pictures):
+    """Reading one of the samples `hangs` never ends."""
+
+    def __init__(self, size: int, hangs: tuple[int, ...]) -> None:
+        super().__init__(size)
+        self.hangs = frozenset(hangs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index in self.hangs:
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+class ToldByInit(Pictures):
+    """Sample i is (its pixels, what `tell_data_set` has set, torch's number of this worker)."""
+
+    told = -1
+
+    def __getitem__(self, index: int) -> Any:
+        info = torch.utils.data.get_worker_info()
+        return pixels(index), index, self.told, -1 if info is None else info.id
+
+
+def tell_data_set(number: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None and info.id == number and info.seed == torch.initial_seed()
+    info.dataset.told = 10 * info.num_workers + number
+
+
+def reseed(number: int) -> None:
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
+
+
+def fail_to_begin(number: int) -> None:
+    raise RuntimeError(f"no licence for worker {number}")
+
+
+def never_again(image: torch.Tensor) -> torch.Tensor:
+    """An augmentation that hangs at a picture whose first byte is odd."""
+    if int(image[0, 0, 0]) % 2:
+        threading.Event().wait()
+    return image
 
 
 class Files:
@@ -119,3 +166,49 @@ class SharedFile(Pictures):
         self.file.seek(index)
         time.sleep(0.0001)
         return torch.tensor(list(self.file.read(1))), index
+
+
+class Broken(Pictures):
+    """Sample i is (its pixels, i), or None for those that are `broken`."""
+
+    def __init__(self, size: int, broken: tuple[int, ...], count: Path | None = None) -> None:
+        super().__init__(size, count=count)
+        self.broken = frozenset(broken)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return None if index in self.broken else sample
+
+
+class Optional(Pictures):
+    """Sample i is a dict; one with an odd number lacks the mask, every third one has a caption and
+    an array beside it, and every fifth one lacks the picture."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample: dict[str, Any] = {"picture": pixels(index), "number": index}
+        if index % 2 == 0:
+            sample["mask"] = pixels(index)[:1].clone()
+        if index % 3 == 0:
+            sample["caption"] = f"picture {index}"
+            sample["vector"] = np.full(index, index, dtype=np.int16)
+        if index % 5 == 4:
+            del sample["picture"]
+            sample.pop("mask", None)
+        return sample
+
+
+def whole(samples: list[Any]) -> Any:
+    """The usual collate function for samples of which some are None."""
+    return torch.utils.data.default_collate([s for s in samples if s is not None])
+
+
+def as_they_are(samples: list[Any]) -> Any:
+    return samples
+
+
+def darker(image: torch.Tensor) -> torch.Tensor:
+    return image // 2
+
+
+def named(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "named": sorted(sample)}

@@ -3,24 +3,19 @@
 python rank_samplers.py FOLDER      (writes FOLDER/rank0.json, rank1.json: what each case served)
 """
 
-import json
-import multiprocessing
-import os
-import sys
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from gloo_ranks import WORLD, main
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sampler
 
 from loaders import LoaderError, ReuseLoader
 
-SAMPLES, WORLD = 101, 2
+SAMPLES = 101
 DATA: Any = list(range(SAMPLES))
 
 
@@ -106,30 +101,9 @@ def outcome(make: Any) -> Any:
         return str(error)
 
 
-def run(rank: int, folder: Path) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD,
-        timeout=timedelta(seconds=20),
-    )  # fmt: skip
-    told = {name: outcome(make) for name, make in cases(rank).items()}
-    (folder / f"rank{rank}.json").write_text(json.dumps(told))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def main(folder: Path) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run, args=(rank, folder)) for rank in range(WORLD)]
-    for process in ranks:
-        process.start()
-    end = time.monotonic() + 60
-    for process in ranks:
-        process.join(max(0.0, end - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-    return max(1 if process.exitcode is None else abs(process.exitcode) for process in ranks)
+def told(rank: int, folder: Path) -> dict[str, Any]:
+    return {name: outcome(make) for name, make in cases(rank).items()}
 
 
 if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
-    sys.exit(main(Path(sys.argv[1])))
+    main(told)

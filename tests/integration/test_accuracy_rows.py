@@ -201,6 +201,8 @@ def test_every_cell_of_repeats_and_buffer_is_a_row_and_repeats_save_what_they_sh
 
 def test_competitors_have_our_decodes_and_updates_at_three_rates_and_two_schedules() -> None:
     entries = TABLES["competitors"].entries
+    recipe = TABLES["parity"].entries[1]
+    mine = decodes(recipe.task, recipe.run)
     assert len(entries) == (4 * 2 + 1) * 3
     assert {entry.task.lr for entry in entries} == {0.15, 0.3, 0.6}
     for entry in entries:
@@ -210,7 +212,7 @@ def test_competitors_have_our_decodes_and_updates_at_three_rates_and_two_schedul
         assert max(rate for rate, _ in curve(entry.run)) == pytest.approx(entry.task.lr, rel=0.02)
         # The order of a pass does not depend on the rate.
         if entry.task.lr == 0.3:
-            assert decodes(entry.task, entry.run) / DECODES == pytest.approx(1.003, abs=0.0032)
+            assert mine <= decodes(entry.task, entry.run) <= 1.01 * mine
     for entry in entries:
         persists = entry.run.name.startswith("minibatch persistency")
         assert all(phase.reaugment != persists for phase in entry.run.phases)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -16,6 +17,8 @@ from offload import BudgetTooSmall, MemoryTooSmall, OffloadError
 from offload.memory import room
 from offload.memory.host_memory import HostMemoryLeft
 from trainers import OffloadStrategy
+from trainers.offloading.steps import budget_moves
+from trainers.offloading.steps.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 STEPS = 10
@@ -169,6 +172,35 @@ def test_a_budget_that_no_plan_keeps_is_refused_at_once(undisturbed: Any) -> Non
     assert_same(undisturbed, moves)
     assert isinstance(struck[0], BudgetTooSmall)
     assert "budget: " in str(struck[1])
+
+
+def test_a_move_that_was_asked_for_cannot_be_cancelled(undisturbed: Any) -> None:
+    asked: list[Future[Any]] = []
+
+    def move(strategy: OffloadStrategy, step: int) -> None:
+        if step == 3:
+            asked.append(strategy.move_to("60%"))
+            assert not asked[0].cancel()
+
+    moves, _, _ = fit(move)
+    assert_same(undisturbed, moves)
+    assert asked[0].result(0).nbytes > 0
+
+
+def test_behind_a_move_that_raises_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_moves, "replanned", lambda request, plan: plan)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no such luck")
+
+    steps: Any = SimpleNamespace(plan=SimpleNamespace(source=1), move=fails)
+    moves, request = budget_moves.BudgetMoves(), PlanRequest()
+    one, other = moves.plan(steps, request), moves.plan(steps, request)
+    with pytest.raises(RuntimeError, match="no such luck"):
+        moves.make(steps, request)
+    moves.end()
+    assert isinstance(one.exception(0), RuntimeError)
+    assert isinstance(other.exception(0), OffloadError)
 
 
 def test_a_move_before_the_first_step_or_after_the_last_says_what_to_do() -> None:

@@ -50,6 +50,41 @@ for first in range(3):
 """
 
 
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_who_reads_along_writes_when_the_other_has_ended(end: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"going\n"
+        with DiskCache(tmp_path, 64 * MIB, NAME, 0) as along:
+            along.refresh()  # the other one lives
+            assert not offer(along, 10**6)
+            seen, kept = along.entries, along.read(0)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+            along.refresh()
+            assert along.entries >= seen
+            assert kept is not None and torch.equal(kept[0], picture(0))  # it stays readable
+            assert offer(along, 10**6) and holds(along, 10**6)
+            whole = [i for i in range(10**4) if holds(along, i)]
+            if end == "killed":
+                return
+    with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
+        assert cache.entries == len(whole) + 1
+        assert holds(cache, 10**6) and all(holds(cache, i) for i in whole)
+
+
+def test_two_caches_of_one_process_read_along_too(tmp_path: Path) -> None:
+    first = DiskCache(tmp_path, MIB, NAME, 0)
+    with first, DiskCache(tmp_path, MIB, NAME, 0) as second:
+        assert offer(first, 1)
+        assert second.read(1) is None and not offer(second, 2)
+        second.refresh()
+        assert holds(second, 1)
+        first.close()
+        second.refresh()
+        assert offer(second, 2) and holds(second, 1) and holds(second, 2)
+
+
 @pytest.mark.parametrize("kill", range(3))
 def test_a_writer_that_is_killed_leaves_a_cache_that_opens(
     kill: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -59,8 +94,11 @@ def test_a_writer_that_is_killed_leaves_a_cache_that_opens(
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
         assert writer.stdout
         assert writer.stdout.readline() == b"going\n"
-        with pytest.raises(CacheError, match="another process that is alive"):
-            DiskCache(tmp_path, 64 * MIB, NAME, 0)
+        with DiskCache(tmp_path, 64 * MIB, NAME, 0) as along:
+            assert along.entries > 50
+            assert holds(along, 0)
+            assert not offer(along, 10**6)
+            assert along.nbytes > 0
         with DiskCache(tmp_path, 64 * MIB, NAME, 1) as beside:
             seen = beside.entries
             assert seen > 50
@@ -75,6 +113,7 @@ def test_a_writer_that_is_killed_leaves_a_cache_that_opens(
                 beside.refresh()
                 assert beside.entries == cache.entries
                 assert holds(beside, 10**6)
+    assert "another process that is alive writes it as number 0; this one reads" in caplog.text
     assert [r for r in caplog.records if "cut off" in r.message and "writer-0.data" in r.message]
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
         assert cache.entries == len(whole) + 1
@@ -147,10 +186,8 @@ def test_a_folder_that_may_not_be_written_to_is_an_error(tmp_path: Path) -> None
         DiskCache(tmp_path / "closed", MIB, NAME, 0)
 
 
-def test_a_second_process_with_the_same_number_is_refused(tmp_path: Path) -> None:
+def test_other_data_have_a_writer_of_their_own(tmp_path: Path) -> None:
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as first:
-        with pytest.raises(CacheError, match="writer number of its own"):
-            DiskCache(tmp_path, 64 * MIB, NAME, 0)
         assert offer(first, 0)
         with DiskCache(tmp_path, 64 * MIB, "other-data", 0) as second:
             assert second.entries == 0

@@ -125,9 +125,9 @@ def test_an_anchor_and_a_peer_die_together(
     ports = free_ports(2)
     with Swarm(tmp_path, nursery, own_anchor=False) as swarm:
         swarm.join = ",".join(f"127.0.0.1:{port}" for port in ports)
-        usual = {"only_anchor": False, "heartbeat": SHORT}
+        usual = {"only_anchor": False, "heartbeat": HEARTBEAT}
         first = swarm.anchor("first", port=ports[0], **usual)
-        swarm.anchor("second", port=ports[1], **usual, standby=True, follows=True)
+        second = swarm.anchor("second", port=ports[1], **usual, standby=True, follows=True)
         begin = hold(0, 3)
         both = [
             fault("kill_other", "mid_reduce", 5, members=3, pid=first.pid),
@@ -138,6 +138,8 @@ def test_an_anchor_and_a_peer_die_together(
         end_well(stay, expected)
         assert (first.wait(), killed.wait()) == (-9, -9)
         assert_exact(swarm.peers, STEPS)
+        # Its host said so: nobody waited for a heartbeat.
+        assert "a has died while no anchor was there" in second.said()
 
 
 # ---- newcomers ----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_collate_is_taken_over() -> None:
 def test_workers_are_taken_over(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     loader = adopt(num_workers=workers)
     assert loader.workers == max(workers, 1)
-    assert ("one thread reads ahead" in caplog.text) == (workers == 0)
+    assert ("one thread works ahead" in caplog.text) == (workers == 0)
     assert ids_of(loader) == [list(range(SAMPLES))]
 
 
@@ -137,7 +137,6 @@ class OwnBatches(BatchSampler):
 @pytest.mark.parametrize(
     ("dataloader", "error", "said"),
     [
-        (lambda: DataLoader(Stream(), 2), TypeError, "an IterableDataset, but samples are served"),
         (lambda: DataLoader(TENSORS, batch_size=None), LoaderError, "batch_size=None"),
         (
             lambda: DataLoader(
@@ -146,11 +145,23 @@ class OwnBatches(BatchSampler):
             LoaderError,
             "batch_sampler of its own",
         ),
-        (lambda: DataLoader(TENSORS, 2, worker_init_fn=print), LoaderError, "worker_init_fn=print"),
         (lambda: io.BytesIO(), TypeError, "expected a torch DataLoader, not a BytesIO"),
-        (lambda: DataLoader(TENSORS, 15), ValueError, "batch_size 15 is larger"),
+        (lambda: DataLoader(TENSORS, 15, drop_last=True), ValueError, "batch_size 15 is larger"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused(dataloader: Any, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         ReuseLoader.from_dataloader(dataloader())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_data_set_is_served_as_a_stream_in_its_own_order(workers: int) -> None:
+    dataloader = DataLoader(Stream(), 2, num_workers=workers)
+    with ReuseLoader.from_dataloader(dataloader, reuse=2, buffer_batches=2) as loader:
+        assert loader.announcement.adopted is not None
+        said = " ".join(loader.announcement.adopted.notes)
+        assert ("num_workers=2 has no effect" in said) == bool(workers)
+        for _ in range(2):
+            served = [i for batch in loader for i in batch.tolist()]
+            assert sorted(served) == sorted([*range(9)] * 2)
+        assert loader.workers == max(workers, 1) and not loader.shuffle

@@ -11,7 +11,7 @@ from products import every_value
 from torch.utils.data import DataLoader
 
 from loaders.errors import StateError
-from perfect import LoaderCallback, Phase, PhaseSwitch
+from perfect import LoaderCallback, Phase, PhaseSwitch, Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lightning_runs import (
@@ -180,3 +180,34 @@ def test_beside_phases_it_logs_and_gets_a_run_over_the_end_of_a_pass(tmp_path: P
     for step in (1, 16, 18, 33, 35, 39, 41):
         path = tmp_path / f"batch{step}.ckpt"
         assert_tail(phased(path), whole, path)
+
+
+@pytest.mark.parametrize("beside", [(), (LoaderCallback,), (LoaderCallback, PhaseSwitch)])
+def test_phases_go_on_from_every_checkpoint_that_lightning_may_write(
+    tmp_path: Path, beside: tuple[type, ...]
+) -> None:
+    """After the last batch of a pass, after the validation that follows, and at the pass's end.
+    ModelCheckpoint writes there unless it is told otherwise."""
+    phases = [
+        Phase("pretrain", reuse=3, passes=2, lr=Schedule("constant", 0.05)),
+        Phase("finetune", passes=2, lr=Schedule("linear", 0.05), reset_optimizer=True),
+    ]
+
+    def phased(ckpt: Path | None, *more: L.Callback) -> tuple[Module, PhaseSwitch]:
+        switch, module = PhaseSwitch(phases), Validated()
+        callbacks: list[L.Callback] = [each() for each in beside if each is LoaderCallback]
+        callbacks.insert(len(callbacks) if PhaseSwitch in beside else 0, switch)
+        val = DataLoader(Pictures(), SAMPLES)
+        trainer = make_trainer(*callbacks, *more, max_epochs=-1)
+        trainer.fit(module, make_loader(), val, ckpt_path=ckpt, weights_only=True)
+        return module, switch
+
+    whole, told = phased(None, Saver(tmp_path))
+    assert len(whole.ids) == 2 * BATCHES + 2 * 6
+    ends = (BATCHES, 2 * BATCHES, 2 * BATCHES + 6)
+    for path in sorted(tmp_path.iterdir()):
+        if int(path.stem[5:]) in (*ends, 5, ends[0] + 1, ends[1] - 1, ends[1] + 2):
+            mine, switch = phased(path)
+            assert_tail(mine, whole, path)
+            assert all(map(torch.equal, mine.parameters(), whole.parameters())), path.stem
+            assert switch.records == told.records

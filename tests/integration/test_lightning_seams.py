@@ -78,6 +78,8 @@ OUTSIDE: dict[str, Callable[[], bool]] = {
     "say_device": lambda: _said_device() == torch.device("meta"),
     "swap_loggers": lambda: _swapped_loggers(),
     "begin_with_checkpoint": lambda: _begun_with_checkpoint() == 3,
+    "count_step": lambda: _counted_steps() == 6,
+    "swap_toggled": lambda: _swapped_toggled(),
     "looks_at_every_step": lambda: (
         s.looks_at_every_step(Timer(interval="step"))
         and not s.looks_at_every_step(Timer(interval="epoch"))
@@ -108,6 +110,38 @@ def _swapped_loggers() -> bool:
     trainer = L.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     own = Own()
     return s.swap_loggers(trainer, own) == [] and trainer.loggers is own
+
+
+class _Counts(BoringModel):
+    """Counts a step of its optimizer that nobody makes, besides the one that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+        s.count_step(optimizer)
+
+
+def _counted_steps() -> int:
+    loader = torch.utils.data.DataLoader(torch.ones(3, 32), num_workers=0)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", limit_val_batches=0, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(_Counts(), loader)
+    return trainer.global_step
+
+
+def _swapped_toggled() -> bool:
+    module: Any = BoringModel()
+    before, p = s.swap_toggled(module, {}), module.layer.weight
+    one, other = (SimpleNamespace(param_groups=[{"params": [q]}]) for q in module.parameters())
+    module.trainer = SimpleNamespace(optimizers=[one, other])
+    module.toggle_optimizer(other)
+    return before == {} and not p.requires_grad and s.swap_toggled(module, {})[p]
 
 
 class _Given(SingleDeviceStrategy):

@@ -240,3 +240,40 @@ def test_a_key_without_a_cache_on_disk_is_refused(sets: Any) -> None:
         ReuseLoader(sets.Pictures(4), 2, cache="ram", cache_bytes=10**6, cache_key="v1")
     with pytest.raises(TypeError, match="cache_key must be a word"):
         ReuseLoader(sets.Pictures(4), 2, cache="disk", cache_bytes=10, cache_dir=".", cache_key=1)  # pyright: ignore[reportArgumentType]
+
+
+# ---- two runs at once ---------------------------------------------------------------------------
+
+
+def test_a_second_run_on_the_same_folder_reads_along_and_serves_the_same(
+    cached: Any, plain: Any
+) -> None:
+    with plain() as without:
+        whole = [[*without] for _ in range(3)]
+
+    def check(loader: ReuseLoader, number: int) -> None:
+        for mine, other in zip(loader, whole[number], strict=True):
+            assert all(map(torch.equal, mine, other))
+
+    with cached("disk") as first, cached("disk") as second:
+        check(first, 0)
+        check(second, 0)  # it finds what the first one has written when its pass begins
+        assert (second.stats.decoded, second.stats.cached) == (0, SAMPLES)
+        check(first, 1)
+        check(second, 1)
+        assert first.stats.cached == SAMPLES
+
+
+def test_two_runs_that_begin_together_serve_the_same_and_keep_a_sample_once(
+    cached: Any, plain: Any, tmp_path: Path
+) -> None:
+    with plain() as without:
+        whole = [[*without] for _ in range(2)]
+    with cached("disk") as first, cached("disk") as second:
+        for number in range(2):
+            for mine, other, expected in zip(first, second, whole[number], strict=True):
+                assert all(map(torch.equal, mine, expected))
+                assert all(map(torch.equal, other, expected))
+        assert first.stats.cached == SAMPLES
+        assert second.stats.cached >= SAMPLES  # some were there when its first pass began
+    [_] = (tmp_path / "cache").rglob("writer-*.data")

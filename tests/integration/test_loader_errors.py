@@ -14,8 +14,9 @@ from PIL import Image
 
 from loaders import ReuseLoader
 from loaders.errors import DecodeError, LoaderError
+from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
-from loaders.sources.datasets import pass_order, picture_folder
+from loaders.sources.datasets import picture_folder
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -102,7 +103,7 @@ def test_a_damaged_picture_is_named_or_replaced(
 
 def neighbours(seed: int, samples: int) -> tuple[int, ...]:
     """Two samples that lie half a pass apart: each would stand in for the other."""
-    order = pass_order(samples, seed=seed, pass_index=0)
+    order = [*source_order(samples, seed=seed, pass_index=0)]
     return int(order[1]), int(order[1 + samples // 2])
 
 
@@ -156,7 +157,7 @@ def test_a_resume_replaces_the_same_samples(worker_kind: Any, sets: Any) -> None
 
 def test_a_first_sample_that_cannot_be_read_is_replaced_after_a_resume_too(sets: Any) -> None:
     # Immediate serving: when the last batch is due, its samples are the only ones left to read.
-    bad = tuple(int(i) for i in pass_order(24, seed=0, pass_index=0)[-BATCH:])
+    bad = tuple(source_order(24, seed=0, pass_index=0)[-BATCH:])
     options: dict[str, Any] = {"mode": "immediate", "buffer_batches": 1, "reuse": 2}
     whole = skipping(sets, bad, **options)
     tail = sets.served(whole)[-1:]
@@ -217,4 +218,25 @@ def test_whatever_a_decoder_raises_is_about_the_file(
 def test_once_without_pictures_is_refused() -> None:
     loader = ReuseLoader([torch.tensor(i) for i in range(8)], BATCH, 1, once=Flip(), workers=1)
     with pytest.raises(LoaderError, match="no picture"):
+        list(loader)
+
+
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_set_that_gives_another_number_of_samples_than_it_was_asked_for_is_named(
+    given: int,
+) -> None:
+    class Many:
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((2,), index), index
+
+        def __getitems__(self, ids: list[int]) -> list[Any]:
+            return [self[i] for i in [*ids, *ids][: given if given < 3 else len(ids) + 1]]
+
+    with (
+        ReuseLoader(Many(), BATCH, 1, workers=1) as loader,
+        pytest.raises(LoaderError, match=r"__getitems__ of Many gave \d+ samples for \d+ ids"),
+    ):
         list(loader)

@@ -161,11 +161,16 @@ class Endless(IterableDataset[int]):
         ({"reuse": 0}, ValueError, "reuse must be at least 1, not 0"),
         ({"reuse": -2}, ValueError, "reuse must be at least 1, not -2"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
-        ({"batch_size": 9}, ValueError, r"batch_size 9 is larger than the data set \(8 samples\)"),
+        (
+            {"batch_size": 9, "drop_last": True},
+            ValueError,
+            r"batch_size 9 is larger than what a rank serves in a pass \(8 samples\), and",
+        ),
         ({"buffer_batches": 0}, ValueError, "buffer_batches must be at least 1, not 0"),
         ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
         ({"mode": "roling"}, ValueError, "mode must be one of rolling, block, immediate"),
-        ({"dataset": Endless()}, TypeError, "map-style data set.*not Endless"),
+        ({"dataset": Endless(), "sampler": [0]}, ValueError, "sampler does not go with a stream"),
+        ({"samples_per_pass": 8}, ValueError, "samples_per_pass=8 has no effect without a stream"),
         ({"dataset": 7}, TypeError, "map-style data set.*not int"),
         ({"dataset": []}, SourceError, "data set is empty"),
     ],
@@ -177,10 +182,10 @@ def test_a_wrong_argument_is_refused_at_once_with_its_value(
         ReuseLoader(**{"dataset": Numbers(8), "batch_size": 4, "reuse": 2, **options})
 
 
-@pytest.mark.parametrize("change", [{"reuse": 0}, {"reuse": 1, "batch_size": 9}])
+@pytest.mark.parametrize("change", [{"reuse": 0}, {"reuse": 1, "batch_size": 0}])
 def test_a_wrong_change_of_reuse_is_refused(change: dict[str, int]) -> None:
     loader = ReuseLoader(Numbers(8), 4, 2, shuffle=False, workers=1)
-    with pytest.raises(ValueError, match=r"reuse must be|batch_size 9"):
+    with pytest.raises(ValueError, match=r"reuse must be|batch_size must be"):
         loader.set_reuse(**change)
 
 

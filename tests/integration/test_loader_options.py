@@ -249,6 +249,14 @@ def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any, s
         ReuseLoader(sets.Pictures(20), 4, 2, workers=1, **wrong)
 
 
+@pytest.mark.parametrize("batches", [0, -1])
+def test_a_pass_has_at_least_one_batch(batches: int, sets: Any) -> None:
+    with ReuseLoader(sets.Pictures(40), 4) as loader:
+        with pytest.raises(ValueError, match=f"leaves of a pass must be at least 1, not {batches}"):
+            loader.limit_pass(batches)
+        assert len(loader) == len([*loader]) == 30
+
+
 def test_close_lets_go_of_the_slots(sets: Any) -> None:
     loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
     list(loader)

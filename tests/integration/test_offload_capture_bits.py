@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from offload.errors import CaptureError
 from offload.graph.taskgraph import Role
 from offload.tracing.capture import traced as capture
 from offload.tracing.capture import traced_training_step as capture_training_step
@@ -33,6 +34,34 @@ def test_a_copy_onto_itself_keeps_what_is_there(reference: Any) -> None:
     graph = capture(step, torch.ones(3))
     assert all(t.reads for t in graph.tasks)
     assert reference(graph)(torch.ones(3))[0].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_another_shape_in_place_is_a_view_and_no_task(reference: Any) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y.t_()
+        y.unsqueeze_(0)
+        y.transpose_(0, 2)
+        y.squeeze_()
+        return y * torch.arange(6.0).view(2, 3)
+
+    x = torch.arange(6.0).view(2, 3)
+    graph = capture(step, x)
+    assert torch.equal(reference(graph)(x)[0], step(x))
+    assert not [task.name for task in graph.tasks if task.name.endswith("_")]
+
+
+@pytest.mark.parametrize("of_the_module", [True, False])
+def test_another_shape_of_what_outlives_the_step_is_refused(of_the_module: bool) -> None:
+    """Every step would turn a square of the module's the other way round."""
+    square = torch.arange(9.0).view(3, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        (square if of_the_module else x).t_()
+        return x @ square
+
+    with pytest.raises(CaptureError, match="t_ gives a tensor of the module or of the batch"):
+        capture(step, torch.ones(3, 3))
 
 
 def test_a_gradient_shared_or_expanded_is_laid_out_as_eager_does(reference: Any) -> None:

@@ -23,7 +23,7 @@ from offload.planning.account import (
     usage,
 )
 from offload.planning.recompute import recomputed
-from offload.planning.search import peak_bytes
+from offload.planning.wanted import peak_bytes
 from offload.plans.explain import WIDTH, explain
 from offload.plans.plan import Plan, plan
 from offload.sizes import say_size

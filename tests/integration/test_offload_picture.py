@@ -21,8 +21,8 @@ from offload.lowering.passes import lower
 from offload.lowering.vocabulary_loss import chunked_loss
 from offload.planning.planner import Policy
 from offload.planning.recompute import recomputed
-from offload.planning.search import FoundPlan
 from offload.planning.simulator import simulate
+from offload.planning.wanted import FoundPlan
 from offload.plans.palette import AGAIN, COLOURS
 from offload.plans.picture import draw
 from offload.plans.plan import Plan, plan

@@ -1,6 +1,7 @@
 """Bad input, bad luck and odd batches under OffloadStrategy: told, or as in plain Lightning."""
 
 import os
+import re
 import signal
 import sys
 from collections import UserDict
@@ -70,6 +71,15 @@ def test_a_gigabyte_is_less_than_a_gibibyte_and_more_than_all_is_all() -> None:
 def test_a_budget_of_a_few_bytes_says_how_many_are_needed() -> None:
     with pytest.raises(BudgetTooSmall, match=r"KiB are needed at task .*raise the budget to"):
         ol.train(OffloadStrategy(budget=8))
+
+
+def test_a_share_that_is_too_small_says_which_one_is_enough() -> None:
+    with pytest.raises(BudgetTooSmall, match=r"1% is a share of .*: give \d+%$") as refused:
+        ol.train(OffloadStrategy(budget="1%"))
+    (least,) = re.findall(r"give (\d+)%", str(refused.value))
+    assert ol.train(OffloadStrategy(budget=f"{least}%"), max_steps=1).strategy.plans
+    with pytest.raises(BudgetTooSmall):
+        ol.train(OffloadStrategy(budget=f"{int(least) - 1}%"))
 
 
 class NoOptimizer(ol.Module):

@@ -68,6 +68,17 @@ def test_a_model_larger_than_the_budget_gives_the_bits_of_plain_lightning(
     both(method, Wide, budget, loaders=wide_data())
 
 
+class Magnifying(ol.Module):
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self(batch[0])[:, None].expand(-1, 5_000, -1).exp()
+
+
+def test_after_a_fit_within_a_share_a_larger_prediction_gets_what_its_largest_task_needs() -> None:
+    ours, theirs = (ol.train(s, Magnifying) for s in (OffloadStrategy(budget="60%"), "auto"))
+    predicted: list[Any] = [run.trainer.predict(run.module, ol.data()) for run in (ours, theirs)]
+    assert all(map(torch.equal, *predicted))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_arena_is_no_larger_than_the_smallest_budget_and_is_not_left(
     method: str, monkeypatch: pytest.MonkeyPatch

@@ -294,6 +294,25 @@ class Sizes(L.LightningDataModule):
         return ol.data(20, batch=self.batch_size)
 
 
+# ---- a saved trainer ----------------------------------------------------------------------------
+
+
+def test_a_trainer_can_be_saved_after_a_fit_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    ours = ol.train(planned())
+    path = tmp_path / "trainer.pt"
+    torch.save(ours.trainer, path)
+    loaded: L.Trainer = torch.load(path, weights_only=False)
+    module = loaded.lightning_module
+    for trainer, of in ((ours.trainer, ours.module), (loaded, module)):
+        torch.manual_seed(5)
+        trainer.fit_loop.max_epochs = 4
+        trainer.fit(of, ol.data())
+    again = ol.Result(module, loaded, loaded.strategy, ours.metrics, ours.rates)
+    assert ol.differences(ours, again) == []
+    assert loaded.global_step == ours.trainer.global_step == 24
+    assert again.strategy.plan.budget == ours.strategy.plan.budget
+
+
 # ---- clipping in explain() --------------------------------------------------------------------
 
 

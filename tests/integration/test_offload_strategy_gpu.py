@@ -184,12 +184,26 @@ class Manual(ol.Module):
         return loss
 
 
+class Backward(ol.Module):
+    def __init__(self) -> None:
+        super().__init__("sgd")
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward()
+
+
 def test_a_run_without_a_plan_is_plain_lightnings_on_the_device() -> None:
     with pytest.warns(UserWarning, match="trains eagerly"):
-        ours = train(OffloadStrategy(), make=Manual)
-    assert ol.differences(train(make=Manual), ours) == []
+        ours = train(OffloadStrategy(), make=Backward)
+    assert ol.differences(train(make=Backward), ours) == []
     with pytest.raises(OffloadError, match="cannot be planned"):
-        train(OffloadStrategy(budget="60%"), make=Manual)
+        train(OffloadStrategy(budget="60%"), make=Backward)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
+def test_a_step_that_optimizes_by_hand_is_plain_lightnings(engine: str) -> None:
+    ours = train(OffloadStrategy(budget="60%", engine=engine), make=Manual)
+    assert ol.differences(train(make=Manual), ours) == []
 
 
 def test_afterwards_all_tensors_are_on_the_host_as_after_plain_lightning() -> None:

@@ -16,9 +16,9 @@ from eventually import eventually
 
 from benchmarks.twins.fleet_jobs import QUIET
 from loaders import ReuseLoader, SharedStream
-from loaders.order.reuse import Serve
+from loaders.order.serve import Serve
 from loaders.workers import prefetcher
-from loaders.workers.decode_work import DecodeWork, Done
+from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.precedence import Precedence, everyone
 from loaders.workers.prefetcher import Prefetcher
 from tests.integration.loader_datasets import Pictures
@@ -48,7 +48,7 @@ class Source:
                 assert self.let.acquire(timeout=30)
                 done(position)
 
-        return DecodeWork(np.arange(40), read, lambda _, serve, slots: serve.positions, 1)
+        return DecodeWork(PassJobs.all(40), read, lambda _, serve, slots: serve.positions, 1)
 
     def take(self, position: int) -> Any:
         self.pool.plan(position, Serve(np.array([position]), np.zeros(1, np.int64)))

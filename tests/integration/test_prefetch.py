@@ -1,7 +1,7 @@
 """The threads themselves: waiting, back-pressure, whose slot is whose, the next pass, the end."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from loaders.errors import PassEnded
-from loaders.order.reuse import Serve
-from loaders.workers.decode_work import DecodeWork, Done, WorkProgress
+from loaders.order.serve import Serve
+from loaders.workers.decode_work import DecodeWork, Done, PassJobs, WorkProgress
 from loaders.workers.prefetcher import Prefetcher
 
 pytestmark = pytest.mark.timeout(30)
@@ -37,7 +37,7 @@ def work(
         for position in positions:
             done(position)
 
-    return DecodeWork(np.arange(count), read_all, made, reuse)
+    return DecodeWork(PassJobs.all(count), read_all, made, reuse)
 
 
 def serve(*positions: int, number: int = 0) -> Serve:
@@ -238,7 +238,11 @@ def test_a_sample_that_takes_long_does_not_hold_up_those_before_it() -> None:
             done(position)
 
     ours = pool(slots=8)
-    ours.begin(DecodeWork(np.arange(8), read, lambda _, batch, slots: batch.positions.tolist(), 1))
+
+    def made(_index: int, batch: Serve, _slots: NDArray[np.int64]) -> list[int]:
+        return batch.positions.tolist()
+
+    ours.begin(DecodeWork(PassJobs.all(8), read, made, 1))
     for index in range(4):
         ours.plan(index, serve(2 * index, 2 * index + 1))
     assert [ours.take() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -365,7 +369,7 @@ def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them(
     ours = pool(slots=4, workers=3)
     release = WorkProgress.release
 
-    def struck(progress: WorkProgress, positions: NDArray[np.int64]) -> list[int]:
+    def struck(progress: WorkProgress, positions: Iterable[int]) -> list[int]:
         if threading.current_thread() in threads():
             ours.close()
         return release(progress, positions)
@@ -380,7 +384,7 @@ def test_an_end_that_strikes_a_worker_under_its_lock_ends_all_of_them(
             done(position)
 
     plan = iter([(index, serve(index)) for index in range(40)])
-    ours.begin(DecodeWork(np.arange(40), read, made, 1), plan)
+    ours.begin(DecodeWork(PassJobs.all(40), read, made, 1), plan)
     with pytest.raises(PassEnded):
         for _ in range(40):
             ours.take()

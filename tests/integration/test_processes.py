@@ -77,7 +77,8 @@ def assert_same(got: Any, wanted: Any) -> None:
         if wanted.numel() and 0 not in wanted.stride():
             assert np.argsort(got.stride()).tolist() == np.argsort(wanted.stride()).tolist()
     elif isinstance(wanted, np.ndarray) and wanted.dtype.kind == "f":
-        assert torch.equal(got, torch.from_numpy(wanted))
+        assert type(got) is np.ndarray and got.dtype == wanted.dtype
+        assert np.array_equal(got, wanted)
     else:
         assert type(got) is type(wanted)
         assert np.array_equal(got, wanted) if isinstance(got, np.ndarray) else got == wanted

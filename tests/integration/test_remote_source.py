@@ -1,6 +1,7 @@
 """A stream that reads a view of another process, and goes on by itself where that one cannot."""
 
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 from loaders import SharedStream
 from loaders.sharing.remote_source import RemoteSource
+from loaders.sharing.view_link import AHEAD
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loader_datasets import served
-from shared_streams import BATCHES, SIZE, Counted, lone
+from shared_streams import BATCH, BATCHES, SIZE, Counted, lone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux")
 
@@ -51,8 +53,11 @@ def test_a_stream_whose_other_process_ends_goes_on_with_the_next_batch(
         assert served(second) + served(second) == reference
         assert first.state_dict() | {"stats": None} == expected.state_dict() | {"stats": None}
     assert source.is_remote == (ends_after > 2 * BATCHES)
-    assert "is read in this process from batch" in caplog.text
-    own = 2 * SIZE - ends_after * SIZE // BATCHES
+    said = re.findall(r"pass (\d+) is read in this process from batch (\d+) on", caplog.text)
+    ((in_pass, in_batch),) = said
+    sent = int(in_pass) * BATCHES + int(in_batch)
+    assert ends_after <= sent <= ends_after + AHEAD, "what was sent before the end is served"
+    own = 2 * SIZE - sent * BATCH
     assert own <= len(data.reads) <= own + 2 * SIZE, "nothing is decoded twice, some may be ahead"
     far.close()
 

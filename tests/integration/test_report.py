@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
-from perfect.report.metrics import read_metrics
+from perfect.report.metrics import Metrics, read_metrics
+from perfect.report.plots import rate_curve
 from perfect.report.report import summary, write_report
 from perfect.report.results import read_run
 from perfect.report.story import PhaseSpan, Story
@@ -116,6 +118,25 @@ def test_decodes_made_again_after_a_resume_are_told(tmp_path: Path) -> None:
 def test_a_run_without_reuse_claims_no_saving(tmp_path: Path) -> None:
     said = sentence(tmp_path, decoded_samples=24_000, fresh_passes=24.0)
     assert "24 fresh passes decoded for 24 served: no decodes saved" in said
+
+
+def test_a_run_whose_samples_are_in_memory_claims_no_decodes(tmp_path: Path) -> None:
+    said = sentence(tmp_path, in_memory=True)
+    assert "14.4 fresh passes for 24 served; the data set is in memory, so nothing is" in said
+    assert "waiting for samples" in said
+    text = Page(report(make_run(tmp_path / "page", in_memory=True))).text
+    assert "Serves reused" in text and "Decodes saved" not in text
+
+
+def test_the_curve_of_the_learning_rate_begins_at_step_0() -> None:
+    metrics = Metrics({"step": np.array([9.0, 19.0]), "lr": np.array([0.1, 0.05])})
+    phases = [
+        {"first_step": 0, "last_step": 14, "lr_start": 0.02, "lr_end": 0.1},
+        {"first_step": 15, "last_step": 24, "lr_start": 0.09, "lr_end": 0.0},
+    ]
+    steps, rates = rate_curve(metrics, phases)
+    assert list(steps) == [0, 9, 14, 15, 19, 24]
+    assert list(rates) == [0.02, 0.1, 0.1, 0.09, 0.05, 0.0]
 
 
 def test_the_key_figures_and_the_table_of_decodes_agree_with_run_json(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 
-from loaders import SharedStream
+from loaders import ReuseLoader, SharedStream
 from perfect import LoaderCallback, Phase, PhaseSwitch
 from perfect.method.phases import PhaseError
 
@@ -37,6 +37,17 @@ def test_a_state_goes_from_a_view_to_a_lone_loader_and_back(stream: SharedStream
         view.load_state_dict(loader.state_dict())
     assert passes(view, 2) == whole[5:]
     view.close()
+
+
+def test_a_view_serves_what_a_lone_loader_does_where_a_batch_is_larger_than_the_data_set() -> None:
+    def small() -> ReuseLoader:
+        return ReuseLoader(Counted(5), batch_size=8, reuse=3, workers=1)
+
+    with small() as expected:
+        whole = passes(expected, 2)
+    assert len(whole) == 6
+    with SharedStream(small(), window=9) as stream, stream.view() as view:
+        assert (len(view), passes(view, 2)) == (3, whole)
 
 
 @pytest.mark.parametrize("how", ["resumed", "left"])

@@ -53,6 +53,15 @@ def _current_mode() -> bool:
         return t.get_current_dispatch_mode() is seen
 
 
+def _held_by_others() -> bool:
+    x = torch.ones(4)
+    alone = t.is_held_by_others([x])
+    view = x[1:]
+    foreign = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+    both = t.is_held_by_others([x, view]), t.is_held_by_others([foreign, foreign[1:]])
+    return t.is_held_by_others([x]) and not alone and both == (False, False)
+
+
 def _fake(*size: int) -> torch.Tensor:
     with t.FakeTensorMode():
         return torch.empty(*size)
@@ -303,6 +312,7 @@ TORCH: dict[str, Callable[[], bool]] = {
     "packet_of": lambda: t.packet_of(aten.mm.default) is aten.mm,
     "name_of": lambda: t.name_of(aten.mm.default) == "mm",
     "storage_key": _shared_key,
+    "is_held_by_others": _held_by_others,
     "version_of": _versions,
     "gradient_hooks": _hooked,
     "hook_keys": _hooked,
@@ -326,6 +336,15 @@ def test_ddps_three_calls_take_what_we_give_them(alone: Any) -> None:
     t.sync_module_states(module, alone, 1 << 20, 0, {*()}, broadcast_buffers=True)
     t.sync_params_and_buffers(alone, [b.detach() for b in module.buffers()], 1 << 20, 0)
     assert module.weight.tolist() == [1, 1]
+
+
+def test_torch_says_which_worker_this_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", None)
+    loaders.torch_seams.tell_worker_info(2, 3, 5, "the data set")
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert (info.id, info.num_workers, info.seed) == (2, 3, 5)
+    assert info.dataset == "the data set"
 
 
 def test_what_is_made_of_a_picture_is_a_plain_tensor() -> None:

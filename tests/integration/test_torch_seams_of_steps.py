@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import offload.torch_seams as t
 
@@ -124,3 +125,19 @@ TORCH: dict[str, Callable[[], bool]] = {
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_has_what_we_need_of_its_steps(name: str) -> None:
     assert TORCH[name]()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    "apply, maker",
+    [
+        (lambda part: prune.l1_unstructured(part, "weight", 0.5), "prune"),
+        (torch.nn.utils.weight_norm, "weight_norm"),
+        (torch.nn.utils.spectral_norm, "spectral_norm"),
+    ],
+)
+def test_a_hook_that_computes_a_weight_says_which(apply: Any, maker: str) -> None:
+    part = torch.nn.Linear(4, 4)
+    assert t.computed_by_hooks(part.__dict__) == []
+    apply(part)
+    assert t.computed_by_hooks(part.__dict__) == [("weight", f"torch.nn.utils.{maker}")]

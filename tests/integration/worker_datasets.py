@@ -108,6 +108,31 @@ class Hanging:
         return torch.tensor(index)
 
 
+class Stuck:
+    """Sample i is i; some never come, and 13 cannot be read."""
+
+    def __init__(self, *never: int) -> None:
+        self.never = never
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.never:
+            threading.Event().wait()
+        if index == 13:
+            raise KeyError("sector 7")
+        return torch.tensor(index)
+
+
+class Slow:
+    """Sample i is i, and takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        threading.Event().wait(self.seconds)
+        return torch.tensor(index)
+
+
 class Stubborn(Hanging):
     """... and does not mind a SIGTERM."""
 

@@ -82,8 +82,8 @@ def test_a_walk_tells_of_the_step_before_as_one_that_goes_there_straight(
         walk.serve(at + 1)
         straight = LaneWalk(of.plan(lane))
         assert walk.reaches(at)
-        np.testing.assert_array_equal(walk.served_before(at), straight.served_before(at))
         assert walk.serve(at).positions.tolist() == straight.serve(at).positions.tolist()
+        assert walk.ages(at) == straight.ages(at)
 
 
 def test_every_lane_and_pass_has_a_reuse_order_of_its_own() -> None:
@@ -274,7 +274,8 @@ def test_lanes_that_stay_are_decoded_once_a_pass_and_a_moved_one_what_was_alive(
             comes.hold([lane for lane in lanes if lane not in mine])
             if step == at:
                 of = stays._pass  # pyright: ignore[reportPrivateUsage]
-                alive = int((LaneWalk(of.plan(moved)).served_before(at) < of.reuse).sum())
+                residents = LaneWalk(of.plan(moved)).residents(at)
+                alive = len(residents.positions) + of.share(moved) - residents.entered
             for lane, size in enumerate(stays.sizes(step)):
                 if size:
                     taken(stays if lane in mine else comes, lane)

@@ -46,7 +46,10 @@ class Made:
 def test_without_reuse_every_sample_comes_once_and_the_tail_as_in_a_dataloader(
     size: int, batch_size: int, drop_last: bool, mode: Any
 ) -> None:
-    batch_size = min(size, batch_size)
+    if drop_last and batch_size > size:
+        with pytest.raises(ValueError, match="nothing would be served"):
+            loader(size, batch_size=batch_size, drop_last=True)
+        return
     theirs = DataLoader(list(range(size)), batch_size, shuffle=True, drop_last=drop_last)
     ours = loader(size, batch_size=batch_size, reuse=1, drop_last=drop_last, mode=mode)
     served = list(watch(ours))
@@ -55,6 +58,24 @@ def test_without_reuse_every_sample_comes_once_and_the_tail_as_in_a_dataloader(
     ids = Counter(i for batch in served for i in batch.ids)
     assert set(ids.values()) == {1}
     assert len(ids) == size - (size % batch_size if drop_last else 0)
+
+
+@law
+@given(
+    size=st.integers(1, 5), more=st.integers(1, 9), reuse=st.integers(1, 3), world=st.integers(1, 3)
+)
+def test_where_a_batch_is_larger_than_the_data_set_each_batch_has_all_of_it(
+    size: int, more: int, reuse: int, world: int
+) -> None:
+    share = -(-size // world)
+    for rank in range(world):
+        ours = loader(size, batch_size=size + more, reuse=reuse, rank=rank, world_size=world)
+        served = list(watch(ours))
+        assert len(ours) == len(served) == reuse
+        assert [len({*batch.ids}) for batch in served] == [share] * reuse
+        again = loader(size, batch_size=1, reuse=reuse, rank=rank, world_size=world)
+        again.set_reuse(reuse, batch_size=size + more)
+        assert [batch.ids for batch in watch(again)] == [batch.ids for batch in served]
 
 
 def test_a_batch_is_the_consumers_own() -> None:

@@ -128,6 +128,26 @@ def test_a_state_of_another_loader_is_refused_and_says_what_differs(other: dict[
     assert take(mine, 2) == take(loader(**{"size": 20, **other}), 2), "and nothing was taken over"
 
 
+def test_a_state_of_another_version_of_the_order_may_resume_between_passes_only() -> None:
+    saved = loader(20)
+    batches = len(saved)
+    take(saved, batches - 1)
+    state = saved.state_dict()
+    for old in (
+        {k: v for k, v in state.items() if k != "order_version"},
+        state | {"order_version": 1},
+    ):
+        with pytest.raises(StateError, match=r"middle of pass 0 of order version 1.*end of a pass"):
+            loader(20).load_state_dict(old)
+    whole = loader(20)
+    take(whole, batches)
+    state = whole.state_dict()
+    del state["order_version"]
+    resumed = loader(20)
+    resumed.load_state_dict(state)
+    assert take(resumed, 5) == take(loader(20), batches + 5)[batches:]
+
+
 def test_another_number_of_ranks_may_resume_between_passes_only() -> None:
     saved = loader(20, rank=0, world_size=2)
     batches = len(saved)

@@ -6,7 +6,8 @@ from typing import Any
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.planning.effort import FURTHER
 from offload.planning.refusal import smallest_budget
-from offload.planning.search import Wanted, best_plan
+from offload.planning.search import best_plan
+from offload.planning.wanted import Wanted
 
 KIB = 1024
 LAYERS, MICRO_BATCHES, PIECES = 4, 8, 3

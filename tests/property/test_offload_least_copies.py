@@ -16,8 +16,8 @@ from offload.planning import search
 from offload.planning.least_copies import least_seconds_with
 from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
-from offload.planning.search import peak_bytes
 from offload.planning.simulator import simulate
+from offload.planning.wanted import peak_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from any_graphs import graphs

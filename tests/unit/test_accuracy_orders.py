@@ -12,7 +12,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from accuracy.orders import Order, counted_as, plan  # noqa: E402
 
-from loaders.order.reuse import Serve, batches_per_pass  # noqa: E402
+from loaders.order.reuse import batches_per_pass  # noqa: E402
+from loaders.order.serve import Serve  # noqa: E402
 
 
 def served(order: Order, reuse: int = 3, buffer: int = 2, seed: int = 0) -> list[Serve]:

@@ -10,7 +10,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -128,7 +127,6 @@ def test_what_has_no_effect_is_named() -> None:
     options: dict[str, Any] = {
         "prefetch_factor": 7,
         "persistent_workers": True,
-        "timeout": 3,
         "in_order": False,
     }
     notes = adopted(**options).notes
@@ -136,11 +134,6 @@ def test_what_has_no_effect_is_named() -> None:
     for option, note in zip(options, notes, strict=True):
         assert note.startswith(f"{option}={options[option]}")
     assert adopted().notes == ()
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter([1])
 
 
 class OwnBatches(BatchSampler):
@@ -159,7 +152,6 @@ def start_worker(_: int) -> None: ...
     ("make", "kind", "complaint"),
     [
         (lambda: TEN, TypeError, "expected a torch DataLoader, not a list"),
-        (lambda: DataLoader(Endless()), TypeError, "Endless is an IterableDataset"),
         (lambda: DataLoader(TEN, batch_size=None), LoaderError, "batch_size=None"),
         (
             lambda: DataLoader(TEN, batch_sampler=OwnBatches(SequentialSampler(TEN), 2, False)),
@@ -168,24 +160,32 @@ def start_worker(_: int) -> None: ...
         ),
         (lambda: DataLoader(TEN, batch_sampler=[[1, 2]]), LoaderError, r"its own \(list\)"),
         (
-            lambda: DataLoader(TEN, num_workers=1, worker_init_fn=start_worker),
-            LoaderError,
-            "worker_init_fn=start_worker, which only torch's worker processes would call",
-        ),
-        (
             lambda: DataLoader(TEN, num_workers=1, multiprocessing_context="spawn"),
             LoaderError,
             "multiprocessing_context",
         ),
         (lambda: OwnWay(TEN), LoaderError, "OwnWay has an __iter__ of its own"),
     ],
-    ids=["list", "iterable", "no batch", "batches", "list of batches", "init", "context", "own"],
+    ids=["list", "no batch", "batches", "list of batches", "context", "own"],
 )
 def test_what_cannot_be_taken_over_is_refused(
     make: Any, kind: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(kind, match=complaint):
         from_dataloader(make())
+
+
+def test_a_timeout_and_what_workers_begin_with_are_taken_over() -> None:
+    found = adopted(num_workers=2, timeout=3, worker_init_fn=start_worker)
+    assert (found.timeout, found.worker_init_fn, found.notes) == (3, start_worker, ())
+    assert found.worker_kind == "process"  # threads would have nobody to call it for
+    assert adopted().timeout is None
+
+
+def test_what_workers_begin_with_has_no_effect_without_workers() -> None:
+    found = from_dataloader(DataLoader(TEN, worker_init_fn=start_worker))  # type: ignore[arg-type]
+    assert found.worker_init_fn is None
+    assert "worker_init_fn has no effect with num_workers=0" in "".join(found.notes)
 
 
 def test_lightnings_seeding_of_workers_is_no_reason_to_refuse() -> None:

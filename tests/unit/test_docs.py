@@ -15,8 +15,9 @@ TOPS = ("benchmarks", "configs", "docs", "examples", "loaders", "offload", "perf
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join((*TOPS, 'tests', 'trainers'))})/[\w./+*-]*[\w*]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```(?:python|py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PLANNED = {"trainers/sharp", "trainers/sharing", "trainers/elastic"}
-"""docs/papers.md names these as not built."""
+PACKAGES = ("perfect", "trainers", "loaders", "offload")
+EXTRA = re.compile(r"\b(perfect[\w-]*)\[([a-z]+)\]")
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 DOTTED = re.compile(r"`[^`\n]*?\b((?:offload|loaders|perfect|trainers)(?:\.[A-Za-z_]\w*)+)")
 FILES = ("md", "yaml", "py", "png")
 NUMBER = re.compile(r"(\d{4})-[\w-]+\.md")
@@ -38,8 +39,19 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_path_that_a_page_names_is_there(page: Path) -> None:
-    missing = {p for p in PATH.findall(text(page)) if not any(ROOT.glob(p))}
-    assert missing - PLANNED == set()
+    assert {p for p in PATH.findall(text(page)) if not any(ROOT.glob(p))} == set()
+
+
+def cells(row: str) -> int:
+    """The cells of a table's row; a pipe in code is none of its borders."""
+    return re.sub(r"`[^`]*`", "", row).replace(r"\|", "").count("|") - 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    tables = [table.splitlines() for table in TABLE.findall(text(page))]
+    assert all(set(rule) <= set("|-: ") for _, rule, *_ in tables)
+    assert [row for head, *rows in tables for row in rows if cells(row) != cells(head)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -155,11 +167,20 @@ def test_the_promised_scripts_are_shown_and_installed() -> None:
     assert "python -m loaders.convert" in text(ROOT / "docs" / "backends.md")
 
 
+def test_every_extra_is_told_and_every_extra_that_is_told_is_one() -> None:
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
+    extras = set(project["optional-dependencies"])
+    assert {extra for extra in extras if f"`{extra}`" not in text(PAGES[0])} == set()
+    sources = [file for top in PACKAGES for file in (ROOT / top).rglob("*.py")]
+    told = {found for file in (*PAGES, *sources) for found in EXTRA.findall(text(file))}
+    assert {name for name, _ in told} == {project["name"]}
+    assert {extra for _, extra in told} <= extras
+
+
 def test_the_tree_has_every_folder_of_every_package() -> None:
     page = text(ROOT / "docs" / "architecture.md").split("## The tree")[1]
     tree = page.split("```")[1]
-    packages = ("perfect", "trainers", "loaders", "offload")
-    folders = {file.parent.name for p in packages for file in (ROOT / p).rglob("__init__.py")}
+    folders = {file.parent.name for p in PACKAGES for file in (ROOT / p).rglob("__init__.py")}
     assert {folder for folder in folders if not re.search(rf"\b{folder}/", tree)} == set()
 
 
@@ -172,3 +193,14 @@ def test_every_decision_is_listed_and_every_gap_is_explained() -> None:
     gaps = {f"{n:04}" for n in range(1, max(numbers)) if n not in numbers}
     never = re.search(r"Numbers that were never used: ([\d, ]+)\.", listing)
     assert never and set(never[1].split(", ")) == gaps
+
+
+def test_every_configuration_of_a_figure_and_every_control_has_a_row() -> None:
+    page = text(ROOT / "docs" / "reproduction.md")
+    folders = [ROOT / "configs" / top for top in ("cifar10", "imagenet")]
+    found = [file.stem for folder in folders for file in folder.iterdir()]
+    figures = {f"`{name.split('_')[0]}_" for name in found if name.startswith("fig")}
+    controls = {f"{name}`" for name in found if name.startswith("control")}
+    section = page.split("## The figures")[1].split("\n## ")[0].replace("imagenet/", "")
+    assert {name for name in figures if name not in section} == set()
+    assert {name for name in controls if name not in page} == set()

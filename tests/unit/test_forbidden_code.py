@@ -119,9 +119,13 @@ def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> 
         "loaders/lanes/lane_crew.py",
         "loaders/sharing/view_link.py",
         "loaders/sharing/view_server.py",
+        "loaders/workers/change_crew.py",
         "loaders/workers/prefetcher.py",
         "loaders/workers/processes.py",
+        "loaders/workers/reading_thread.py",
+        "loaders/workers/staging.py",
         "loaders/workers/worker.py",
+        "loaders/workers/worker_pool.py",
     }
 
 

@@ -14,7 +14,7 @@ from offload.lowering.rotation import Rotation
 from offload.memory.arenas import HostArena
 from offload.planning.observation import StepObservation
 from offload.planning.remake import PlanMeasurement
-from offload.planning.search import FoundPlan
+from offload.planning.wanted import FoundPlan
 from offload.plans.plan import PlanningOptions
 from offload.program.kernels import Call, Calls, Program, Value
 

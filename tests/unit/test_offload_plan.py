@@ -21,8 +21,9 @@ from offload.graph.taskgraph import HOST
 from offload.memory import cpu_shim as shim
 from offload.planning.planner import Policy, build_memgraph
 from offload.planning.refusal import smallest_budget
-from offload.planning.search import Wanted, best_plan
+from offload.planning.search import best_plan
 from offload.planning.verify import verify
+from offload.planning.wanted import Wanted
 
 KIB = 1024
 

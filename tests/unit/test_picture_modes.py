@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -140,6 +141,19 @@ def test_a_picture_is_turned_as_its_exif_says(
     assert abs(made.astype(int) - expected).max() <= (4 if size is None else 12)
 
 
+@pytest.mark.parametrize("size", [None, 16])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_picture_stays_as_it_lies_in_the_file_where_its_exif_is_not_asked(
+    kind: str, size: int | None
+) -> None:
+    exif = Image.Exif()
+    exif[picture_modes.ORIENTATION] = 6
+    decoder = PictureDecoder(size, square=False, exif=False)
+    made = decoder.decode(encoded(RGB, kind, exif=exif, quality=95), "a")
+    assert torch.equal(made, decoder.decode(encoded(RGB, kind, quality=95), "a"))
+    assert made.shape[1] < made.shape[2]
+
+
 @pytest.mark.parametrize("order", ["II", "MM"])
 def test_the_exif_of_a_jpeg_is_read_in_both_byte_orders_and_survives_any_cut(order: str) -> None:
     data = held(6, "JPEG")
@@ -173,6 +187,29 @@ def test_a_picture_of_more_pixels_than_pillow_trusts_is_refused_before_it_is_dec
         PictureDecoder(size).decode(data, "a")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert PictureDecoder(size).decode(data, "a").ndim == 3
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_a_limit_of_ones_own_takes_the_place_of_pillows(
+    kind: str, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, pixels = encoded(RGB, kind), HEIGHT * WIDTH
+    assert PictureDecoder(size, pixel_limit=pixels).decode(data, "a").ndim == 3
+    with pytest.raises(DecodeError, match=rf"more than pixel_limit \({pixels - 1}\)"):
+        PictureDecoder(size, pixel_limit=pixels - 1).decode(data, "a")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 3)
+    larger = PictureDecoder(size, pixel_limit=pixels)
+    if kind == "JPEG":
+        assert larger.decode(data, "a").ndim == 3
+    else:  # Pillow, which reads it, has no limit for a single picture
+        with pytest.raises(DecodeError, match="bomb"):
+            larger.decode(data, "a")
+
+
+def test_a_limit_that_no_picture_meets_is_refused() -> None:
+    with pytest.raises(ValueError, match="pixel_limit must be at least 1, not 0"):
+        PictureDecoder(None, pixel_limit=0)
 
 
 def test_a_jpeg_that_says_it_is_huge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

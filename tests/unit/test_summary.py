@@ -70,7 +70,7 @@ def test_an_adopted_loader_says_one_line_and_warns_only_of_what_has_no_effect(
     assert record.levelno == logging.INFO
     assert "cached: what list reads; reuse 2; seed" in record.getMessage()
     caplog.clear()
-    given: dict[str, Any] = {"persistent_workers": True, "timeout": 3, "in_order": False}
+    given: dict[str, Any] = {"persistent_workers": True, "in_order": False}
     with adopt(**given) as loader:
         list(loader)
     [record] = caplog.records

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from trainers.elastic.deciding.electorate import Electorate
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
     Announce,
+    AskHost,
     Break,
     CopyFrom,
     Expel,
@@ -39,6 +42,8 @@ def said(words: Sequence[Word]) -> list[Any]:
         if isinstance(word, Announce | Break)
         else (type(word), word.peer, word.donor.name)
         if isinstance(word, CopyFrom)
+        else (type(word), word.member.name)
+        if isinstance(word, AskHost)
         else (type(word), word.peer)
         for word in words
     ]
@@ -78,7 +83,8 @@ def test_the_first_peer_founds_and_the_others_copy_from_it() -> None:
 def test_a_new_anchor_lets_no_run_begin_before_members_could_have_come_back() -> None:
     roster = Roster(SETTINGS, NOW)
     assert roster.came(member("n"), 0, NOW) == []
-    assert said(roster.came_back(member("a"), view(7, "ab"), 5, NOW)) == [(CopyFrom, "n", "a")]
+    back = said(roster.came_back(member("a"), view(7, "ab"), 5, NOW))
+    assert back == [(AskHost, "b"), (CopyFrom, "n", "a")]
     late = Roster(SETTINGS, NOW)
     late.came(member("n"), 0, NOW)
     assert said(late.tick(NOW + 2)) == [(Found, "n")]
@@ -204,14 +210,28 @@ def test_who_was_silent_keeps_no_run_from_beginning_after_a_step_without_it() ->
 
 def test_a_new_anchor_waits_for_the_members_it_hears_of_and_then_breaks_without_them() -> None:
     roster = Roster(SETTINGS, NOW)
-    for name in "ab":
-        assert roster.came_back(member(name), view(7, "abc"), 5, NOW) == []
+    asked = said(roster.came_back(member("a"), view(7, "abc"), 5, NOW))
+    assert asked == [(AskHost, "b"), (AskHost, "c")]
+    assert roster.came_back(member("b"), view(7, "abc"), 5, NOW) == []
     roster.at_gate("a", 7, 5, NOW, planned=False)
     assert gate(roster, "b", 5) == []
     assert "c" in roster.waits_for()
     roster.beat("a", 5, NOW + 2)
     roster.beat("b", 5, NOW + 2)
     assert said(roster.tick(NOW + 2.1))[-1] == (Form, "a", "b")
+
+
+@pytest.mark.parametrize("only_anchor", [True, False])
+def test_a_new_anchor_does_not_wait_for_a_member_whose_host_says_that_it_is_dead(
+    only_anchor: bool,
+) -> None:
+    roster = Roster(replace(SETTINGS, only_anchor=only_anchor), NOW)
+    for name in "ab":
+        roster.came_back(member(name), view(7, "abcd"), 5, NOW)
+    for dead in "cd":
+        assert lost(roster, dead) == [(Break, "a", "b")]
+    gate(roster, "a", 5)
+    assert gate(roster, "b", 5) == [(Form, "a", "b")]
 
 
 def test_who_comes_back_after_a_newer_generation_began_is_expelled() -> None:

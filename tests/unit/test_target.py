@@ -1,5 +1,7 @@
 """Which engine runs on which device, and what a GPU is asked for before it is there."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from benchmarks.twins.twin_streams import Twin
 from offload import Costs, OffloadError
+from offload.caching.plan_cache import PlanCache
+from offload.measuring import kept_rates
 from trainers import OffloadDDPStrategy, OffloadStrategy
-from trainers.offloading.hardware import target
 from trainers.offloading.hardware.target import Target, products_of, target_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -74,12 +77,34 @@ def test_a_gpu_is_calibrated_once_and_a_cpu_never(monkeypatch: pytest.MonkeyPatc
         asked.append((device, precision))
         return Costs(h2d=1.0)
 
-    monkeypatch.setattr(target, "calibrate", calibrate)
+    monkeypatch.setattr(kept_rates, "calibrate", calibrate)
     found = Target(CUDA, "cuda").measured(MixedPrecision("bf16-mixed", "cuda"))
     assert found.costs == Costs(h2d=1.0)
     assert found.measured(Precision()) is found
     assert Target().measured(Precision()).costs is None
     assert asked == [(CUDA, "bfloat16")]
+
+
+def test_with_a_cache_a_gpu_is_calibrated_by_the_first_start_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    device = torch.device("cpu")  # whose name can be asked for here
+
+    def calibrate(device: torch.device, precision: str) -> Costs:
+        asked.append(precision)
+        return Costs(h2d=1.0 + len(asked))
+
+    monkeypatch.setattr(kept_rates, "calibrate", calibrate)
+
+    def rates(precision: str = "float32") -> Costs:
+        return kept_rates.kept_rates(PlanCache(tmp_path), device, precision)
+
+    assert rates() == rates() == Costs(h2d=2.0)
+    assert rates("bfloat16") == Costs(h2d=3.0)
+    assert asked == ["float32", "bfloat16"]
+    monkeypatch.setattr(PlanCache, "read", lambda *_: {**asdict(Costs()), "h2d": -1.0})
+    assert rates() == Costs(h2d=4.0)
 
 
 def test_products_are_of_the_precision_that_is_set() -> None:

@@ -139,6 +139,15 @@ def test_no_workers_are_one_thread() -> None:
     assert kind(adopted(Own(), 0)) == ("thread", 1)
 
 
+class LargeArray(Own):
+    def __init__(self) -> None:
+        self.pictures = np.zeros(300_000, np.float32)
+
+
+def test_a_data_set_with_a_large_array_may_go_to_a_process() -> None:
+    assert kind(adopted(LargeArray(), 2)) == ("process", 2)
+
+
 def test_what_cannot_go_to_a_process_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(8)))
     shared = SharedFile(tmp_path / "file")

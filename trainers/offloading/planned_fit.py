@@ -33,14 +33,9 @@ from offload.running.runner_memory import Migration
 from offload.running.stage import Stage
 from offload.sizes import say_size
 from trainers.offloading.guests import Guests, Loss
-from trainers.offloading.hardware.devices import (
-    bring_along,
-    forget_results,
-    keep_on_host,
-    tell,
-)
+from trainers.offloading.hardware.devices import bring_along, forget_results, keep_on_host, tell
 from trainers.offloading.hardware.generators import hand_over
-from trainers.offloading.hardware.target import Target, accelerator_for, target_of
+from trainers.offloading.hardware.target import ON_CPU, Target, accelerator_for, target_of
 from trainers.offloading.planned_steps import PlannedSteps
 from trainers.offloading.steps.budget_moves import BudgetMoves
 from trainers.offloading.steps.device_moves import SAME, DeviceMove, DeviceMoves
@@ -59,7 +54,7 @@ class PlannedFit(PlannedSteps):
         return Guests(lambda: self._request.target, self._stage, lambda: self.lightning_module)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or another process, has guests and moves of its own."""
+        """A copy, or another process, begins a fit of its own: it has none of this one's plans."""
         guests = self.__dict__.get("_guests")
         if guests is not None and not all(one.closed for one in guests.all):
             raise OffloadError(
@@ -67,8 +62,13 @@ class PlannedFit(PlannedSteps):
                 " high_priority(): its requests come in this process. Begin the block in the"
                 " process that trains"
             )
-        own = "_guests", "_moves", "_device_moves"
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        own = {"_guests", "_moves", "_device_moves", *self._of_a_fit}
+        state = {name: value for name, value in super().__getstate__().items() if name not in own}
+        return state | {"_request": replace(self._request, target=ON_CPU, reserved=int)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
 
     @property
     def _gate(self) -> Gate:
@@ -168,9 +168,9 @@ class PlannedFit(PlannedSteps):
         with moves.refusing(move, Exception), self._seen_on(move.target):
             there = moves.left(move.target.device)
             known = there.request.target.costs if there is not None else None
-            target = replace(move.target, costs=known).measured(self.precision_plugin)
             budget = now.budget if move.budget == SAME else move.budget
-            request = replace(now, budget=budget, target=target)
+            target = replace(move.target, costs=known)
+            request = replace(now, budget=budget).on(target, self.precision_plugin)
             there = there or self._new_steps(request)
             there.capture_ahead(micro, BatchParts.of(micro.batch), request)
             move.there = there
@@ -255,7 +255,7 @@ class PlannedFit(PlannedSteps):
         before = self._request.target
         if target.device == before.device:
             target = replace(target, costs=before.costs)
-        self._request = replace(self._request, target=target.measured(self.precision_plugin))
+        self._request = self._request.on(target, self.precision_plugin)
 
     def model_to_device(self) -> None:
         """Leave the module on the host. The plan of the first step moves what it keeps on a GPU."""

@@ -12,7 +12,7 @@ in one runner, which gives the tensors memory of their own again at the end of t
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -22,21 +22,18 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from offload import CaptureError, DeviceLost, OffloadError, Plan
+from offload import CaptureError, DeviceLost, OffloadError, Plan, PlanCache
 from offload.running.drivers.device_loss import device_lost
 from offload.tracing.ranks import Ranks
 from trainers.lightning_seams import is_accumulating, skips_backward
-from trainers.offloading.hardware.devices import (
-    move,
-    tell,
-    tensors_of,
-)
+from trainers.offloading.hardware.devices import move, tell, tensors_of
 from trainers.offloading.hardware.meter import MeasuredPlan, Meter, TimeSpent
 from trainers.offloading.hardware.target import MakeDriver, Target, check_engine, target_of
 from trainers.offloading.interrupt import DelayedInterrupt
+from trainers.offloading.steps.audit import check_part
 from trainers.offloading.steps.comparison import ExpectedStep
 from trainers.offloading.steps.evaluation import Evaluation
-from trainers.offloading.steps.first_steps import FirstSteps
+from trainers.offloading.steps.first_steps import FirstSteps, check_count
 from trainers.offloading.steps.groups import Groups
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.movable_steps import MovableSteps
@@ -59,6 +56,7 @@ class PlannedSteps(Strategy):
         verify: bool = True,
         check_first_steps: int = 2,
         audit: float = 0.01,
+        plan_cache: str | Path | None = None,
         **more: Any,
     ) -> None:
         """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
@@ -66,27 +64,33 @@ class PlannedSteps(Strategy):
         budget, and trained eagerly otherwise. `check_first_steps`: plain Lightning makes so many
         optimizer steps too, and a difference stops the run; these steps need the memory of both.
         `audit`: the part of the time that goes into tracing the step again, to find changes that no
-        watch sees; 0 switches that off. `more` is given to Lightning's strategy."""
+        watch sees; 0 switches that off. `plan_cache`: a folder in which plans and measurements are
+        kept, so that the next start of the same run neither measures nor searches again; None
+        writes nothing. `more` is given to Lightning's strategy."""
         super().__init__(**more)
-        self._request = PlanRequest(budget, host_budget, recompute, optimizer, engine, verify)
-        if type(check_first_steps) is not int or check_first_steps < 0:
-            raise ValueError(
-                f"check_first_steps={check_first_steps!r}: give a number of steps, 0 or more"
-            )
-        if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit < 1:
-            raise ValueError(f"audit={audit!r}: give a part of the time, from 0 to less than 1")
+        cache = None if plan_cache is None else PlanCache(plan_cache)
+        self._request = PlanRequest(
+            budget, host_budget, recompute, optimizer, engine, verify, cache=cache
+        )
+        check_count(check_first_steps)
+        check_part(audit)
         self._audit = audit
         if self._driver is None:
             check_engine(engine)
         self._check_first_steps = check_first_steps
+        before = {*self.__dict__}
+        self._begin()
+        self._of_a_fit = {*self.__dict__} - before
+
+    def _begin(self) -> None:
+        """Know of no fit."""
         self._lost: DeviceLost | None = None
         self._steps: MovableSteps | None = None
         self._groups: Groups | None = None
         self._silence = SilencedHook()
         self._interrupt = DelayedInterrupt()
         self._evaluation: Evaluation | None = None
-        self._budget_bytes: int | None = None
-        """The budget of the last fit in bytes."""
+        self._budget_bytes: int | None = None  # of the last fit
         self._reset()
 
     def _reset(self) -> None:
@@ -204,7 +208,7 @@ class PlannedSteps(Strategy):
     def _run_once(self, micro: MicroBatch) -> Any:
         steps = self._step_graphs()
         if micro.first:
-            self._first_steps.begin(self.optimizers[0].zero_grad)
+            self._first_steps.begin(steps)
         with self._interrupt.held():
             if self._first_steps.due:
                 parts, step = self._capture(micro)
@@ -267,11 +271,11 @@ class PlannedSteps(Strategy):
         if self._eager or kwargs:  # Lightning gives no kwargs, so somebody else calls
             return eager(*args, **kwargs)
         if self._evaluation is None:
-            request = self._request
-            if self._budget_bytes is not None:  # a share refers to the training step
-                request = replace(request, budget=self._budget_bytes)
             self._evaluation = Evaluation(
-                self._module, request, lambda: self._steps and self._steps.runner
+                self._module,
+                self._request,
+                lambda: self._steps and self._steps.runner,
+                self._budget_bytes,
             )
         output = self._evaluation.step(kind, eager, *args)
         if self._module.trainer.state.fn != TrainerFn.FITTING:
@@ -286,7 +290,7 @@ class PlannedSteps(Strategy):
         mistake = user_error(error)
         if self._request.budget is not None and mistake is not None:
             raise mistake
-        self._check_budget(str(error))
+        self._request.check_eager(str(error))
         if self._groups is not None:
             self._groups.flush()
         if self._steps is not None:
@@ -302,7 +306,7 @@ class PlannedSteps(Strategy):
         return output
 
     def _go_eager(self, why: str) -> None:
-        self._check_budget(why)
+        self._request.check_eager(why)
         rank_zero_warn(f"OffloadStrategy trains eagerly, without offloading: {why}")
         self._begin_eager()
 
@@ -316,14 +320,6 @@ class PlannedSteps(Strategy):
         if self.root_device.type != "cpu":
             move(tensors_of(self._module, self.optimizers), self.root_device)
             tell(self._module, self.root_device)
-
-    def _check_budget(self, why: str) -> None:
-        if self._request.budget is not None:
-            raise CaptureError(
-                f"OffloadStrategy(budget={self._request.budget!r}): this run cannot be planned:"
-                f" {why}. Without a plan no budget can be kept: change what is named, or give"
-                " budget=None to train without offloading"
-            )
 
     # ---- the device and its memory ---------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 from typing import NoReturn
 
 from offload import OffloadError
-from trainers.offloading.planned_fit import PlannedFit
+from trainers.offloading.manual_fit import ManualFit
 from trainers.one_device import OneDeviceStrategy
 
 
-class OffloadStrategy(PlannedFit, OneDeviceStrategy):
+class OffloadStrategy(ManualFit, OneDeviceStrategy):
     """Plans and offloads the steps of one device, which `Trainer(accelerator=, devices=)` names."""
 
     strategy_name = "offload"

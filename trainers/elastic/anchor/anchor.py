@@ -1,6 +1,7 @@
 """The anchor's threads: what peers say goes through one queue to the roster, which decides.
 
     Listener -> thread "anchor-in": hello -> thread "anchor-peer" for each channel --+
+    thread "anchor-asks": hosts of awaited members ----------------------------------+
                                                                                     v
     run():  queue -> Roster (deciding/roster.py) -> words -> channels of the peers they are for
 
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from trainers.elastic.anchor.death import is_dead
@@ -22,6 +24,7 @@ from trainers.elastic.anchor.meeting_place import MeetingPlace
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
     Announce,
+    AskHost,
     Break,
     CopyFrom,
     Expel,
@@ -48,6 +51,8 @@ log = logging.getLogger(__name__)
 SEND_SECONDS = 2.0
 """A peer that takes nothing for so long is as good as gone."""
 JOIN_SECONDS = 5.0
+ASK_SECONDS = 0.1
+"""So often the host of an awaited member is asked whether that member is dead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +64,13 @@ class Heard:
     why: str = ""
     certain: bool = True
     """Whether a closed channel is the peer's death."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The host of an awaited member says that it is dead."""
+
+    member: Member
 
 
 class Anchor:
@@ -81,7 +93,7 @@ class Anchor:
             host, port, secret, insecure_network=insecure_network, send_seconds=SEND_SECONDS
         )
         self.address = self._listener.address
-        self._queue: queue.SimpleQueue[Heard | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Heard | Died | None] = queue.SimpleQueue()
         self._channels: dict[str, Channel] = {}
         self._names: dict[Channel, str] = {}
         self._members: dict[Channel, Member] = {}
@@ -90,6 +102,8 @@ class Anchor:
         """What peers must have in common. The first one brings it."""
         self._open: list[Channel] = []
         self._threads: list[threading.Thread] = []
+        self._beginning = threading.Lock()
+        """Two threads begin others."""
         self._stopped = threading.Event()
         self._waited_for = ""
         self._accepting = threading.Thread(target=self._accept, name="anchor-in", daemon=True)
@@ -129,6 +143,13 @@ class Anchor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _begin(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        with self._beginning:
+            self._threads = [known for known in self._threads if known.is_alive()]
+            thread.start()
+            self._threads.append(thread)
+
     # ---- threads that listen --------------------------------------------------------------------
 
     def _accept(self) -> None:
@@ -142,12 +163,7 @@ class Anchor:
                 return
             self._tell_refusals()
             self._open.append(channel)
-            thread = threading.Thread(
-                target=self._listen, args=(channel,), name="anchor-peer", daemon=True
-            )
-            self._threads = [known for known in self._threads if known.is_alive()]
-            self._threads.append(thread)
-            thread.start()
+            self._begin(partial(self._listen, channel), "anchor-peer")
 
     def _tell_refusals(self) -> None:
         for refusal in self._listener.refusals():
@@ -172,9 +188,22 @@ class Anchor:
             return True
         return is_dead(member.host, member.port)
 
+    def _ask_host(self, member: Member) -> None:
+        """Ask until the member comes here, is found dead, or is given up by the roster."""
+        end = time.monotonic() + self.roster.settings.heartbeat
+        while member.name not in self._channels and time.monotonic() < end:
+            if is_dead(member.host, member.port):
+                self._queue.put(Died(member))
+                return
+            if self._stopped.wait(ASK_SECONDS):
+                return
+
     # ---- what peers say -------------------------------------------------------------------------
 
-    def _handle(self, heard: Heard) -> None:
+    def _handle(self, heard: Heard | Died) -> None:
+        if isinstance(heard, Died):
+            self._died(heard.member.name)
+            return
         channel, message = heard.channel, heard.message
         name = self._names.get(channel)
         if message is None:
@@ -199,6 +228,13 @@ class Anchor:
             self._tell(f"{name} is gone: {why}")
         now, why = time.monotonic(), f"{name} is gone: {why}"
         self._say(self.roster.lost(name, now, certain=certain, why=why))
+
+    def _died(self, name: str) -> None:
+        if name in self._channels:
+            return  # It has come here meanwhile. If it dies, its channel is closed.
+        why = f"{name} has died while no anchor was there"
+        self._tell(why)
+        self._say(self.roster.lost(name, time.monotonic(), certain=True, why=why))
 
     def _hello(self, channel: Channel, message: Message) -> None:
         fields, now = message.fields, time.monotonic()
@@ -274,6 +310,8 @@ class Anchor:
                 case Break(peers, generation, why):
                     for peer in peers:
                         self._send_to(peer, "break", generation=generation, why=why)
+                case AskHost(member):
+                    self._begin(partial(self._ask_host, member), "anchor-asks")
                 case Form(view, step, finished):
                     self._tell(f"generation {view.generation}: {', '.join(view.names)}")
                     self._meeting.begin(view.generation)

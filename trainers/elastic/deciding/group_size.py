@@ -1,6 +1,6 @@
 """How many lanes of a peer run as one graph, in which a weight comes in once for all of them.
 
-    a peer's lanes     0 3 4 | 7 8 9 | 12             size 3: two groups, and a single lane
+    a peer's lanes     0 3 | 4 7 | 8                  size 2: two groups, and a single lane
     its sum            ((((0 + g0) + g3) + g4) ...    the same additions as one by one
 
 A peer adds up its lanes in the order in which it computes them, and tells that order to the others

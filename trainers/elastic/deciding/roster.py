@@ -13,7 +13,8 @@ silent may be alive behind a cut link. So where several anchors may be asked, a 
 only if more members are there than are silent (`Electorate`): two halves never train both.
 
 An anchor that has just begun knows nothing. So it lets no run begin before members of one that is
-under way could have come back, and waits as long for those whom one of them names.
+under way could have come back, and waits as long for those whom one of them names, unless their
+hosts say that they are dead (`AskHost`).
 
 No clock: `now` comes in seconds with every event that needs it.
 """
@@ -25,6 +26,7 @@ from enum import Enum
 from trainers.elastic.deciding.electorate import Electorate
 from trainers.elastic.deciding.roster_words import (
     Announce,
+    AskHost,
     Break,
     CopyFrom,
     Expel,
@@ -133,6 +135,8 @@ class Roster:
         name, said = member.name, list[Word]()
         if view.generation > self.generation:
             said += self._adopted(view, step, now)
+            far = [other for other in view.members if other.name in self.awaited]
+            said += [AskHost(other) for other in far if other.name != name]
         another = view.generation == self.generation and view.names != self.view
         if another or name not in self.view:
             self.peers.pop(name, None)
@@ -209,6 +213,8 @@ class Roster:
         was = self.peers.pop(name, None)
         if certain:
             self.electorate.silent.discard(name)
+            if self.awaited.pop(name, None) is not None:
+                return [*self._break(why), *self._next(now)]
         if was is None:
             return self._next(now)
         said: list[Word] = [] if certain else [Expel(name, why)]

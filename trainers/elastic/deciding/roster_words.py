@@ -38,6 +38,13 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
+class AskHost:
+    """Ask the host of this awaited member whether it is dead, and tell the roster if it is."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """The next generation begins."""
 
@@ -64,4 +71,4 @@ class Refuse:
     why: str
 
 
-Word = Found | CopyFrom | Announce | Break | Form | Expel | Refuse
+Word = Found | CopyFrom | Announce | Break | AskHost | Form | Expel | Refuse

@@ -18,7 +18,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -37,6 +36,7 @@ from trainers.elastic.planned.lane_graph import LaneGraph, LaneGroup
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.steps.unwatched import Unwatched
 from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.closure import StepArguments, TrainingForward
 from trainers.offloading.tracing.hooks import Hooks
@@ -76,8 +76,8 @@ class LaneGraphs:
         """The keys that are in the runner."""
         self._has_lane = False
         """Whether the runner's plan is one of whole lanes."""
-        self._learned = Learned()
-        self._too_large: list[str] = []
+        self._learned = Learned(request.cache)
+        self._unwatched = Unwatched("ElasticStrategy", "not found")
 
     # ---- lanes ----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class LaneGraphs:
             )
         self._count(f"a lane of {shapes_of(given.batch.key)}")
         self._sums.check_whole()
-        self._say_too_large(forward)
+        self._unwatched.say(forward.reads)
         there = {id(tensor) for tensor in graph.program.tensors.values()}
         touched = frozenset(p for p, total in self._sums.sums.items() if id(total) in there)
         return LaneGraph(GraphValidity(forward.recipe(), graph.program.sketch), graph, touched)
@@ -212,16 +212,6 @@ class LaneGraphs:
             hook_keys(self._module.parameters()),
             fixed_settings(self._optimizer),
         )
-
-    def _say_too_large(self, forward: TrainingForward) -> None:
-        """Warn once of what the step reads and nobody can watch in every step."""
-        new = [label for label in forward.reads.too_large if label not in self._too_large]
-        self._too_large += new
-        if new:
-            rank_zero_warn(
-                f"ElasticStrategy does not watch {', '.join(new)}, which the step reads: a change"
-                " of it is not found. Keep it in a tensor"
-            )
 
     # ---- the update -----------------------------------------------------------------------------
 

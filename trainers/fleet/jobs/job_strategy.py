@@ -11,6 +11,7 @@ class JobStrategy(OffloadStrategy):
     """Plans and offloads the steps of one job."""
 
     strategy_name = "offload_job"
+    _plans_by_hand = False  # a fleet counts one optimizer step a batch
 
     def __init__(self, make_runner: MakeRunner, tails: bool, **options: Any) -> None:
         """`make_runner` returns a runner for a plan as soon as there is memory for it. `tails`: the

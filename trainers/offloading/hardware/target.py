@@ -17,9 +17,9 @@ import torch
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.plugins.precision import Precision
 
-from offload import Costs, OffloadError, Plan, Runner
+from offload import Costs, OffloadError, Plan, PlanCache, Runner
 from offload.gate import Gate
-from offload.measuring.calibration import calibrate
+from offload.measuring.kept_rates import kept_rates
 from offload.memory.host_memory import memory_left
 from offload.program.kernels import CPU
 from offload.running.drivers.cuda import check_cuda
@@ -84,11 +84,11 @@ class Target:
         held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + held
 
-    def measured(self, plugin: Precision) -> "Target":
+    def measured(self, plugin: Precision, cache: PlanCache | None = None) -> "Target":
         """Return this target with the rates of its GPU, which takes seconds if they are unknown."""
         if not self.on_gpu or self.costs is not None:
             return self
-        return replace(self, costs=calibrate(self.device, products_of(plugin)))
+        return replace(self, costs=kept_rates(cache, self.device, products_of(plugin)))
 
     def runner(self, plan: Plan, key: Hashable = None) -> Runner:
         if self.make_runner is not None:

@@ -7,15 +7,34 @@ from time import monotonic
 
 import lightning as L
 
+from offload import CaptureError
+
 EARLY = (4, 8, 16)
 """These micro-batches are audited whatever it takes."""
 EDGES = 4
 """So are so many that are the first or the last one of an epoch, where steps often differ."""
 
 
+def check_part(audit: float) -> None:
+    """Raise `ValueError` if this is no part of the time."""
+    if isinstance(audit, bool) or not isinstance(audit, int | float) or not 0 <= audit < 1:
+        raise ValueError(f"audit={audit!r}: give a part of the time, from 0 to less than 1")
+
+
 def at_edge(trainer: L.Trainer) -> bool:
     """Whether this micro-batch is the first or the last one of an epoch."""
     return trainer.is_last_batch or trainer.fit_loop.epoch_loop.batch_idx == 0
+
+
+def in_doubt(why: str, before: int, now: int) -> CaptureError:
+    """Return the error for a step that does something else although nothing watched has changed.
+    `before`, `now`: the micro-batches of the last audit and of this one."""
+    return CaptureError(
+        f"the step does something else than when it was captured ({why}), but no value that"
+        f" OffloadStrategy watches has changed. The steps after micro-batch {before} up to this one"
+        f" ({now}) may be wrong. State that cannot be watched (in a C extension, behind"
+        " object.__getattribute__) must be kept in a tensor"
+    )
 
 
 class AuditSchedule:

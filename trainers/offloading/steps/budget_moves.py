@@ -45,6 +45,7 @@ class BudgetMoves:
                 " budget to the strategy, or call it from the second step on"
             )
         move = PlannedMove(request, before, replanned(request, before))
+        move.done.set_running_or_notify_cancel()  # nobody can cancel it
         with self._lock:
             self._waiting.append(move)
         return move.done
@@ -52,13 +53,15 @@ class BudgetMoves:
     def make(self, steps: MovableSteps, now: PlanRequest) -> PlanRequest:
         """Make the moves that wait. `now`: the request of the present plan. Returns that of the
         last move that was made."""
-        with self._lock:
-            moves, self._waiting = self._waiting, []
-        for move in moves:
+        while move := self._next():  # one that raises leaves those after it to `end`
             request = replace(now, budget=move.request.budget)
             if self._made(steps, move, request):
                 now = request
         return now
+
+    def _next(self) -> PlannedMove | None:
+        with self._lock:
+            return self._waiting.pop(0) if self._waiting else None
 
     def _made(self, steps: MovableSteps, move: PlannedMove, request: PlanRequest) -> bool:
         try:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from offload import OffloadError, Plan
 from offload.sizes import say_size
 from trainers.offloading.hardware.generators import States, drawn, put_back, same
+from trainers.offloading.tracing.closure import loss_in
 
 Tensors = Mapping[str, torch.Tensor]
 HOST = torch.device("cpu")
@@ -95,8 +96,24 @@ class ExpectedStep:
         return cls(_copied(tensors), drawn(device, own), loss, device, own=own)
 
     def compare_loss(self, eager: Any) -> None:
-        loss = eager["loss"] if isinstance(eager, Mapping) else eager
-        _compare({LOSS: self.loss}, {LOSS: loss.detach()}, self.apart)
+        _compare({LOSS: self.loss}, {LOSS: loss_in(eager).detach()}, self.apart)
+
+    def compare_left(
+        self, names: Mapping[torch.nn.Parameter, str], holds: frozenset[torch.nn.Parameter]
+    ) -> None:
+        """Compare the gradients that a step by hand has left in `.grad`. `holds`: the parameters
+        for which the planned step has left one."""
+        for p in names:
+            name = gradient_of(names, p)
+            if (p.grad is None) == (p in holds):
+                raise DifferenceFound(
+                    f"{name} is there after the {'planned' if p.grad is None else 'eager'} step"
+                    " alone. Train without offloading (budget=None, check_first_steps=0), and"
+                    " report the module",
+                    name,
+                )
+            if p.grad is not None:
+                _compare({name: self.values[name]}, {name: p.grad}, self.apart)
 
     def compare_random(self) -> None:
         """Compare the random states at the end of a micro-batch, because hooks may draw, too."""
@@ -139,15 +156,17 @@ def gradient_of(names: Mapping[torch.nn.Parameter, str], p: torch.nn.Parameter) 
     return f"the gradient of {names.get(p, 'a parameter')}"
 
 
-def state_of(module: L.LightningModule, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def state_of(module: L.LightningModule, optimizers: Sequence[Optimizer]) -> dict[str, torch.Tensor]:
     """Return, by name, the tensors that a step changes, not copies of them."""
     found: dict[str, torch.Tensor] = dict(module.named_parameters())
     found.update(module.named_buffers())
     names: dict[Any, str] = {p: name for name, p in module.named_parameters()}
-    for number, (p, state) in enumerate(optimizer.state.items()):
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                found[f"{OPTIMIZER}{key}.{names.get(p, number)}"] = value
+    for own, optimizer in enumerate(optimizers):
+        which = f"{own}." if len(optimizers) > 1 else ""
+        for number, (p, state) in enumerate(optimizer.state.items()):
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{OPTIMIZER}{which}{key}.{names.get(p, number)}"] = value
     return {name: tensor.detach() for name, tensor in found.items()}
 
 

@@ -48,6 +48,7 @@ class DeviceMoves:
 
     def ask(self, target: Target, budget: str | int | None) -> Future[Migration]:
         move = DeviceMove(target, budget)
+        move.done.set_running_or_notify_cancel()  # nobody can cancel it
         with self._lock:
             self._waiting.append(move)
         return move.done

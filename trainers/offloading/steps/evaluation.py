@@ -46,10 +46,9 @@ from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.plan_request import PlanRequest
 from trainers.offloading.tracing.batch_parts import PLAIN, BatchParts, NamesRead
 from trainers.offloading.tracing.closure import CONTEXTS, StepArguments, StepRecipe, TracedStep
-from trainers.offloading.tracing.epochs import Epochs
-from trainers.offloading.tracing.gathered_lists import gathered
 from trainers.offloading.tracing.refusals import user_error
-from trainers.offloading.tracing.side_effects import DeferredResult, TraceNotes
+from trainers.offloading.tracing.side_effects import DeferredResult
+from trainers.offloading.tracing.step_traits import StepTraits
 
 Traced = TypeVar("Traced")
 HOST = torch.device("cpu")
@@ -71,13 +70,6 @@ class EvaluationStep(TracedStep):
                     " return. Return tensors, numbers and text in dicts, lists and tuples"
                 )
         return notes.checked()
-
-    @contextmanager
-    def _around(self, notes: TraceNotes, second: bool) -> Iterator[None]:
-        with super()._around(notes, second), gathered(self._module, notes) as names:
-            yield
-        for name in names:
-            self.reads.add(vars(self._module), name, type(self._module).__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,22 +93,28 @@ class Evaluation:
     """Captures and runs the evaluation steps of one run of the trainer."""
 
     def __init__(
-        self, module: L.LightningModule, request: PlanRequest, training: Callable[[], Runner | None]
+        self,
+        module: L.LightningModule,
+        request: PlanRequest,
+        training: Callable[[], Runner | None],
+        trained_with: int | None = None,
     ) -> None:
-        """`training` returns the runner of the training steps, once there is one."""
+        """`training` returns the runner of the training steps, once there is one. `trained_with`:
+        the bytes that their budget came to."""
         self.plan: Plan | None = None
         """The plan of the first step in a runner of its own."""
         self._module = module
-        self._request = request
+        self._is_share = is_share(request.budget)
+        self._request = request if trained_with is None else replace(request, budget=trained_with)
         self._training = training
         self._own_runner: Runner | None = None
         self._runner: Runner | None = None
         """The runner that has the graphs: the own one or that of the training steps."""
         self._cache = self._empty_cache()
-        self._learned = Learned()
+        self._learned = Learned(request.cache)
         self._answers = Answers()
-        self._epochs: dict[Any, Epochs] = {}
-        """By method and loader: whether its steps compute with the epoch."""
+        self._traits: dict[Any, StepTraits] = {}
+        """By method and loader."""
         self._on_host: set[str] = set()
         """The methods of which a step could not be captured."""
         self._warned: set[str] = set()
@@ -225,17 +223,16 @@ class Evaluation:
         try:
             return self._request.plan(graph)
         except BudgetTooSmall as error:
-            if not is_share(self._request.budget):
+            if not self._is_share:
                 raise
             return replace(self._request, budget=error.needed).plan(graph)
 
-    def _for_epochs(self, given: StepArguments, trace: Callable[[StepArguments], Traced]) -> Traced:
-        """Trace the step for any epoch, or for the present one."""
-        epochs = self._epochs.setdefault((given.kind, given.more), Epochs())
-        return epochs.trace(lambda: trace(replace(given, reads_epoch=epochs.read)))
+    def _by_traits(self, given: StepArguments, trace: Callable[[StepArguments], Traced]) -> Traced:
+        traits = self._traits.setdefault((given.kind, given.more), StepTraits(gathers=True))
+        return traits.trace(lambda: trace(replace(given, traits=traits)))
 
     def _trace(self, given: StepArguments) -> tuple[TaskGraph, EvaluationGraph]:
-        return self._for_epochs(given, self._traced_once)
+        return self._by_traits(given, self._traced_once)
 
     def _traced_once(self, given: StepArguments) -> tuple[TaskGraph, EvaluationGraph]:
         _check_fast_path(self._module)
@@ -249,6 +246,7 @@ class Evaluation:
             learned=self._learned,
             assumed=AssumedValues(self._answers.for_capture()),
         )
+        _check_inference(graph)
         return graph, EvaluationGraph(GraphValidity(step.recipe(), graph.program.sketch), graph)
 
     def _renewed(self, key: Any, given: StepArguments, batch: BatchParts) -> EvaluationGraph | None:
@@ -268,7 +266,7 @@ class Evaluation:
             return Retraced(sketch, step.recipe())
 
         loose = replace(given, batch=batch)
-        return self._cache.renewed(key, lambda: self._for_epochs(loose, retrace))
+        return self._cache.renewed(key, lambda: self._by_traits(loose, retrace))
 
     def _run_on_host(
         self,
@@ -307,6 +305,17 @@ class Evaluation:
             rank_zero_warn(
                 f"OffloadStrategy {DOING[kind]} on the {where}, without offloading: {why}"
             )
+
+
+def _check_inference(graph: TaskGraph) -> None:
+    """Refuse tensors that were made in inference mode, because a runner could not keep them."""
+    for name, source in graph.program.tensors.items():
+        for tensor in source if isinstance(source, tuple) else (source,):
+            if isinstance(tensor, torch.Tensor) and tensor.is_inference():
+                raise CaptureError(
+                    f"the step reads {name}, which was made in inference mode. Keep what a step"
+                    " reads in a buffer, or give the Trainer inference_mode=False"
+                )
 
 
 def _check_fast_path(module: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ beside the plan's arena. If there is no room for it, the steps are not compared 
 so.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,14 @@ NAMED = 3
 """A warning names so many tensors."""
 
 
+def check_count(check_first_steps: int) -> None:
+    """Raise `ValueError` if this is no number of steps."""
+    if type(check_first_steps) is not int or check_first_steps < 0:
+        raise ValueError(
+            f"check_first_steps={check_first_steps!r}: give a number of steps, 0 or more"
+        )
+
+
 class FirstSteps:
     """Compares the first `count` optimizer steps of one fit."""
 
@@ -63,11 +71,13 @@ class FirstSteps:
         """Whether the present step is compared."""
         return self._left > 0
 
-    def begin(self, zero_gradients: Callable[[], Any]) -> None:
-        """Begin an optimizer step. `zero_gradients` removes those of the last compared step."""
+    def begin(self, steps: StepGraphs) -> None:
+        """Begin an optimizer step. The gradients of the last compared step are removed, but a step
+        that optimizes by hand removes them itself."""
         self.expected = None
         if self._left == 0 and self._count:
-            zero_gradients()
+            if not steps.by_hand:
+                steps.optimizer.zero_grad()
             self._left = -1
 
     def possible(self, plan: Plan, target: Target) -> bool:
@@ -91,11 +101,12 @@ class FirstSteps:
     ) -> None:
         """Run the graph and keep its results, then restore the start for the eager step."""
         self._step = step
-        optimizer, device = module.trainer.optimizers[0], target.device
+        optimizers, device = module.trainer.optimizers, target.device
         names = {p: name for name, p in module.named_parameters()}
         sums = {gradient_of(names, p): total for p, total in steps.sums.items()}
         own = generators_of(step.graph)
-        entries = StateEntries.of(optimizer)
+        entries = [StateEntries.of(optimizer) for optimizer in optimizers]
+        held = steps.held
         start = StepStart.of({**self._state(module), **sums}, device, own)
 
         def turn() -> ExpectedStep:
@@ -110,17 +121,25 @@ class FirstSteps:
                 [n for n in first.values if n in trained or n.startswith(OPTIMIZER)]
             )
         if target.may_vary:
-            entries.restore()
+            for each in entries:
+                each.restore()
             start.restore({**self._state(module), **sums})
+            steps.hold(held)
             again = turn()  # from the same start
             varying = first.unlike(again)
             self._warn_of_varying(varying)
             apart = {name: max(far, first.apart.get(name, 0.0)) for name, far in varying.items()}
             first = replace(first, apart={**first.apart, **apart})
         self.expected = first
-        entries.restore()
-        start.restore(self._state(module))
-        everything = [*tensors_of(module, [optimizer]), *step.outside.values()]
+        for each in entries:
+            each.restore()
+        everything = [*tensors_of(module, optimizers), *step.outside.values()]
+        if steps.by_hand:  # plain Lightning adds to the sums, which are in .grad
+            start.restore({**self._state(module), **sums})
+            steps.hold(held)
+            everything += steps.sums.values()
+        else:
+            start.restore(self._state(module))
         self._moved = MovedTensors(everything, device)
 
     def compare_loss(self, eager: Any) -> None:
@@ -139,6 +158,15 @@ class FirstSteps:
             with self._judged():
                 self.expected.compare_random()
             self.bring_home()
+
+    def compare_by_hand(self, eager: Any, module: L.LightningModule) -> None:
+        """Compare a step that optimizes by hand, which plain Lightning has made as a whole."""
+        self.compare_loss(eager)
+        if self.expected is not None and self._step is not None:
+            names = {p: name for name, p in module.named_parameters()}
+            with self._judged():
+                self.expected.compare_left(names, self._step.holds)
+        self.compare_state(module)
 
     def compare_state(self, module: L.LightningModule) -> None:
         """Compare all that the step changed, after the update."""
@@ -176,7 +204,7 @@ class FirstSteps:
     def _state(self, module: L.LightningModule) -> dict[str, torch.Tensor]:
         """Return, by name, all tensors that a step changes."""
         outside = self._step.outside if self._step is not None else {}
-        return {**state_of(module, module.trainer.optimizers[0]), **outside}
+        return {**state_of(module, module.trainer.optimizers), **outside}
 
     def _warn_of_varying(self, apart: Mapping[str, float]) -> None:
         if not apart or self._warned:

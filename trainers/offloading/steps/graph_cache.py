@@ -93,11 +93,11 @@ class GraphCache(Generic[S]):
         again = retrace()
         self._spent += monotonic() - begun
         for step in reversed(known):
-            change = next(iter(step.validity.changes()), None)
+            change = step.validity.change()
             if step.validity.renewed(again):
                 self._check_storm(change, step.validity.constants_changed)
                 return step
-        self._check_storm(next(iter(known[-1].validity.changes()), None), True)
+        self._check_storm(known[-1].validity.change(), True)
         return None
 
     def _check_storm(self, change: Any, has_effect: bool) -> None:
@@ -144,11 +144,14 @@ class GraphCache(Generic[S]):
         why = ""
         if before < MANY <= len(shapes):
             came = dict.fromkeys(map(shapes_of, shapes))
-            why = f"batches differ in shape ({', '.join(came)}): return batches of one shape"
+            why = (
+                f"batches differ in shape ({', '.join(came)}): return batches of one shape, or pad"
+                " them to a few lengths (docs/offload.md)"
+            )
             if len(came) == 1:
                 why = "the step reads text or numbers of the batch, which differ: return tensors"
         elif known is not None and len(known) == MANY - 1:
-            change = surprise or next(iter(known[-1].validity.changes()), "")
+            change = surprise or known[-1].validity.change() or ""
             why = f"the step reads a value that changes: {change}"
         if why and not self._warned:
             self._warned = True

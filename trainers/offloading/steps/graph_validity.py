@@ -46,18 +46,26 @@ class GraphValidity:
         self._often = recipe.watched
         """The values that are compared in every step."""
         self._uses = 0
+        self._numbers = [recipe.numbers]
+        """The graph may be used while one of these holds."""
         self.constants_changed = False
         """Whether the last renewal changed a number that is logged and not read in every step."""
 
     def holds(self) -> bool:
         """Whether no value that the step depends on has changed."""
         self._uses += 1
+        if not any(numbers.hold() for numbers in self._numbers):
+            return False
         if self._uses % SELDOM == 0:
             return self.recipe.watched.same()
         return self._often.same()
 
     def changes(self) -> list[Change]:
         return self.recipe.watched.changes()
+
+    def change(self) -> Any:
+        """Return the first change, of a value or of a number of the trainer; None if none."""
+        return next(iter(self.changes()), None) or self._numbers[-1].change() or None
 
     def difference(self, again: Retraced) -> str:
         """Say what the step does now and the graph does not; empty if nothing."""
@@ -68,6 +76,8 @@ class GraphValidity:
         if self.difference(again):
             return False
         changes = self.changes()
+        if not any(numbers.hold() for numbers in self._numbers):
+            self._numbers.append(again.recipe.numbers)
         self._changes.update({change.place for change in changes})
         seldom = {place for place, count in self._changes.items() if count >= HARMLESS}
         recipe, only_logged = _with_new_numbers(self.recipe, again.recipe, changes)

@@ -101,3 +101,10 @@ def outside(
             if isinstance(tensor, torch.Tensor) and id(tensor) not in own:
                 found[name] = tensor
     return found
+
+
+def micro_batches_left(trainer: L.Trainer) -> float:
+    """Return how many calls of `training_step` this fit has left, as far as the trainer knows;
+    infinite where it has no end."""
+    whole = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
+    return max(0, whole - trainer.fit_loop.epoch_loop.total_batch_idx)

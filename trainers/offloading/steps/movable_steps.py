@@ -43,7 +43,7 @@ class MovableSteps(StepGraphs):
             self._request = request
             return
         with self.planning():
-            step = self._traced(micro, parts, micro.last, self._held)
+            step = self._traced(micro, parts, micro.last, self.held)
             plan = self._first_plan(self._whole_step(micro, parts, step))
             self.plan = with_room_for_late(plan, request)
         if micro.last:

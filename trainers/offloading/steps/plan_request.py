@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lightning.pytorch.plugins.precision import Precision
+
 import offload
-from offload import BudgetTooSmall, OffloadError, Plan, TaskGraph
+from offload import BudgetTooSmall, CaptureError, OffloadError, Plan, PlanCache, TaskGraph
+from offload.plans.plan import fullest, reserve_of
 from offload.sizes import is_share, parse_share, parse_size, say_size
 from trainers.offloading.hardware.target import ENGINES, ON_CPU, Target
 
@@ -29,6 +32,8 @@ class PlanRequest:
     """Returns the bytes of the budget that are kept for guests of high priority."""
     tails: bool = False
     """Whether another job has the device while only the host works at the end of a step."""
+    cache: PlanCache | None = None
+    """Where plans and measurements are kept for later starts of the same run."""
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -50,15 +55,35 @@ class PlanRequest:
         # What is reserved is taken off already.
         return replace(self, budget=limits[0] if limits else None, reserved=int)
 
+    @property
+    def may_go_eager(self) -> bool:
+        """Whether nothing that the run was asked for needs plans, as a budget does, and turns with
+        others on the device."""
+        shared = self.reserved() > 0 or self.target.make_runner is not None
+        return self.budget is None and not shared
+
+    def on(self, target: Target, plugin: Precision) -> "PlanRequest":
+        """Return the request for plans on this target, whose rates are measured if need be."""
+        return replace(self, target=target.measured(plugin, self.cache))
+
+    def check_eager(self, why: str) -> None:
+        """Raise `CaptureError` if this run has a budget, which eager training could not keep."""
+        if self.budget is not None:
+            raise CaptureError(
+                f"OffloadStrategy(budget={self.budget!r}): this run cannot be planned: {why}."
+                " Without a plan no budget can be kept: change what is named, or give budget=None"
+                " to train without offloading"
+            )
+
     def plan(self, graph: TaskGraph, late: bool = False) -> Plan:
         """Plan this graph. `late`: updates on the host may be deferred to the next step."""
-        budget = self.budget
+        budget, whole_bytes = self.budget, 0
         if isinstance(budget, str) and is_share(budget):
-            whole = offload.plan(graph, costs=self.target.costs, recompute=False)
-            share = parse_share(budget)
+            share, whole_bytes = parse_share(budget), fullest(graph)
             # The share is one of the bytes that can leave the device; its libraries keep theirs.
-            budget = math.ceil(whole.peak_bytes * share) + whole.reserve
+            budget = math.ceil(whole_bytes * share) + reserve_of(graph)
             if share >= 1:  # nothing needs to move, but the packed layout may be a bit larger
+                whole = offload.plan(graph, costs=self.target.costs, recompute=False)
                 budget = max(budget, whole.device_bytes)
         reserved = self.reserved() if budget is not None else 0
         if budget is not None and reserved:
@@ -79,15 +104,25 @@ class PlanRequest:
                 proven=self.verify,
                 late=late,
                 tails=self.tails,
+                cache=self.cache,
             )
         except BudgetTooSmall as error:
-            if not reserved:
+            why = ""
+            if reserved:
+                why += (
+                    f". This budget is budget={self.budget!r} without the {say_size(reserved)} that"
+                    " are reserved for requests of high priority, and those come on top"
+                )
+            if whole_bytes:
+                needed = error.needed + reserved - reserve_of(graph)
+                why += (
+                    f". {self.budget} is a share of the {say_size(whole_bytes)} that this step"
+                    f" needs without offloading: give {math.ceil(100 * needed / whole_bytes)}%"
+                )
+            if not why:
                 raise
             raise BudgetTooSmall(
-                f"{error}. This budget is budget={self.budget!r} without the {say_size(reserved)}"
-                " that are reserved for requests of high priority, and those come on top",
-                needed=error.needed + reserved,
-                task=error.task,
+                f"{error}{why}", needed=error.needed + reserved, task=error.task
             ) from error
 
 

@@ -16,7 +16,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from offload import CaptureError, MemoryTooSmall, Plan, Runner, TaskGraph
+from offload import MemoryTooSmall, Plan, Runner, TaskGraph
 from offload.measuring.fake_answers import Learned
 from offload.program.assumptions import Number
 from offload.running.trace import Trace
@@ -24,10 +24,10 @@ from offload.tracing.capture import capture_step, retraced_step
 from offload.tracing.questions import AssumedValues
 from offload.tracing.ranks import Ranks
 from offload.tracing.training import Parameter, TrainingStep
-from offload.watching.state_reads import StateReads
 from trainers.offloading.hardware.meter import Meter
 from trainers.offloading.steps.answers import Answers, why_not_late
-from trainers.offloading.steps.audit import AuditSchedule, at_edge
+from trainers.offloading.steps.audit import AuditSchedule, at_edge, in_doubt
+from trainers.offloading.steps.capture_costs import CaptureTally
 from trainers.offloading.steps.graph_cache import GraphCache, shapes_of
 from trainers.offloading.steps.graph_validity import GraphValidity, Retraced
 from trainers.offloading.steps.late_updates import LateUpdates
@@ -35,14 +35,16 @@ from trainers.offloading.steps.micro_batch import (
     MicroBatch,
     StepGraph,
     clip_of,
+    micro_batches_left,
     outside,
     situation_of,
 )
 from trainers.offloading.steps.plan_request import PlanRequest
+from trainers.offloading.steps.unwatched import Unwatched
 from trainers.offloading.tracing.batch_parts import BatchParts, NamesRead
 from trainers.offloading.tracing.closure import StepArguments, TrainingForward
-from trainers.offloading.tracing.epochs import Epochs
 from trainers.offloading.tracing.hooks import Hooks
+from trainers.offloading.tracing.step_traits import StepTraits
 
 TRIAL_RUNS = 4
 """After so many runs the first plan is compared with a plan made from their measured times."""
@@ -78,20 +80,30 @@ class StepGraphs:
         self._cache: GraphCache[StepGraph] = GraphCache("the step", self._forget)
         self._first_traces: list[Trace] | None = []
         """The traces of the first plan's runs. None: the first plan is no longer compared."""
-        self._learned = Learned()
-        self._epochs = Epochs()
+        self._learned = Learned(request.cache)
+        self._captures = CaptureTally()
+        self._traits = StepTraits()
         self._names = NamesRead("training_step")
         self.answers = Answers()
         """What failed checks have told of the present micro-batch."""
-        self._too_large: list[str] = []
-        self._held: frozenset[Parameter] = frozenset()
+        self._unwatched = Unwatched("OffloadStrategy", "only found by audits")
+        self.held: frozenset[Parameter] = frozenset()
+        """The parameters whose sum holds something now."""
         self.just_held: frozenset[Parameter] = frozenset()
         """The parameters whose sum must equal an eager run's `.grad` after this micro-batch."""
 
+    by_hand = False  # whether the steps optimize by hand
+
+    def hold(self, held: frozenset[Parameter]) -> None:
+        self.held = held
+
+    def _begin(self, micro: MicroBatch) -> None:
+        if micro.first:
+            self.held = frozenset()
+
     def known(self, micro: MicroBatch, parts: BatchParts) -> StepGraph | None:
         """Return the graph that was captured for such a micro-batch, if there is one."""
-        if micro.first:
-            self._held = frozenset()
+        self._begin(micro)
         parts = self._names.of(parts)
         found = self._cache.find(key := self._key(micro, parts), self.answers.fit)
         if found is None:
@@ -104,11 +116,14 @@ class StepGraphs:
     def step_for(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
         """Return the graph for this micro-batch, and capture it if there is none."""
         if found := self.known(micro, parts):
+            self._captures.found()
             return found
+        if self._ranks is None and self._request.may_go_eager:
+            self._captures.check(self._meter.spent, micro_batches_left(self._module.trainer))
         read, now = self._names.of(parts), self._module.current_epoch
         self._cache.warn_if_many(self._key(micro, read), read, now, self.answers.surprise)
         self.late_updates.flush()
-        with self._meter.planning():
+        with self._meter.planning(), self._captures.counted():
             step = self._names.capture(parts, lambda read: self._capture(micro, read))
         self._cache.put(self._key(micro, self._names.of(parts)), step)
         return step
@@ -120,16 +135,11 @@ class StepGraphs:
             why = step.validity.difference(self._retraced(micro, parts, step.assumed))
         self._audits.done(monotonic() - begun)
         if why:
-            raise CaptureError(
-                f"the step does something else than when it was captured ({why}), but no value"
-                f" that OffloadStrategy watches has changed. The steps after micro-batch {before}"
-                f" up to this one ({self._audits.count}) may be wrong. State that cannot be watched"
-                " (in a C extension, behind object.__getattribute__) must be kept in a tensor"
-            )
+            raise in_doubt(why, before, self._audits.count)
 
     def plan_for(self, micro: MicroBatch, parts: BatchParts) -> Plan:
         """Return the plan of the whole step that `step_for` would make, without running it."""
-        step = self._traced(micro, parts, micro.last, self._held)
+        step = self._traced(micro, parts, micro.last, self.held)
         whole = self._whole_step(micro, parts, step)
         found = self.plan.replan(whole) if self.plan else self._first_plan(whole)
         self.plan = self.plan or found
@@ -145,13 +155,13 @@ class StepGraphs:
         self.runner.measure(self._meter.wants_times(step))
         begun = self._meter.begin()
         with self.answers.told(step, self._request.target.device):
-            _, *outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
+            outputs = self.late_updates.run(self.runner, step, *parts.tensors, wait=wait)
         self._cache.ran(step)
         self._meter.ran(step, begun, self.runner.trace)
         self._remake(step)
         self.pass_over(step)
         self.just_held = frozenset() if step.last else step.holds
-        return outputs
+        return outputs if self.by_hand else outputs[1:]
 
     def run_as(self, key: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Run the graph that is in the runner by this key."""
@@ -165,7 +175,7 @@ class StepGraphs:
 
     def pass_over(self, step: StepGraph) -> None:
         """Note that this step has run or will: the next one adds its gradients to the sums."""
-        self._held = step.holds
+        self.held = step.holds
 
     # ---- other graphs over the same tensors -----------------------------------------------------
 
@@ -242,7 +252,7 @@ class StepGraphs:
 
     def give_gradients(self) -> None:
         """Copy the sums to `.grad`, because plain Lightning goes on with these micro-batches."""
-        for p in self._held:
+        for p in self.held:
             p.grad = self.sums[p].clone()
 
     def close(self) -> None:
@@ -261,10 +271,10 @@ class StepGraphs:
     def _key(self, micro: MicroBatch, parts: BatchParts) -> tuple[Any, ...]:
         kind = self._request.target.device.type
         situation = situation_of(self._module, self.optimizer, kind)
-        return (parts.key, micro.last, self._held, *situation)
+        return (parts.key, micro.last, self.held, *situation)
 
     def _capture(self, micro: MicroBatch, parts: BatchParts) -> StepGraph:
-        step = self._traced(micro, parts, micro.last, self._held)
+        step = self._traced(micro, parts, micro.last, self.held)
         if self.runner is None:
             whole = self._whole_step(micro, parts, step)
             self.plan, self.runner = self._settle(whole, step if micro.last else None)
@@ -306,7 +316,7 @@ class StepGraphs:
     def _traced(
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
     ) -> StepGraph:
-        return self._epochs.trace(lambda: self._traced_once(micro, parts, last, held))
+        return self._traits.trace(lambda: self._traced_once(micro, parts, last, held))
 
     def _traced_once(
         self, micro: MicroBatch, parts: BatchParts, last: bool, held: frozenset[Parameter]
@@ -326,7 +336,7 @@ class StepGraphs:
         there = {id(source) for source in graph.program.tensors.values()}
         added = {p for p, total in self.sums.items() if id(total) in there}
         recipe = forward.recipe()
-        self._say_too_large(forward.reads)
+        self._unwatched.say(forward.reads)
         return StepGraph(
             GraphValidity(recipe, graph.program.sketch),
             held | added,
@@ -342,12 +352,12 @@ class StepGraphs:
     ) -> Retraced:
         """Trace the step of this micro-batch once, without capturing it. `assumed`: what it is
         answered if it asks for values; it is answered by their present ones after that."""
-        return self._epochs.trace(lambda: self._retraced_once(micro, parts, assumed))
+        return self._traits.trace(lambda: self._retraced_once(micro, parts, assumed))
 
     def _retraced_once(
         self, micro: MicroBatch, parts: BatchParts, assumed: Sequence[Number]
     ) -> Retraced:
-        forward, _, step = self._training_step(micro, parts, micro.last, self._held)
+        forward, _, step = self._training_step(micro, parts, micro.last, self.held)
         with torch.enable_grad(), self._request.target.held():
             sketch = retraced_step(
                 step,
@@ -365,7 +375,7 @@ class StepGraphs:
         hooks = Hooks(self._module, self.optimizer)
         forward = TrainingForward(
             self._module,
-            StepArguments("training_step", parts, micro.batch_idx, (), self._epochs.read),
+            StepArguments("training_step", parts, micro.batch_idx, (), self._traits),
             hooks,
         )
         step = TrainingStep(
@@ -380,16 +390,6 @@ class StepGraphs:
             self._ranks,
         )
         return forward, hooks, step
-
-    def _say_too_large(self, reads: StateReads) -> None:
-        """Warn once of what the step reads and nobody can watch in every step."""
-        new = [label for label in reads.too_large if label not in self._too_large]
-        self._too_large += new
-        if new:
-            rank_zero_warn(
-                f"OffloadStrategy does not watch {', '.join(new)}, which the step reads: a change"
-                " of it is only found by audits. Keep it in a tensor"
-            )
 
     def _forget(self, step: StepGraph) -> None:
         self.late_updates.forget(step)

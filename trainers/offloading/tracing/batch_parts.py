@@ -8,6 +8,7 @@ import torch
 
 from offload import CaptureError
 from offload.torch_seams import pytree
+from trainers.offloading.tracing.batch_changes import Container, containers_of
 from trainers.offloading.tracing.batch_texts import BatchId, BatchText, Name
 
 Captured = TypeVar("Captured")
@@ -27,6 +28,8 @@ class BatchParts:
     spec: Any
     names: tuple[str | int, ...] = ()
     """Its texts and whole numbers."""
+    containers: tuple[Container, ...] = ()
+    """Its dicts and lists, which the step may change."""
 
     @classmethod
     def of(cls, batch: Any) -> "BatchParts":
@@ -35,12 +38,13 @@ class BatchParts:
         tensors = [tensor for leaf in leaves for tensor in _tensors(leaf)]
         key = (spec, *(_leaf_key(leaf) for leaf in leaves))
         names = [name for leaf in leaves for name in _names(leaf)]
-        return cls(tuple(tensors), key, tuple(leaves), spec, tuple(names))
+        containers = tuple(containers_of(batch))
+        return cls(tuple(tensors), key, tuple(leaves), spec, tuple(names), containers)
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """The items of the batch that the step may return unchanged."""
-        return (*self.tensors, *self.names)
+        """The items of the batch that the step may return unchanged, then what it may change."""
+        return (*self.tensors, *self.names, *self.containers)
 
     @property
     def loose(self) -> "BatchParts":

@@ -36,7 +36,7 @@ class BatchText(str, StandIn):
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _used  # type: ignore[assignment]
     __len__ = __iter__ = __getitem__ = __contains__ = __hash__ = _used  # type: ignore[assignment]
-    __add__ = __mul__ = __rmul__ = __mod__ = __str__ = __format__ = _used  # type: ignore[assignment]
+    __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __str__ = __format__ = _used  # type: ignore[assignment]
 
 
 class BatchId(OpaqueNumber):

@@ -9,8 +9,8 @@ rates. If the two traces differ, the step is refused: a graph would freeze what 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,12 @@ from offload import CaptureError, TracesDiffer
 from offload.torch_seams import LAST_RATES, swap_last_rates
 from offload.watching.state_reads import StateReads
 from offload.watching.watched_state import WatchedState
+from trainers.offloading.tracing.batch_changes import BatchChanges
 from trainers.offloading.tracing.batch_parts import BatchParts
 from trainers.offloading.tracing.batch_texts import stand_ins
+from trainers.offloading.tracing.gathered_lists import GatheredList, gathered
+from trainers.offloading.tracing.guarded_numbers import GuardedNumber, NumberGuards
+from trainers.offloading.tracing.hooked_weights import hooked_weights, put_off_hooked
 from trainers.offloading.tracing.hooks import Hooks
 from trainers.offloading.tracing.opaque_numbers import (
     OpaqueEpoch,
@@ -40,6 +44,7 @@ from trainers.offloading.tracing.side_effects import (
     put_off,
     say,
 )
+from trainers.offloading.tracing.step_traits import StepTraits
 
 CONTEXTS = MappingProxyType(
     {
@@ -61,10 +66,11 @@ class StepRecipe:
     calls: tuple[LogCall, ...]
     watched: WatchedState
     """The graph may only be used while these values are unchanged."""
+    numbers: NumberGuards = field(default_factory=NumberGuards)
+    """And while the trainer's numbers have the answers that they had."""
 
     def loss(self, outputs: Sequence[Any], given: Sequence[Any]) -> torch.Tensor:
-        output = filled(self.output, outputs, given)
-        return output["loss"] if isinstance(output, dict) else output
+        return loss_in(filled(self.output, outputs, given))
 
     def serve(
         self, outputs: Sequence[Any], given: Sequence[Any], context: Callable[[], Any]
@@ -75,6 +81,12 @@ class StepRecipe:
             with context():
                 results = say(self.calls, outputs, given)
         return filled(self.output, outputs, given, results)
+
+
+def loss_in(output: Any) -> torch.Tensor:
+    """The loss that a step has returned; 0 for a step that optimizes by hand and returns none."""
+    loss = output.get("loss") if isinstance(output, dict) else output
+    return loss if isinstance(loss, torch.Tensor) else torch.zeros(())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +100,8 @@ class StepArguments:
     """This is None if the method does not take it."""
     more: tuple[Any, ...] = ()
     """This is the dataloader's index if there are several."""
-    reads_epoch: bool = False
-    """Whether the step computes with the epoch, so that each epoch has a graph of its own."""
+    traits: StepTraits = field(default_factory=StepTraits)
+    """What is known of the steps of this kind."""
 
 
 class TracedStep:
@@ -104,11 +116,17 @@ class TracedStep:
         """The trainer's numbers in every trace, in the order of `_live_numbers`."""
         self.reads = StateReads()
         """The Python values that the step reads and writes."""
+        self._lists: dict[str, GatheredList] = {}
+        """The stand-ins of the latest trace for lists of the module."""
+        self._appended: frozenset[str] = frozenset()
+        """Those to which the first trace has appended."""
         for group in _groups(self._trainer):
             self.reads.ignore(group, "lr")
         for scheduler in _schedulers(self._trainer):
             self.reads.ignore(vars(scheduler), LAST_RATES)
-        if given.reads_epoch:
+        for _, own, name in hooked_weights(module):
+            self.reads.ignore(own, name)
+        if given.traits.reads_epoch:
             epoch = self._trainer.fit_loop.epoch_progress.current
             self.reads.add(vars(epoch), "completed", "epoch_progress.current")
 
@@ -120,14 +138,20 @@ class TracedStep:
         notes = TraceNotes(tensors)
         given = self._given
         second = bool(self._seen)
+        self._appended = frozenset(n for n, each in self._lists.items() if each.appended)
+        self._lists = {}
         batch = given.batch.rebuilt(tensors, stand_ins(given.batch.names, second))
+        changes = BatchChanges(batch, len(tensors) + len(given.batch.names))
         context = getattr(self._trainer.precision_plugin, CONTEXTS[given.kind])
         with self._around(notes, second), context():
             with self.reads.paused():
                 numbers = [_plain(live.read()) for live in _live_numbers(self._trainer)]
             self._numbers.append(numbers)
             method = getattr(self._module, given.kind)
-            output = method(batch, *self._index(second), *given.more)
+            with put_off_hooked(self._module, notes):
+                output = method(batch, *self._index(second), *given.more)
+            notes.write_back()
+            changes.put_off(notes)
             self._seen.append((notes.slots(output), notes))
         return output, notes
 
@@ -136,8 +160,10 @@ class TracedStep:
         """Surround every call of the user's Python code in a trace."""
         with ExitStack() as around:
             with self.reads.paused():
-                around.enter_context(_moved(self._trainer, self._given, second))
+                around.enter_context(self._moved(second))
                 around.enter_context(put_off(self._module, notes, self._given.kind))
+                if self._given.traits.gathers:
+                    around.enter_context(self._gathered(notes, second))
                 around.enter_context(no_loggers(self._trainer, self._given.kind))
             try:
                 yield
@@ -145,7 +171,19 @@ class TracedStep:
                 with self.reads.paused():
                     around.close()
 
-    def _index(self, second: bool) -> tuple[int, ...]:
+    @contextmanager
+    def _gathered(self, notes: TraceNotes, second: bool) -> Iterator[None]:
+        """Put off what the step appends to lists of the module, and watch those that it reads."""
+        with gathered(self._module, notes, self._appended if second else (), self._lists):
+            yield
+        for name in {each.owner for each in self._lists.values() if each.is_watched}:
+            self.reads.add(vars(self._module), name, type(self._module).__name__)
+
+    def _moved(self, second: bool) -> AbstractContextManager[None]:
+        """Give the trainer other numbers in the second trace."""
+        return moved(self._trainer, self._given, second)
+
+    def _index(self, second: bool) -> tuple[Any, ...]:
         batch_idx = self._given.batch_idx
         if batch_idx is None:
             return ()
@@ -180,6 +218,8 @@ class TracedStep:
     def _live(self, first: Any, second: Any, at: int) -> Any:
         """Return the `LiveNumber` that had these values in the two traces; if there is none, return
         the value of trace `at`."""
+        if isinstance(first, GuardedNumber) and first.live is not None:
+            return LiveNumber(first.asked.name, first.live)
         given = (_plain(first), _plain(second))
         if all(type(number) in (int, float) for number in given) and given[0] != given[1]:
             numbers_of_both = self._numbers[0], self._numbers[-1]
@@ -190,7 +230,9 @@ class TracedStep:
 
 
 def _plain(number: Any) -> Any:
-    return int(number) if isinstance(number, OpaqueProgress) else number
+    if isinstance(number, GuardedNumber):
+        return number.plain
+    return int.__int__(number) if isinstance(number, OpaqueProgress) else number
 
 
 class TrainingForward(TracedStep):
@@ -245,6 +287,14 @@ def _live_numbers(trainer: L.Trainer) -> list[LiveNumber]:
     ]
 
 
+def progress_of(trainer: L.Trainer, by_hand: bool) -> Any:
+    """Where Lightning counts the steps of optimizers, `completed`."""
+    loop = trainer.fit_loop.epoch_loop
+    if by_hand:
+        return loop.manual_optimization.optim_step_progress.total
+    return loop.automatic_optimization.optim_progress.optimizer.step.total
+
+
 def _groups(trainer: L.Trainer) -> list[dict[str, Any]]:
     return [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
 
@@ -274,21 +324,29 @@ def _frozen(what: str) -> CaptureError:
 
 
 @contextmanager
-def _moved(trainer: L.Trainer, given: StepArguments, really: bool) -> Iterator[None]:
+def moved(
+    trainer: L.Trainer,
+    given: StepArguments,
+    really: bool,
+    progress: GuardedNumber | None = None,
+) -> Iterator[None]:
     """Give the trainer another epoch, global step and learning rates in this block if `really`. A
-    step that computes with the epoch keeps it."""
+    step that computes with the epoch keeps it. `progress`: the global step, for a step that
+    optimizes by hand."""
     kind = given.kind
     epoch: Any = trainer.fit_loop.epoch_progress.current
-    steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+    steps = progress_of(trainer, progress is not None)
     before = epoch.processed, epoch.completed, steps.completed
     rates = [(group, group["lr"]) for group in _groups(trainer)]
     last = [(scheduler, scheduler.get_last_lr()) for scheduler in _schedulers(trainer)]
     try:
         # Each moves by another amount, so that they can be told apart.
-        if not given.reads_epoch:
+        if not given.traits.reads_epoch:
             epoch.processed = OpaqueEpoch.of(kind, epoch.processed + 3 * really)
             epoch.completed = OpaqueEpoch.of(kind, epoch.completed + 3 * really)
-        steps.completed = OpaqueProgress.of(kind, steps.completed + 7 * really)
+        steps.completed = (
+            OpaqueProgress.of(kind, steps.completed + 7 * really) if progress is None else progress
+        )
         for number, (group, rate) in enumerate(rates, 1) if really else ():
             group["lr"] = rate * 0.75 + number * 1e-4  # the sum also changes a rate of 0
         for number, (scheduler, rate) in enumerate(last, 1) if really else ():

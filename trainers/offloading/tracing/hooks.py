@@ -88,7 +88,7 @@ def unplannable(
             f" {trainer.world_size} ranks are averaged"
         )
     known = {p for o in trainer.optimizers for group in o.param_groups for p in group["params"]}
-    for name, p in module.named_parameters():
+    for name, p in module.named_parameters() if module.automatic_optimization else ():
         if p.requires_grad and p not in known:
             yield (
                 f"{hooks[0]}, and the optimizer does not have {name}, which requires a gradient:"
@@ -142,13 +142,13 @@ class Hooks:
         """Call the hooks between the forward pass and the backward pass."""
         if any(hook.name == ZERO for hook in self._found):
             with _ForbiddenGradients():
-                self._call(ZERO, notes, self._optimizer)
-        self._call(BEFORE, notes, loss)
+                self.call(ZERO, notes, self._optimizer)
+        self.call(BEFORE, notes, loss)
 
     def call_after(self, notes: TraceNotes) -> None:
         """Call the hooks between the backward pass and the update."""
-        self._call("on_after_backward", notes)
-        self._call("on_before_optimizer_step", notes, self._optimizer)
+        self.call("on_after_backward", notes)
+        self.call("on_before_optimizer_step", notes, self._optimizer)
         if self.clip:
             with self._logs("configure_gradient_clipping", notes):
                 self._module.configure_gradient_clipping(
@@ -157,11 +157,12 @@ class Hooks:
                     gradient_clip_algorithm=self._trainer.gradient_clip_algorithm,  # type: ignore[arg-type]
                 )
 
-    def _call(self, name: str, notes: TraceNotes, *args: Any) -> None:
+    def call(self, name: str, notes: TraceNotes, *args: Any) -> None:
+        """Call the hooks of this name."""
         for hook in self._found:
             if hook.name == name:
                 first = () if hook.owner is self._module else (self._trainer, self._module)
-                with self._logs(name, notes), _no_state(self._optimizer):
+                with self._logs(name, notes), no_state(self._optimizer):
                     hook.function(*first, *args)
 
     @contextmanager
@@ -224,10 +225,12 @@ class _ForbiddenGradients(TorchFunctionMode):
 
 
 class _ForbiddenState(dict[Any, Any], StandIn):
+    who = "a hook"
+
     def _used(self, *_: Any) -> NoReturn:
         line = say_frame(user_frame(sys._getframe(1)))
         raise CaptureError(
-            f"{line}: a hook reads the optimizer's state, which does not exist while a step is"
+            f"{line}: {self.who} reads the optimizer's state, which does not exist while a step is"
             " traced. Read it in on_train_batch_end"
         )
 
@@ -236,9 +239,11 @@ class _ForbiddenState(dict[Any, Any], StandIn):
 
 
 @contextmanager
-def _no_state(optimizer: Optimizer) -> Iterator[None]:
+def no_state(optimizer: Optimizer, who: str = "a hook") -> Iterator[None]:
+    """Refuse in this block that `who` reads the optimizer's state."""
     before: Any = optimizer.state
-    optimizer.state = _ForbiddenState()  # type: ignore[assignment]
+    optimizer.state = forbidden = _ForbiddenState()  # type: ignore[assignment]
+    forbidden.who = who
     try:
         yield
     finally:

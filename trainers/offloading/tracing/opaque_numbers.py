@@ -44,10 +44,15 @@ class OpaqueNumber(int, StandIn):
         line = say_frame(user_frame(sys._getframe(1)))
         raise self.error(f"{line}: {self.kind} uses {self.why}, or leave it out")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _used  # type: ignore[assignment]
+    # All of them: what one of these returns would be an int that nobody watches.
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = _used  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _used  # type: ignore[assignment]
-    __floordiv__ = __truediv__ = __rtruediv__ = __float__ = __pow__ = __and__ = _used  # type: ignore[assignment]
-    __hash__ = int.__hash__
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _used  # type: ignore[assignment]
+    __divmod__ = __rdivmod__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _used  # type: ignore[assignment]
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = __pos__ = __invert__ = _used  # type: ignore[assignment]
+    __abs__ = __int__ = __float__ = __round__ = __trunc__ = __floor__ = __ceil__ = _used  # type: ignore[assignment]
+    bit_length = bit_count = to_bytes = as_integer_ratio = conjugate = _used  # type: ignore[assignment]
+    real = imag = numerator = denominator = property(_used)  # type: ignore[assignment]
 
 
 class OpaqueProgress(OpaqueNumber):

@@ -36,16 +36,16 @@ PRECISION_METHODS = (
 )
 
 
-def reason(trainer: L.Trainer, module: L.LightningModule) -> str:
+def reason(trainer: L.Trainer, module: L.LightningModule, by_hand: bool = False) -> str:
     """Return why this run cannot be planned, with the user's line; empty if nothing is known
-    against it."""
-    return next(_reasons(trainer, module), "")
+    against it. `by_hand`: steps that optimize by hand are planned here."""
+    return next(_reasons(trainer, module, by_hand), "")
 
 
-def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
-    if not module.automatic_optimization:
+def _reasons(trainer: L.Trainer, module: L.LightningModule, by_hand: bool) -> Iterator[str]:
+    if not module.automatic_optimization and not by_hand:
         yield f"{type(module).__name__} optimizes manually (automatic_optimization = False)"
-    if len(trainer.optimizers) != 1:
+    if len(trainer.optimizers) != 1 and not (by_hand and trainer.optimizers):
         yield f"there are {len(trainer.optimizers)} optimizers, and a plan has one"
     for optimizer in trainer.optimizers:
         # Said before the closure runs: an optimizer may call it several times, or not at all.
@@ -53,7 +53,7 @@ def _reasons(trainer: L.Trainer, module: L.LightningModule) -> Iterator[str]:
             check_optimizer(optimizer)
         except CaptureError as error:
             yield str(error)
-    for hook in MODULE_HOOKS:
+    for hook in MODULE_HOOKS[:1] if by_hand else MODULE_HOOKS:
         if is_overridden(hook, module):
             yield f"{type(module).__name__} overrides {hook} ({where(module, hook)})"
     yield from unplannable(hooks_of(trainer, module), trainer, module)

@@ -20,8 +20,10 @@ from torchmetrics import Metric, MetricCollection
 
 from offload import CaptureError
 from offload.torch_seams import FakeTensor, pytree, version_of
+from offload.tracing.recorder import current_recorder
 from offload.watching.value_kinds import StandIn
 from trainers.offloading.tracing.batch_texts import BatchId, BatchText, Name
+from trainers.offloading.tracing.guarded_numbers import GuardedNumber
 
 PLAIN = int | float | complex | str | bytes | None
 METHODS = ("forward", "update", "compute", "reset")
@@ -67,7 +69,7 @@ class DeferredResult(StandIn):
 
     __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __neg__ = _refuse
     __float__ = __int__ = __bool__ = __lt__ = __gt__ = __le__ = __ge__ = __getitem__ = _refuse
-    __iter__ = __len__ = __format__ = __contains__ = _refuse
+    __iter__ = __len__ = __format__ = __contains__ = __eq__ = __ne__ = __hash__ = _refuse  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class TraceNotes:
         if isinstance(tensor, BatchText | BatchId):
             return OutputSlot(len(self.given) + tensor.number, given=True)
         for number, given in enumerate(self.given):
-            if given is tensor:
+            if given is tensor and not current_recorder().writes(tensor):
                 return OutputSlot(number, given=True)
         tensor = tensor.detach()
         if (
@@ -133,6 +135,14 @@ class TraceNotes:
         self.calls.append(LogCall(name, function, args, kwargs))
         return DeferredResult(len(self.calls) - 1, name)
 
+    def write_back(self) -> None:
+        """Have what the step wrote into its batch written into the real one, for hooks and for
+        whoever keeps it: a planned step works on a copy."""
+        for number, tensor in enumerate(self.given):
+            if current_recorder().writes(tensor):
+                place = OutputSlot(number, given=True)
+                self.calls.append(LogCall("batch", _copy, (place, self._slot(tensor)), {}))
+
     def checked(self) -> tuple[torch.Tensor, ...]:
         """Return the graph's outputs; refuse a tensor that was changed after it was logged."""
         for tensor, version in zip(self.tensors, self._versions, strict=True):
@@ -142,6 +152,11 @@ class TraceNotes:
                     " was logged or given to a metric. Log a .clone() of it"
                 )
         return tuple(self.tensors)
+
+
+def _copy(given: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        given.copy_(values)
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
@@ -218,6 +233,8 @@ def filled(
             return given[leaf.number] if leaf.given else outputs[leaf.number]
         if isinstance(leaf, LiveNumber):
             return leaf.read()
+        if isinstance(leaf, GuardedNumber):
+            return leaf.plain
         return results[leaf.__dict__["call"]] if isinstance(leaf, DeferredResult) else leaf
 
     return pytree.tree_map(fill, tree)

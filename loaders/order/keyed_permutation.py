@@ -1,0 +1,106 @@
+"""A shuffle that is never stored: the id at a position is computed from a key.
+
+    position --> (row, column) --> row += f(column) --> column += f(row) --> ... --> id
+                 of a table of about sqrt(size) x sqrt(size) places
+
+Each of the rounds moves rows by an amount that depends on the column alone, or columns by one that
+depends on the row alone, so each can be undone, and all together are a permutation of the table (a
+Feistel network over two numbers). The table has a few more places than there are ids. Whoever lands
+on one of those moves on by the same rounds until it is on an id (cycle walking), so the ids are
+permuted, too. Small sizes use a table of `LEAST_SIDE` x `LEAST_SIDE`, because few rounds reach only
+some of the orders of a few ids.
+
+All numbers are integers of 64 bits that wrap around, so every platform and every version of numpy
+computes the same order. `tests/property/test_keyed_permutation.py` compares it with numpy's
+shuffle.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+ROUNDS = 6
+LEAST_SIDE = 16
+HALF = np.uint64(32)
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Odd numbers with bits set all over: the factors of the splitmix64 generator."""
+
+
+def key_of(*words: int) -> int:
+    """A key of 64 bits. Other words give an unrelated one."""
+    return int.from_bytes(_bytes_of(words, 8), "little")
+
+
+def shuffled(count: int, *words: int) -> IntArray:
+    """The numbers 0, ..., `count` - 1 in an order that the words decide. They are all computed."""
+    return np.argsort(mixed(np.arange(count), key_of(*words)), kind="stable")
+
+
+def mixed(values: IntArray, key: int) -> Words:
+    """For each value a number of 64 bits, in which every bit depends on all bits of both."""
+    found = values.astype(np.uint64) + np.uint64(key)
+    for factor in (FIRST, SECOND):
+        found ^= found >> HALF
+        found *= factor
+    found ^= found >> HALF
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPermutation:
+    """A permutation of 0, ..., `size` - 1. Other words give another one."""
+
+    size: int
+    words: tuple[int, ...]
+    _keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        data = _bytes_of(self.words, 8 * ROUNDS)
+        keys = (data[8 * n : 8 * n + 8] for n in range(ROUNDS))
+        object.__setattr__(self, "_keys", tuple(int.from_bytes(key, "little") for key in keys))
+
+    def __call__(self, positions: IntArray) -> IntArray:
+        """The ids at these positions."""
+        found = self._walked(np.asarray(positions, dtype=np.int64))
+        while len(outside := np.flatnonzero(found >= self.size)):
+            found[outside] = self._walked(found[outside])
+        return found
+
+    def _walked(self, places: IntArray) -> IntArray:
+        """Where places of the table lie after all rounds."""
+        rows = max(LEAST_SIDE, isqrt(max(self.size - 1, 0)) + 1)
+        columns = max(LEAST_SIDE, -(-self.size // rows))
+        row, column = np.divmod(places, columns)
+        for number, key in enumerate(self._keys):
+            if number % 2 == 0:
+                row += _below(rows, column, key)
+                row %= rows
+            else:
+                column += _below(columns, row, key)
+                column %= columns
+        return row * columns + column
+
+
+def _below(limit: int, values: IntArray, key: int) -> IntArray:
+    """For each value a number below a limit of at most 32 bits, each of them equally often but for
+    one in 2 ** 32."""
+    found = values.astype(np.uint64)
+    found += np.uint64(key)
+    found *= FIRST
+    found ^= found >> HALF
+    found *= SECOND
+    found >>= HALF
+    found *= np.uint64(limit)
+    found >>= HALF
+    return found.view(np.int64)
+
+
+def _bytes_of(words: tuple[int, ...], count: int) -> bytes:
+    text = repr([int(word) for word in words])
+    return hashlib.blake2b(text.encode(), digest_size=count).digest()

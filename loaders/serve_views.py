@@ -1,0 +1,230 @@
+"""The views of a serve: what each augmentation makes of the pictures in their slots.
+
+    views=2              one augmentation, two draws        batch: [[view 0, view 1], labels]
+    augment=[a, b, c]    one draw for each augmentation     batch: [[a's, b's, c's], labels]
+
+What goes with the pictures (`joint_parts`) is moved with each view of them, by the same draw.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.blocks import Blocks
+from loaders.errors import SampleShapeError
+from loaders.joint_parts import JointPart, boxes_kind
+from loaders.pixels.augmentation import Augmentation, Chain, Draws, reads_slots, view_keys
+from loaders.pixels.moves import Moves, moved_parts, picture_sizes
+from loaders.pixels.placing import Images, SlotPictures
+from loaders.slots.columns import Arrays
+from loaders.slots.leaves import as_kind, is_tv_tensor
+from loaders.slots.slab import Slab
+from loaders.transforming import RepetitionCheck
+
+
+class BatchedView:
+    """One view, made by an augmentation of whole batches."""
+
+    def __init__(self, augment: Augmentation, number: int) -> None:
+        self.augment = augment
+        self._number = number
+        self._check = RepetitionCheck(augment, "let it draw from `draws` alone")
+
+    def draws(self, keys: NDArray[np.uint64]) -> Draws:
+        """The random numbers of this view. `keys` are those of the serves."""
+        return Draws(view_keys(keys, self._number))
+
+    def pictures(self, images: Images, keys: NDArray[np.uint64]) -> torch.Tensor:
+        if reads_slots(self.augment):
+            return self.augment(cast(Any, images), self.draws(keys))
+        images = images.gather() if isinstance(images, SlotPictures) else images
+        return self._check.call(lambda pixels: self.augment(pixels, self.draws(keys)), images)
+
+    def moved(
+        self, images: Images, keys: NDArray[np.uint64], ids: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, Moves]:
+        """The pictures of the samples `ids`, and how they were moved. It needs an augmentation of
+        ours."""
+        sizes = picture_sizes(images)
+        chain = (
+            self.augment if isinstance(self.augment, Chain) else Chain([cast(Any, self.augment)])
+        )
+        pictures, placings = chain.moved(images, self.draws(keys))
+        return pictures, Moves(ids, sizes, placings)
+
+
+class SlotViews:
+    """All views of a serve, made out of the slots of a slab. Workers' threads call it."""
+
+    def __init__(
+        self,
+        augments: Sequence[Augmentation],
+        several: bool,
+        parts: Sequence[JointPart],
+        blocks: Blocks,
+    ) -> None:
+        """`several`: whether a batch has a list of views, or the only one as it is. `parts` go with
+        the picture: then all of `augments` must be ours."""
+        self._views = [BatchedView(augment, n) for n, augment in enumerate(augments)]
+        self._several = several
+        self._parts = tuple(parts)
+        self._blocks = blocks
+
+    def going_with(self, parts: Sequence[JointPart]) -> "SlotViews":
+        """The same views of samples in which other parts go with the picture."""
+        other = copy.copy(self)
+        other._parts = tuple(parts)
+        return other
+
+    def columns(
+        self, slab: Slab, slots: NDArray[np.int64], keys: NDArray[np.uint64], ids: NDArray[np.int64]
+    ) -> dict[int, Any]:
+        """The columns of a batch that are augmented, by their numbers."""
+        made: list[dict[int, torch.Tensor]] = []
+        for view in self._views:
+            pictures, moves = self._one(view, slab, slots, keys, ids)
+            found = {slab.picture_number: pictures}
+            for part in self._parts if moves is not None else ():
+                moved = _moved(part, slab, slots, cast(Moves, moves))
+                found[part.number] = self._stacked(moved, part, ids)
+            made.append(found)
+        if not self._several:
+            return made[0]
+        return {number: [one[number] for one in made] for number in made[0]}
+
+    def samples(
+        self,
+        samples: Sequence[Any],
+        slab: Slab,
+        slots: NDArray[np.int64],
+        keys: NDArray[np.uint64],
+        ids: NDArray[np.int64],
+    ) -> list[Any]:
+        """The single samples of these slots, with what is augmented in place of what they have."""
+        assert slab.picture is not None
+        together = slab.picture.one_size(slots)
+        rows = [slice(None)] if together else [slice(n, n + 1) for n in range(len(slots))]
+        changed: list[Any] = []
+        for row in rows:
+            views = [
+                self._leaves(view, slab, slots[row], keys[row], ids[row]) for view in self._views
+            ]
+            for n, sample in enumerate(samples[row]):
+                leaves = slab.nest.leaves(sample)
+                for number in views[0]:
+                    made = [view[number][n] for view in views]
+                    leaves[number] = made if self._several else made[0]
+                changed.append(slab.nest.sample(leaves))
+        return changed
+
+    def _one(
+        self,
+        view: BatchedView,
+        slab: Slab,
+        slots: NDArray[np.int64],
+        keys: NDArray[np.uint64],
+        ids: NDArray[np.int64],
+    ) -> tuple[torch.Tensor, Moves | None]:
+        # An augmentation may write into the pictures, so each view gets its own.
+        images = pictures_of(slab, slots, self._blocks)
+        return view.moved(images, keys, ids) if self._parts else (view.pictures(images, keys), None)
+
+    def _leaves(
+        self,
+        view: BatchedView,
+        slab: Slab,
+        slots: NDArray[np.int64],
+        keys: NDArray[np.uint64],
+        ids: NDArray[np.int64],
+    ) -> dict[int, list[Any]]:
+        """The augmented leaves of each sample, as the data set returns such leaves."""
+        pictures, moves = self._one(view, slab, slots, keys, ids)
+        found: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
+        if moves is not None:
+            found |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}
+        for number, leaves in found.items():
+            column = _arrays(slab, number)
+            for n, slot in enumerate(slots.tolist()):
+                leaves[n] = _in_form(leaves[n], column, slot, moves, n)
+        return found
+
+    def _stacked(
+        self, parts: Sequence[torch.Tensor], part: JointPart, ids: NDArray[np.int64]
+    ) -> torch.Tensor:
+        first = parts[0]
+        for other, sample_id in zip(parts, ids.tolist(), strict=True):
+            if other.shape != first.shape:
+                raise SampleShapeError(
+                    f"part {part.place} is {tuple(first.shape)} in sample {ids[0]} and"
+                    f" {tuple(other.shape)} in sample {sample_id}, which are no batch: give a"
+                    " collate function, which gets single samples; or let the data set return as"
+                    " many in every sample, filled up with zeros"
+                )
+        memory = self._blocks.array((len(parts) * first.nbytes,), np.dtype(np.uint8))
+        out = torch.from_numpy(memory).view(first.dtype).view(len(parts), *first.shape)
+        return torch.stack(list(parts), out=out)
+
+
+class DeviceViews:
+    """All views of a serve, made of a batch of pictures on the training device."""
+
+    def __init__(self, augments: Sequence[Augmentation], several: bool) -> None:
+        self._views = [BatchedView(augment, n) for n, augment in enumerate(augments)]
+        self._several = several
+
+    def __call__(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> Any:
+        if not self._several:
+            return self._views[0].augment(images, self._views[0].draws(keys))
+        return [view.augment(images.clone(), view.draws(keys)) for view in self._views]
+
+
+def pictures_of(slab: Slab, slots: NDArray[np.int64], blocks: Blocks) -> Images:
+    """The pictures in these slots: where they lie if a kernel can read them there, else a copy."""
+    picture = slab.picture
+    assert picture is not None
+
+    def gather() -> torch.Tensor:
+        return picture.gather(slots, blocks)
+
+    at = picture.pictures(slots)
+    return gather() if at is None else SlotPictures(*at, blocks, gather)
+
+
+def _moved(
+    part: JointPart, slab: Slab, slots: NDArray[np.int64], moves: Moves
+) -> list[torch.Tensor]:
+    """This part of each sample, moved with its picture."""
+    column = _arrays(slab, part.number)
+    for n, slot in enumerate(slots.tolist()):
+        attributes = column.attributes_at(slot)
+        if "canvas_size" in attributes:
+            moves.check_size(n, tuple(attributes["canvas_size"]), f"part {part.place}")
+        if "format" in attributes and boxes_kind(attributes["format"], part.place) != part.kind:
+            raise SampleShapeError(
+                f"part {part.place} of sample {moves.ids[n]} has the format"
+                f" {attributes['format'].name}, and others are {part.kind}: let the data set return"
+                " boxes of one format"
+            )
+    return moved_parts(part.kind, [column.at(slot) for slot in slots.tolist()], moves, part.place)
+
+
+def _in_form(leaf: torch.Tensor, column: Arrays, slot: int, moves: Moves | None, n: int) -> Any:
+    """A moved leaf as the data set returns it: an array, or a tensor of torchvision's."""
+    if isinstance(column.template, np.ndarray) and moves is not None:
+        return leaf.numpy()
+    if not is_tv_tensor(column.kind):
+        return leaf
+    attributes = column.attributes_at(slot)
+    if "canvas_size" in attributes and moves is not None:
+        attributes["canvas_size"] = moves.size(n)
+    return as_kind(leaf, column.kind, attributes)
+
+
+def _arrays(slab: Slab, number: int) -> Arrays:
+    column = slab.columns[number]
+    assert isinstance(column, Arrays)  # `joint_parts` and `picture_number` name no other
+    return column

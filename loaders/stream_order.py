@@ -1,0 +1,286 @@
+"""Which samples of a stream this rank serves in each pass, and where a resumed pass goes on.
+
+    samples_per_pass given      the order of a pass is known from the beginning, on every rank
+    not given, one rank         the pass ends where the stream does (`order/open_end`)
+    not given, several ranks    refused: their passes would differ in length, and wait for ever
+
+A state in the middle of a pass holds the place of a sample that is no later than the oldest one in
+the buffer: from there on the stream is read again. A place is one rank's own. Another rank, and a
+source without places, reads its pass from the beginning and skips.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from loaders.arguments import Serving
+from loaders.errors import LoaderError, SourceError, StateError
+from loaders.options import OrderOptions
+from loaders.order.ages import BufferAges
+from loaders.order.open_end import ENDLESS, walk_to_the_end
+from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
+from loaders.order.serve import Residents, Serve
+from loaders.order.source_order import SourceOrder
+from loaders.passes import PassEnding, PlannedPass
+from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.streams.stream_pass import MarkedStretch, StreamPass
+from loaders.streams.stream_source import StreamTurn
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.workers.decode_work import PassJobs
+from loaders.workers.pass_order import PassOrder
+
+MOST_IDS = 1 << 62
+
+log = logging.getLogger(__name__)
+
+
+class StreamOrder:
+    """The samples of this rank, pass by pass. To a loader it is what a `RankOrder` is."""
+
+    sampler = None
+    named = None
+    unknown_draws = ""
+    foreseen = False
+
+    def __init__(
+        self, streamed: StreamedSamples, seed: int, shuffle: bool, ranks: LoaderRanks
+    ) -> None:
+        self.dataset = streamed
+        self.ranks = ranks
+        self._seed = seed
+        self._shuffle = shuffle
+        self._serving: tuple[ReuseBuffer, StreamPass] | None = None
+        self._resumed: dict[str, Any] | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.ranks.known
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def in_dataset(self) -> int | None:
+        return self.dataset.samples_per_pass
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of a pass on all ranks. Where nobody knows it: more than any
+        pass has."""
+        return self.in_dataset or ENDLESS
+
+    @property
+    def share(self) -> int:
+        return self.samples // self.world_size
+
+    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
+        """The batches of a pass that is served like this. None: nobody knows."""
+        if self.in_dataset is None:
+            return None
+        size = serving.within(self.share, drop_last).batch_size
+        whole = batches_per_pass(self.share, size, serving.reuse, mode, drop_last)
+        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
+
+    def within_share(self, serving: Serving, drop_last: bool) -> Serving:
+        """How a pass is served. Refuses a stream that the ranks cannot share."""
+        self.dataset.source.check(self.world_size)
+        if self.in_dataset is not None and self.in_dataset % self.world_size:
+            raise LoaderError(
+                f"samples_per_pass={self.in_dataset} is no multiple of {self.world_size} ranks, and"
+                " no sample is served twice to even them out: give"
+                f" {self.share * self.world_size}"
+            )
+        if self.world_size > 1 and self.in_dataset is None:
+            raise LoaderError(
+                f"nobody knows how many samples a pass of the stream has, so {self.world_size}"
+                " ranks would end theirs at different batches and wait for each other for ever:"
+                " give samples_per_pass=, the number of samples of all ranks together"
+            )
+        return serving.within(self.share, drop_last)
+
+    def check_ranks(self, order: PassOrder, batches: int | None) -> str:
+        """Refuse a pass that the ranks would not serve alike."""
+        if not self.ranks.all_together:
+            return ""
+        mine = {
+            "rank": self.rank,
+            "pass": order.pass_index,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "samples_per_pass": self.in_dataset,
+            "stream": self.dataset.source.identity,
+            "batches": batches,
+        }
+        everybodys = sorted(self.ranks.gathered(mine), key=lambda told: told["rank"])
+        for number, told in enumerate(everybodys):
+            for key in mine:
+                if key != "rank" and told[key] != everybodys[0][key]:
+                    raise LoaderError(
+                        f"the ranks do not share one stream: {key} is {told[key]} on rank"
+                        f" {told['rank']}, but {everybodys[0][key]} on rank 0; give every rank the"
+                        " same arguments"
+                    )
+            if told["rank"] != number:
+                raise LoaderError(
+                    f"2 loaders say that they are rank {everybodys[number - 1]['rank']}, so both"
+                    " would serve the same samples: leave out rank= and world_size="
+                )
+        return ""
+
+    # ---- a pass ---------------------------------------------------------------------------------
+
+    def of_pass(self, pass_index: int) -> PassOrder:
+        """No sample of another pass has an id of this one: they may be different samples."""
+        first = pass_index * ENDLESS
+        places = range(first + self.rank, first + ENDLESS, self.world_size)
+        return PassOrder(pass_index, SourceOrder(MOST_IDS, None, places))
+
+    def planned(
+        self, plan: ReuseBuffer, order: PassOrder, first: int, batches: int | None
+    ) -> PlannedPass:
+        """The pass, entered before batch `first`. `batches`: how many there are, or how many there
+        may be. The stream is read up to where that batch needs it."""
+        told = self._resumed if first else None
+        endless = self.in_dataset is None
+        here = None if endless else plan.walk(first)
+        oldest = _oldest(here[0]) if here else told.get("oldest", 0) if told else 0
+        of = self._opened(plan, order.pass_index, oldest, told)
+        if here is not None:
+            residents, serves = here[0], _closed(here[1], len(plan) - first)
+        else:
+            if not of.reaches(plan.batch_size):
+                plan = _smaller(plan, of.samples or 0, order.pass_index)
+            residents, serves = walk_to_the_end(plan, first, of)
+        end = of.samples
+        if end is not None and (
+            len(replace(plan, samples=end)) <= first or _oldest(residents) < oldest
+        ):
+            raise StateError(
+                f"the saved loader state is that of batch {first} of a pass, but the stream has"
+                f" only {end} samples now, so the pass is another one there: give the stream of"
+                " that run"
+            )
+        self._serving = plan, of
+        of.forget(residents.entered, residents.positions)
+        ending = PassEnding()
+        may_follow = range(residents.entered, self.share)
+        jobs = PassJobs(residents.positions, may_follow, lambda: of.samples)
+        begin = order.pass_index * ENDLESS
+        self.dataset.look = lambda number: of.look_at((number - begin) // self.world_size)
+        fed = replace(order, fed=lambda read: self.dataset.reading(of, order, read))
+        ages = BufferAges.of(residents, plan.reuse)
+        numbered = _numbered(serves, first, batches, ending)
+        return PlannedPass(fed, plan, jobs, numbered, ages, first, ending)
+
+    def _opened(
+        self, plan: ReuseBuffer, pass_index: int, oldest: int, told: dict[str, Any] | None
+    ) -> StreamPass:
+        """The pass, read up to position `oldest`."""
+        turn = StreamTurn(pass_index, self._seed, self._shuffle, self.rank, self.world_size)
+        place, at = None, 0
+        if told and told.get("place") and told["rank"] == self.rank and told["position"] <= oldest:
+            place, at = told["place"], told["position"]
+        elif oldest:
+            log.info("resuming reads the first %d samples of the stream again", oldest)
+        # A sample lives for about `capacity` others, and a batch is planned a few others ahead.
+        lag = 6 * plan.capacity + 8 * plan.batch_size
+        said = f"pass {pass_index} of the stream on rank {self.rank}"
+        promised = None if self.in_dataset is None else self.share
+        reading = self.dataset.source.begin(turn, place)
+        expected = None
+        if told and told.get("marks") and told["rank"] == self.rank:
+            expected = MarkedStretch(**told["marks"])
+        of = StreamPass(reading, at, promised, said, lag, expected, self.dataset.promised_by_source)
+        of.skip_to(oldest)
+        return of
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def state(self, served: int) -> dict[str, Any]:
+        """What a saved state says of the stream, `served` batches after the pass began."""
+        told = {"identity": self.dataset.source.identity, "rank": self.rank}
+        if not served:
+            return told
+        if self._serving is None:
+            return self._resumed or told
+        plan, of = self._serving
+        # Where no end has been noticed yet, none changes who stands in the buffer.
+        samples = of.samples or ENDLESS
+        oldest = _oldest(replace(plan, samples=samples).walk(served)[0])
+        position, place = of.place_before(oldest) or (0, None)
+        marks = of.marks_since(oldest)
+        return told | {
+            "oldest": oldest,
+            "position": position,
+            "place": place,
+            "marks": None if marks is None else asdict(marks),
+        }
+
+    def resume(self, told: dict[str, Any] | None, served: int) -> None:
+        """Go on as a saved state says."""
+        identity = self.dataset.source.identity
+        if told is None or told["identity"] != identity:
+            was = "a loader without a stream" if told is None else told["identity"]
+            raise StateError(
+                f"the saved loader state is that of {was}, and this loader's stream is {identity}:"
+                " make the loader with the stream of that run"
+            )
+        self._serving = None
+        self._resumed = dict(told) if served else None
+
+    def close(self) -> None:
+        """Let go of the files of a pass that was left. Its state may still be asked for."""
+        if self._serving is not None:
+            self._serving[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process gets no stream that is being read."""
+        resumed = None if self._serving else self._resumed
+        return self.__dict__ | {"_serving": None, "_resumed": resumed}
+
+
+def pass_order(dataset: Any, options: OrderOptions, ranks: LoaderRanks) -> RankOrder | StreamOrder:
+    """Which samples of a data set, or of a stream, a rank serves in each pass."""
+    if isinstance(dataset, StreamedSamples):
+        return StreamOrder(dataset, options.seed, options.shuffle, ranks)
+    return RankOrder(dataset, options.sampler, options.seed, options.shuffle, ranks)
+
+
+def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:
+    """The plan of a pass that has fewer samples than a batch: then each batch has all of them."""
+    if samples and not plan.drop_last:
+        return replace(plan, batch_size=samples)
+    raise SourceError(
+        f"pass {pass_index} of the stream has only {samples} samples, which fill no batch of"
+        f" {plan.batch_size}: lower batch_size, leave drop_last out, or look whether the stream is"
+        " the one you mean"
+    )
+
+
+def _oldest(residents: Residents) -> int:
+    return int(min(residents.positions, default=residents.entered))
+
+
+def _closed(serves: Iterator[Serve], count: int) -> Iterator[tuple[Serve, bool]]:
+    for number, serve in enumerate(serves, start=1):
+        yield serve, number == count
+
+
+def _numbered(
+    serves: Iterator[tuple[Serve, bool]], first: int, batches: int | None, ending: PassEnding
+) -> Iterator[tuple[int, Serve]]:
+    """The batches with their numbers. `ending` is told before the last one is given."""
+    number = first
+    for serve, last in serves:
+        number += 1
+        if last or number == batches:
+            ending.batches = number
+        yield number - 1, serve
+        if number == ending.batches:
+            return

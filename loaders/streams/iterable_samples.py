@@ -1,0 +1,141 @@
+"""Anything that is iterated, as a stream: torch's `IterableDataset`, WebDataset's pipelines, ...
+
+    has set_epoch(n)                      it is called with the number of the pass
+    has state_dict and load_state_dict    its state is the place where a resumed pass goes on
+    has neither                           a resumed pass iterates it from its beginning, and skips
+    is one of Hugging Face's              the same, and it is split by ranks
+
+One thread of the loader at a time iterates it, in this process. So `get_worker_info()` is None
+there, and it gives all its samples.
+"""
+
+import copy
+import zlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from loaders.errors import LoaderError
+from loaders.pixels.decoding import Room
+from loaders.slots.leaves import as_tensor, leaves_of
+from loaders.streams.huggingface_streams import is_huggingface, loses_samples, of_rank
+from loaders.streams.stream_source import Place, RawSample, StreamTurn
+
+STRIDE = 16
+"""One sample in so many has a place."""
+
+
+class IterableSamples:
+    """The samples that iterating `dataset` gives, as a stream for `ReuseLoader`."""
+
+    def __init__(self, dataset: Any, sharded: bool | None = None) -> None:
+        """`sharded`, where there are several ranks: whether iterating gives the samples of this
+        rank alone (True), or those of all, of which each rank then keeps its own (False)."""
+        if isinstance(dataset, Iterator):
+            raise LoaderError(
+                f"{type(dataset).__name__} can be iterated once only, but every pass iterates anew:"
+                " give an IterableDataset, or any object whose __iter__ begins anew"
+            )
+        self.dataset = dataset
+        self.sharded = sharded
+
+    @property
+    def samples(self) -> int | None:
+        if self.sharded:
+            return None  # its length may be that of one rank, or of all
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None  # most iterables have no length
+
+    @property
+    def is_read_twice(self) -> bool:
+        return True
+
+    @property
+    def identity(self) -> str:
+        return type(self.dataset).__name__
+
+    def check(self, world_size: int) -> None:
+        if world_size > 1 and self.sharded is None and not is_huggingface(self.dataset):
+            kind = type(self.dataset).__name__
+            raise LoaderError(
+                f"nobody says whether {kind} gives each of {world_size} ranks its own samples: give"
+                " IterableSamples(dataset, sharded=True) if iterating it on a rank gives those of"
+                " this rank alone, or sharded=False if it gives all of them, of which each rank is"
+                " to keep its own"
+            )
+
+    def begin(self, turn: StreamTurn, place: Place | None = None) -> "IteratedSamples":
+        dataset, sharded = self.dataset, self.sharded is True
+        if self.sharded is None and turn.world_size > 1:
+            dataset, sharded = of_rank(dataset, turn.rank, turn.world_size), True
+        return IteratedSamples(dataset, turn, sharded, place)
+
+    def decode(self, raw: RawSample) -> Any:
+        return raw.data
+
+    def decode_into(self, raw: RawSample, room: Room) -> Any:
+        return raw.data
+
+
+class IteratedSamples:
+    """One pass over a data set."""
+
+    def __init__(self, dataset: Any, turn: StreamTurn, sharded: bool, place: Place | None) -> None:
+        self._dataset = dataset
+        self._turn = turn
+        self._step = 1 if sharded else turn.world_size
+        has_state = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
+        self._resumable = has_state and not loses_samples(dataset)
+        self._samples = self._read(place)
+
+    def __next__(self) -> RawSample:
+        return next(self._samples)
+
+    def skip(self, count: int) -> int:
+        return sum(1 for _ in zip(range(count), self._samples, strict=False))
+
+    def close(self) -> None:
+        self._samples.close()
+
+    def _read(self, place: Place | None) -> Generator[RawSample]:
+        dataset, number = self._dataset, 0
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(self._turn.pass_index)
+        if place is not None:
+            dataset.load_state_dict(copy.deepcopy(place["state"]))
+            number = int(place["number"])
+        name, iterator, asked = type(dataset).__name__, iter(dataset), 0
+        begun = False
+        """Before its first sample, the state may still be that of the pass before."""
+        mine = self._turn.rank if self._step > 1 else 0
+        while True:
+            here, told = None, False
+            if number % self._step == mine:
+                told = asked % STRIDE == 0
+                asked += 1
+                if told and self._resumable and begun:
+                    here = {"number": number, "state": copy.deepcopy(dataset.state_dict())}
+            try:
+                sample = next(iterator)
+            except StopIteration:
+                return
+            begun = True
+            if number % self._step == mine:
+                yield RawSample(f"sample {number} of {name}", sample, here, _mark(sample))
+            number += 1
+
+
+def _mark(sample: Any) -> str:
+    """A short digest of the arrays, words and numbers in a sample. Every sample has one: a stream
+    that gives others when a pass is resumed must not be taken for the same."""
+    told = 0
+    for leaf in leaves_of(sample):
+        value = as_tensor(leaf)
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            told = zlib.crc32(value.contiguous().view(-1).view(torch.uint8).numpy().data, told)
+        elif isinstance(value, str | bytes):
+            told = zlib.crc32(repr(value).encode(), told)
+    return f"{told:08x}"

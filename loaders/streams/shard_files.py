@@ -1,0 +1,181 @@
+"""A file that is read from front to back, on this machine or behind a URL, in spite of faults.
+
+    read --fault--> close, wait, open again, go on at the same byte      `retries` times in a row
+                    0.5 s, 1 s, 2 s, ...
+
+A local file has no faults that pass by, so it is not tried again. A file that has another length
+than when it was opened first is refused: it is another file.
+"""
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from loaders.errors import BackendMissing, DecodeError, SourceError
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT = 0.5
+MOST_WAIT = 30.0
+SKIP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAccess:
+    """How files are opened."""
+
+    timeout: float
+    """Seconds that a http(s) server may take to send something."""
+    retries: int
+    """How often a remote file is tried again while no byte of it comes."""
+    options: dict[str, Any]
+    """What fsspec gets for the file system."""
+    wait: Callable[[float], None] = time.sleep
+
+    def open(self, path: str) -> Any:
+        """A binary file. It has a `size`, if that is known."""
+        if not is_remote(path):
+            return Path(path).open("rb")
+        try:
+            fsspec = importlib.import_module("fsspec")
+        except ImportError as error:
+            raise BackendMissing(
+                f"fsspec opens {path}, and it is not installed: pip install fsspec[http], or"
+                " 'perfect-training[remote]'"
+            ) from error
+        options = dict(self.options)
+        if path.startswith(("http://", "https://")) and "client_kwargs" not in options:
+            aiohttp = importlib.import_module("aiohttp")
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout,
+                                          sock_read=self.timeout)  # fmt: skip
+            options["client_kwargs"] = {"timeout": limit}
+        system, inside = fsspec.core.url_to_fs(path, **options)
+        return system.open(inside, "rb", cache_type="readahead")
+
+
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
+class ShardFile:
+    """A file as tarfile reads it: `read`, `tell`, and `seek` forward."""
+
+    def __init__(self, path: str, access: ShardAccess, offset: int, size: int | None) -> None:
+        """It is read from byte `offset` on. `size` is its length when it was read before, if that
+        is known."""
+        self.path = path
+        self.size = size
+        self.last = b""
+        """What the latest read returned."""
+        self._access = access
+        self._retries = access.retries if is_remote(path) else 0
+        self._at = offset
+        self._file: Any = None
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int) -> None:
+        assert offset >= self._at, "a shard is read from front to back"
+        if offset == self._at:
+            return
+        if self._file is None or _can_go_to(self._file, offset):
+            self._at = offset
+        while self._at < offset and self.read(min(SKIP_BYTES, offset - self._at)):
+            pass  # it is read to get past it
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or those up to the end of the file."""
+        parts: list[bytes] = []
+        left, failed = count, 0
+        while left:
+            try:
+                file = self._file or self._opened()
+                part = file.read(left)
+                if not part and self.size is not None and self._at < self.size:
+                    raise EOFError(f"the file ends at byte {self._at} of {self.size}")
+            except (FileNotFoundError, PermissionError, BackendMissing, SourceError) as error:
+                self.close()
+                if isinstance(error, OSError):
+                    raise SourceError(f"cannot open {self.path}: {error}") from error
+                raise
+            except Exception as error:  # every file system has errors of its own
+                self.close()
+                failed += 1
+                if failed > self._retries:
+                    raise self._given_up(error, failed) from error
+                self._wait(error, failed)
+                continue
+            if not part:
+                break
+            failed = 0
+            parts.append(part)
+            self._at += len(part)
+            left -= len(part)
+        self.last = b"".join(parts)
+        return self.last
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _opened(self) -> Any:
+        file = self._access.open(self.path)
+        try:
+            size = _size_of(file)
+            if None not in (size, self.size) and size != self.size:
+                raise SourceError(
+                    f"{self.path} has {size} bytes now, and had {self.size} when it was read"
+                    " before: change no file while it is read; begin with a new loader"
+                )
+            self.size = size if self.size is None else self.size
+            left = 0 if _can_go_to(file, self._at) else self._at
+            while left and (part := file.read(min(SKIP_BYTES, left))):
+                left -= len(part)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        return file
+
+    def _wait(self, error: Exception, failed: int) -> None:
+        seconds = min(FIRST_WAIT * 2 ** (failed - 1), MOST_WAIT)
+        log.warning(
+            "reading %s at byte %d failed (%s); it is tried again in %.1f s (%d of %d)",
+            self.path, self._at, _said(error), seconds, failed, self._retries,
+        )  # fmt: skip
+        self._access.wait(seconds)
+
+    def _given_up(self, error: Exception, failed: int) -> DecodeError:
+        tried = f" in {failed} tries" if failed > 1 else ""
+        return DecodeError(
+            f"cannot read {self.path} from byte {self._at} on{tried}: {_said(error)}; look whether"
+            " the file is whole and its server answers"
+        )
+
+
+def _can_go_to(file: Any, offset: int) -> bool:
+    """Go to this byte of a file. False: its server does not send parts of files, so it can only be
+    read on."""
+    try:
+        file.seek(offset)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _size_of(file: Any) -> int | None:
+    if isinstance(file, BufferedReader):
+        return os.fstat(file.fileno()).st_size
+    return getattr(file, "size", None)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,216 @@
+"""One pass of a stream while it is read: raw samples get their positions, and wait for workers.
+
+    source ---- one thread at a time reads on ----> kept raw samples ----> taken by workers
+                 ^                                    (a few batches)
+                 '-- a worker wants position p, or the order asks whether there is one
+
+Nothing is read ahead of that. An error of the source is kept: whoever asks for what lies behind it
+gets it again, so it arrives at the same batch for any number of workers.
+"""
+
+import logging
+import threading
+import weakref
+import zlib
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.errors import PassEnded, SourceError, StateError
+from loaders.streams.stream_source import Place, RawSample, StreamReading
+
+log = logging.getLogger(__name__)
+
+STRIDE = 8
+"""Two places that are kept for states lie at least so many positions apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedStretch:
+    """The marks of some raw samples that follow each other, as a digest."""
+
+    first: int
+    last: int
+    digest: int
+    end: int | None = None
+    """So many samples the pass has. None: that was not known."""
+
+
+class StreamPass:
+    """The raw samples of one pass of one rank, by their positions. Several threads use it."""
+
+    def __init__(
+        self,
+        reading: StreamReading,
+        first: int,
+        promised: int | None,
+        said: str,
+        lag: int,
+        expected: MarkedStretch | None = None,
+        ends_there: bool = False,
+    ) -> None:
+        """The next sample of `reading` has position `first`. `promised`: the pass has so many
+        samples, and ends there; None: as many as there are. `said` names the pass in errors. No
+        state needs a place that lies more than `lag` positions back. `expected`: what was read by
+        the run that saved a state. `ends_there`: the source itself promises so many samples, so a
+        warning says if it has more."""
+        self._reading = reading
+        self._next = first
+        self._promised = promised
+        self._said = said
+        self._kept: dict[int, RawSample] = {}
+        self._places: deque[tuple[int, Place]] = deque(maxlen=lag // STRIDE + 2)
+        self._expected = expected
+        self._ends_there = ends_there
+        self._found = 0
+        self._marks: deque[tuple[int, str]] = deque(maxlen=lag)
+        self._end: int | None = None
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._closer = weakref.finalize(self, reading.close)
+        self._closer.atexit = False  # a worker may be reading then
+
+    @property
+    def samples(self) -> int | None:
+        """So many samples the pass has. None: it is not known yet."""
+        return self._promised if self._end is None else self._end
+
+    def skip_to(self, position: int) -> None:
+        """Read no sample before this position."""
+        with self._lock:
+            passed = self._reading.skip(position - self._next)
+            self._next += passed
+            if self._next < position:
+                self._ended()
+
+    def reaches(self, samples: int) -> bool:
+        """Whether the pass has at least so many samples. It is read up to there."""
+        with self._lock:
+            return self._reads_to(samples)
+
+    def take(self, position: int) -> RawSample | None:
+        """The raw sample of this position, which is kept no longer. None: the pass has ended before
+        it."""
+        with self._lock:
+            return self._kept.pop(position) if self._reads_to(position + 1) else None
+
+    def look_at(self, position: int) -> RawSample | None:
+        """The raw sample of a position that nobody has taken, and that may still be taken. None:
+        the pass has ended before it."""
+        with self._lock:
+            if self._promised is not None and position >= self._promised:
+                return None
+            return self._kept[position] if self._reads_to(position + 1) else None
+
+    def forget(self, entered: int, residents: NDArray[np.int64]) -> None:
+        """Keep of the positions before `entered` only those of `residents`."""
+        with self._lock:
+            gone = [p for p in self._kept if p < entered]
+            for position in {*gone} - {*residents.tolist()}:
+                del self._kept[position]
+
+    def place_before(self, position: int) -> tuple[int, Place] | None:
+        """The latest kept place at or before `position`, and the position of its sample."""
+        with self._lock:
+            return next((each for each in reversed(self._places) if each[0] <= position), None)
+
+    def marks_since(self, position: int) -> MarkedStretch | None:
+        """The marks of what was read from this position on. None: nothing has a mark."""
+        with self._lock:
+            marks = [each for each in self._marks if each[0] >= position]
+        digest = 0
+        for each in marks:
+            digest = _with_mark(digest, *each)
+        return MarkedStretch(marks[0][0], marks[-1][0], digest, self._end) if marks else None
+
+    def close(self) -> None:
+        """Let go of what the source has open. A thread that hangs in a read keeps it open until it
+        returns, and then reads no further."""
+        self._error = self._error or PassEnded("this pass of the stream was closed")
+        if self._lock.acquire(blocking=False):
+            try:
+                self._kept.clear()
+                self._closer()
+            finally:
+                self._lock.release()
+
+    def _reads_to(self, samples: int) -> bool:
+        while self._next < samples and self._end is None:
+            if self._error is not None:
+                raise self._error
+            try:
+                self._read()
+            except BaseException as error:
+                # A Ctrl-C may have cut a sample off: nobody may go on reading behind it.
+                self._error = error
+                raise
+        return samples <= self._next
+
+    def _read(self) -> None:
+        assert self._next != self._promised, "nobody asks for more than was promised"
+        try:
+            raw = next(self._reading)
+        except StopIteration:
+            self._ended()
+            return
+        if raw.place is not None and (
+            not self._places or self._next >= self._places[-1][0] + STRIDE
+        ):
+            self._places.append((self._next, raw.place))
+        if raw.mark:
+            self._marks.append((self._next, raw.mark))
+            self._compare(raw)
+        self._kept[self._next] = raw
+        self._next += 1
+        if self._next == self._promised:
+            if self._ends_there and next(self._reading, None) is not None:
+                log.warning(
+                    "%s has more samples than its len() says (%d on this rank): those are left out;"
+                    " correct its len(), or give samples_per_pass=",
+                    self._said, self._promised,
+                )  # fmt: skip
+            self._closer()
+
+    def _compare(self, raw: RawSample) -> None:
+        expected = self._expected
+        if expected is None:
+            return
+        if expected.end is not None and self._next >= expected.end:
+            raise self._other_than(f"it ended after {expected.end} samples there")
+        if not expected.first <= self._next <= expected.last:
+            return
+        self._found = _with_mark(self._found, self._next, raw.mark)
+        if self._next == expected.last and self._found != expected.digest:
+            raise self._other_than(
+                f"samples {expected.first} to {expected.last} differ, the last one is {raw.name}"
+                " here"
+            )
+
+    def _other_than(self, why: str) -> StateError:
+        return StateError(
+            f"the samples of {self._said} are others than in the run that saved the state ({why}):"
+            " give the stream of that run, whose samples are a function of the pass; to go on with"
+            " what is here nevertheless, take 'marks' out of state['stream']"
+        )
+
+    def _ended(self) -> None:
+        self._closer()
+        if self._promised is not None:
+            who = "its len()" if self._ends_there else "samples_per_pass"
+            raise SourceError(
+                f"{self._said} ended after {self._next} samples, but {who} promises"
+                f" {self._promised}: give samples_per_pass={self._next} times the number of ranks,"
+                " or give it more samples"
+            )
+        expected = self._expected
+        if expected is not None and self._next <= expected.last:
+            raise self._other_than(
+                f"it ends after {self._next} samples here, sample {expected.last} was read there"
+            )
+        self._end = self._next
+
+
+def _with_mark(digest: int, position: int, mark: str) -> int:
+    return zlib.crc32(f"{position} {mark}".encode(), digest)

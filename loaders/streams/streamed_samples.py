@@ -1,0 +1,106 @@
+"""A stream as the loader's reader sees it: samples by their ids, while somebody reads them.
+
+    ids of pass p, from p * 2 ** 40 on   rank, rank + world, rank + 2 world, ...
+    positions                            0     1             2
+
+Before the reader is asked for some positions, their raw samples are taken out of the stream and lie
+here by their ids; afterwards they are gone. So decoding runs on all workers, and reading on one.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from loaders.errors import SourceError
+from loaders.pixels.decoding import Room
+from loaders.streams.stream_pass import StreamPass
+from loaders.streams.stream_source import RawSample, StreamSource
+from loaders.workers.decode_work import Done, Read
+from loaders.workers.pass_order import PassOrder
+
+
+class StreamedSamples:
+    """What a pipeline has as its data set."""
+
+    def __init__(self, source: StreamSource, given: int | None) -> None:
+        """`given`: so many samples all ranks together serve in a pass. None: as many as the source
+        says, or as there are."""
+        self.source = source
+        self._given = given
+        self.samples_per_pass = given or source.samples
+        if self.samples_per_pass == 0:
+            raise SourceError("the stream says that it is empty: there is nothing to serve")
+        self.look: Callable[[int], RawSample | None] = lambda _: None
+        """Looks at the raw sample of an id in the pass that was begun last. None: it has none."""
+        self._raw: dict[int, RawSample] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def promised_by_source(self) -> bool:
+        return self._given is None and self.samples_per_pass is not None
+
+    def __len__(self) -> int:
+        if self.samples_per_pass is None:
+            raise TypeError(
+                "nobody knows how many samples the stream has: give ReuseLoader samples_per_pass="
+                " if a length is needed"
+            )
+        return self.samples_per_pass
+
+    def __getitem__(self, sample_id: int) -> Any:
+        return self._decoded(sample_id, self.source.decode)
+
+    def read_into(self, sample_id: int, room: Room) -> Any:
+        return self._decoded(sample_id, lambda raw: self.source.decode_into(raw, room))
+
+    def _decoded(self, sample_id: int, decode: Callable[[RawSample], Any]) -> Any:
+        """A sample that was taken out of the stream, or one that is only looked at: the loader
+        looks at the first ones, to see how large a slot is. None: there is none."""
+        raw = self._raw.get(sample_id) or self.look(sample_id)
+        if raw is None:
+            return None
+        try:
+            return decode(raw)
+        except Exception as error:
+            error.add_note(f"while decoding {raw.name}")
+            raise
+
+    def reading(self, of: StreamPass, order: PassOrder, read: Read) -> Read:
+        """`read`, after the raw samples were taken out of the stream. Positions that turn out not
+        to exist are left out."""
+
+        def read_some(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
+            there: list[tuple[int, int, int]] = []
+            error = None
+            ids = order.ids(np.array(positions, dtype=np.int64)).tolist()
+            for position, slot, sample_id in zip(positions, slots, ids, strict=True):
+                try:
+                    raw = of.take(position)
+                except BaseException as raised:
+                    error = raised  # those before it are served nevertheless
+                    break
+                if raw is None:
+                    break
+                with self._lock:
+                    self._raw[sample_id] = raw
+                there.append((position, slot, sample_id))
+            try:
+                if there:
+                    read([each[0] for each in there], [each[1] for each in there], done)
+            finally:
+                with self._lock:
+                    for _, _, sample_id in there:
+                        self._raw.pop(sample_id, None)
+            if error is not None:
+                raise error
+
+        return read_some
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process gets the source, and nothing that is being read."""
+        return {"source": self.source, "given": self._given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)

@@ -1,0 +1,236 @@
+"""WebDataset's shards: tars that are read one after the other, shuffled and dealt to the ranks.
+
+    shards of a pass   7 2 9 4 0 ...    f(seed, pass): the same on all ranks
+    rank 0 of 2        7   9   0        every second one; inside a shard the stored order, which the
+    rank 1 of 2          2   4          loader's buffer mixes
+
+A place is (shard, byte of the sample's first header), so a pass goes on anywhere at once.
+"""
+
+import glob
+import hashlib
+import posixpath
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loaders.errors import DecodeError, SourceError, StateError
+from loaders.order.keyed_permutation import KeyedPermutation
+from loaders.order.source_order import SourceOrder
+from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.sources.archives import LABEL_SUFFIX
+from loaders.sources.left_out import PICTURE_SUFFIXES
+from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
+from loaders.streams.stream_source import Place, RawSample, StreamTurn
+from loaders.streams.tar_reading import KEY, tar_samples
+
+Paths = str | Path | Sequence[str | Path]
+Decode = Callable[[dict[str, Any]], Any]
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
+
+
+class TarShards:
+    """The samples in tars, as a stream for `ReuseLoader`."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        decode: Decode | None = None,
+        *,
+        size: int | None = None,
+        square: bool = True,
+        timeout: float = 60.0,
+        retries: int = 4,
+        options: Mapping[str, Any] | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`paths`: tars or URLs; `{000..099}`, `{a,b}` and, on this machine, `*` stand for several.
+        `decode` makes a sample of {"__key__": name, "jpg": bytes, "cls": bytes, ...}; several
+        threads call it, and it draws nothing. Without it a sample is (picture, number of its
+        class), and `size` and `square` say what is stored of a picture. `options` go to fsspec."""
+        if decode is not None and size is not None:
+            raise ValueError(f"size={size} has no effect on samples of decode: leave it out")
+        self.paths = expanded(paths)
+        self._decode = decode
+        self._pictures = PictureDecoder(size, square)
+        self._access = ShardAccess(timeout, retries, dict(options or {}), wait)
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def samples(self) -> int | None:
+        return None  # a tar does not say how much is in it
+
+    @property
+    def is_read_twice(self) -> bool:
+        # Behind a URL this would cost an answer of the server more at every start.
+        return self._decode is not None and not any(map(is_remote, self.paths))
+
+    @property
+    def identity(self) -> str:
+        names = "\n".join(posixpath.basename(path) for path in self.paths)
+        return (
+            f"{len(self.paths)} tars {hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}"
+        )
+
+    def check(self, world_size: int) -> None:
+        if len(self.paths) < world_size:
+            raise SourceError(
+                f"{len(self.paths)} tars cannot be dealt to {world_size} ranks, because every rank"
+                " reads tars of its own: pack more of them, with fewer samples each"
+            )
+
+    def shards_of(self, turn: StreamTurn) -> list[str]:
+        """The tars that a rank reads in a pass."""
+        count = len(self.paths)
+        order = KeyedPermutation(count, (turn.seed, turn.pass_index)) if turn.shuffle else None
+        mine = SourceOrder(count, order, range(turn.rank, count, turn.world_size))
+        return [self.paths[number] for number in mine]
+
+    def begin(self, turn: StreamTurn, place: Place | None = None) -> "TarShardsReading":
+        return TarShardsReading(self.shards_of(turn), self._access, self._sizes, place)
+
+    def decode(self, raw: RawSample) -> Any:
+        if self._decode is not None:
+            return self._decode(raw.data)
+        return self._picture_and_class(raw, None)
+
+    def decode_into(self, raw: RawSample, room: Room) -> Any:
+        return self.decode(raw) if self._decode else self._picture_and_class(raw, room)
+
+    def _picture_and_class(self, raw: RawSample, room: Room | None) -> tuple[torch.Tensor, int]:
+        files: dict[str, Any] = raw.data
+        pictures = [name for name in files if f".{name}".endswith(PICTURE_SUFFIXES)]
+        pictures = [name for name in pictures if "." not in name] or pictures
+        word = files.get(LABEL_SUFFIX[1:], b"").decode("utf-8", "replace").strip()
+        if len(pictures) != 1 or not word.isdecimal():
+            there = ", ".join(sorted(name for name in files if name != KEY))
+            raise DecodeError(
+                f"{raw.name} is not one picture with the number of its class in a {LABEL_SUFFIX}"
+                f" beside it (there are: {there}; the class is {word!r}): give"
+                " TarShards(..., decode=), which makes a sample of these files"
+            )
+        where = {} if room is None else {"room": room}
+        return self._pictures.decode(files[pictures[0]], raw.name, **where), int(word)
+
+
+class TarShardsReading:
+    """One pass over some tars."""
+
+    def __init__(
+        self,
+        shards: Sequence[str],
+        access: ShardAccess,
+        sizes: dict[str, int],
+        place: Place | None,
+    ) -> None:
+        self._shards = shards
+        self._access = access
+        self._sizes = sizes
+        self._place = place
+        self._skipping = 0
+        self._file: ShardFile | None = None
+        self._samples = self._read()
+
+    def __next__(self) -> RawSample:
+        return next(self._samples)
+
+    def skip(self, count: int) -> int:
+        passed = 0
+        while passed < count:
+            self._skipping = count - passed
+            if next(self._samples, None) is None:
+                break
+            passed += 1
+        self._skipping = 0
+        return passed
+
+    def close(self) -> None:
+        self._samples.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self) -> Generator[RawSample]:
+        place, first = self._place, 0 if self._place is None else int(self._place["shard"])
+        for number in range(first, len(self._shards)):
+            path, offset = self._shards[number], 0
+            if place is not None:
+                offset = int(place["offset"])
+                if place["size"] is not None:
+                    self._sizes.setdefault(path, place["size"])
+            self._file = file = ShardFile(path, self._access, offset, self._sizes.get(path))
+            try:
+                # A sample is complete once the next one has begun, which is then not skipped.
+                for sample in tar_samples(file, lambda: self._skipping <= 1):
+                    if file.size is not None:
+                        self._sizes.setdefault(path, file.size)
+                    if place is not None and place["key"] != sample.key:
+                        raise _elsewhere(path, place, sample.key)
+                    place = None
+                    yield RawSample(
+                        f"{path}:{sample.key}",
+                        {KEY: sample.key, **sample.files},
+                        {
+                            "shard": number,
+                            "offset": sample.offset,
+                            "key": sample.key,
+                            "size": file.size,
+                        },
+                        f"{sample.key} at byte {sample.offset} of {file.size}",
+                    )
+                if place is not None:
+                    raise _elsewhere(path, place, "nothing")
+            finally:
+                file.close()
+
+
+def _elsewhere(path: str, place: Place, found: str) -> StateError:
+    return StateError(
+        f"the saved state goes on with {place['key']} at byte {place['offset']} of {path}, where"
+        f" {found} is: give the tars of the run that saved it"
+    )
+
+
+def expanded(paths: Paths) -> list[str]:
+    """All paths that patterns stand for, in their order."""
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found: list[str] = []
+    for one in map(str, given):
+        for path in _braces(one):
+            if is_remote(path) or not any(sign in path for sign in "*?["):
+                found.append(path)
+            elif there := sorted(glob.glob(path)):
+                found += there
+            else:
+                raise SourceError(f"there is no file {path}: give tars, or a pattern of some")
+    if not found:
+        raise SourceError("there are no tars to read: the list is empty")
+    path, times = Counter(found).most_common(1)[0]
+    if times > 1:
+        raise SourceError(
+            f"{path} is listed {times} times, so its samples would be served as often: list it"
+            " once, and raise reuse instead"
+        )
+    return found
+
+
+def _braces(text: str) -> list[str]:
+    match = BRACES.search(text)
+    if match is None:
+        return [text]
+    begin, end, words = match.groups()
+    each = words.split(",") if words else _numbers(begin, end)
+    before, after = text[: match.start()], text[match.end() :]
+    return [before + word + rest for word in each for rest in _braces(after)]
+
+
+def _numbers(begin: str, end: str) -> list[str]:
+    """As a shell has them: also downwards, and all as wide if one of both begins with a zero."""
+    padded = any(len(word) > 1 and word.startswith("0") for word in (begin, end))
+    width = max(len(begin), len(end)) if padded else 0
+    step = 1 if int(begin) <= int(end) else -1
+    return [str(number).zfill(width) for number in range(int(begin), int(end) + step, step)]

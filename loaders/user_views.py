@@ -1,0 +1,155 @@
+"""The views of a serve that a user's own code makes of one sample: of its picture, or of all of it.
+
+Such code may draw from the generators that all threads of a process share (torch, numpy, random).
+So it runs one sample at a time: in worker processes, where there are some, else on the consumer's
+thread. For each view of each sample the generators are seeded, and afterwards put back
+(`transforming`), so that both give the same.
+"""
+
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from loaders.adopting.torchvision_steps import name_of
+from loaders.errors import SampleShapeError
+from loaders.pixels.augmentation import Augmentation, Draws, view_keys
+from loaders.slots.leaves import as_tensor, own_object
+from loaders.slots.slab import Slab
+from loaders.sources.randomness import seeded_randomness
+from loaders.transforming import RepetitionCheck, SeededFunction
+
+log = logging.getLogger(__name__)
+
+Transform = Callable[[Any], Any]
+Changed = Callable[[Sequence[Any], Sequence[int], Sequence[int]], list[Any]]
+SEEDED = "let it draw from torch, numpy.random, random, or generators among its attributes"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSample:
+    """An augmentation that gets a whole sample, as the data set returned it, and returns one: for
+    transforms that move masks, boxes and key points by themselves."""
+
+    function: Transform
+
+    def __call__(self, sample: Any) -> Any:
+        return self.function(sample)
+
+
+class UserView:
+    """One view: a function of one sample or picture, or one of a batch, which gets one of 1."""
+
+    def __init__(self, augment: Augmentation | Transform, batched: bool) -> None:
+        if isinstance(augment, WholeSample):
+            augment = augment.function
+        self._batched = cast(Augmentation, augment) if batched else None
+        self._transform = None if batched else SeededFunction(cast(Transform, augment))
+        self._check = RepetitionCheck(augment, SEEDED)
+
+    def __call__(self, argument: Any, key: int) -> Any:
+        if (transform := self._transform) is not None:
+            return self._check.call(lambda argument: transform(argument, key), argument)
+        assert self._batched is not None
+        pixels = cast(torch.Tensor, as_tensor(argument))
+        with seeded_randomness(key):
+            return self._batched(pixels[None], Draws(np.array([key], dtype=np.uint64)))[0]
+
+
+class UserViews:
+    """All views of a serve, where one of them is made by a user's own code."""
+
+    def __init__(
+        self,
+        augments: Sequence[Augmentation | Transform],
+        batched: Sequence[bool],
+        several: bool,
+    ) -> None:
+        """`several`: whether a sample has a list of views, or the only one as it is."""
+        self._made_of = tuple(augments), tuple(batched), several
+        self._views = [UserView(*each) for each in zip(augments, batched, strict=True)]
+        self._several = several
+        self._whole = any(isinstance(augment, WholeSample) for augment in augments)
+        self._returned: tuple[int, int] | None = None
+        """The first sample whose picture became a list, and how long it was."""
+
+    def __reduce__(self) -> Any:
+        return UserViews, self._made_of  # another process finds the generators that they hold there
+
+    def __call__(self, argument: Any, key: int) -> Any:
+        """What one picture, or a whole sample, becomes."""
+        if not self._several:
+            return self._views[0](argument, key)
+        serve = np.array([key], dtype=np.uint64)
+        return [
+            view(own_object(argument), int(view_keys(serve, number)[0]))
+            for number, view in enumerate(self._views)
+        ]
+
+    def pickled(self) -> bytes | None:
+        """These views for worker processes. None, with a warning: they cannot be sent there."""
+        try:
+            return pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            names = ", ".join(name_of(cast(Any, augment)) for augment in self._made_of[0])
+            log.warning(
+                "the augmentation %s cannot be sent to the worker processes: %s. So it runs on the"
+                " thread that asks for batches, with the same draws, one sample at a time; define"
+                " it in a module that can be imported",
+                names,
+                error,
+            )
+            return None
+
+    def samples(
+        self,
+        samples: Sequence[Any],
+        slab: Slab,
+        keys: Sequence[int],
+        ids: Sequence[int],
+        changed: Changed | None = None,
+    ) -> list[Any]:
+        """The augmented samples; None, or one without a picture, stays as it is.
+        `changed(arguments, ids, keys)` calls these views elsewhere; without it, call this on the
+        consumer's thread."""
+        found = [slab.picture_in(sample) for sample in samples]
+        if self._whole:
+            picked = [n for n, sample in enumerate(samples) if sample is not None]
+            arguments = [samples[n] for n in picked]
+        else:
+            picked = [n for n, (_, number) in enumerate(found) if number >= 0]
+            arguments = [found[n][0].leaves(samples[n])[found[n][1]] for n in picked]
+        keys, ids = [keys[n] for n in picked], [ids[n] for n in picked]
+        if changed is not None:
+            made = changed(arguments, ids, keys)
+        else:
+            made = [self(argument, key) for argument, key in zip(arguments, keys, strict=True)]
+        if not self._whole and not self._several:
+            self._check_counts(made, ids)
+        done = list(samples)
+        for n, one in zip(picked, made, strict=True):
+            if self._whole:
+                done[n] = one
+                continue
+            nest, number = found[n]
+            leaves = nest.leaves(samples[n])
+            leaves[number] = one
+            done[n] = nest.sample(leaves)
+        return done
+
+    def _check_counts(self, made: Sequence[Any], ids: Sequence[int]) -> None:
+        """Refuse a function that returns several views itself, and not always as many."""
+        for one, sample_id in zip(made, ids, strict=True):
+            if not isinstance(one, list | tuple):
+                continue
+            self._returned = self._returned or (sample_id, len(one))
+            first, count = self._returned
+            if len(one) != count:
+                raise SampleShapeError(
+                    f"augment returned {count} views of sample {first} and {len(one)} of sample"
+                    f" {sample_id}: let it return as many of every sample"
+                )

@@ -1,0 +1,127 @@
+"""A thread that reads for another one, which waits `timeout` seconds for a sample and no longer.
+
+    worker of the pool --- ids of a chunk ---> reading thread: dataset[id], one by one
+                       <-- sample or error --'
+                       '-- after `timeout`: the reading thread is left behind, and a new one takes
+                           its place
+
+Nobody can end a thread. One that is left behind stays in whatever it hangs in, keeps the memory
+that it has, and ends by itself if the read ever ends; the sample that it reads then is dropped. It
+is a daemon, so it does not keep the program from ending.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from loaders.errors import PassEnded
+from loaders.slots.leaves import Chunk
+from loaders.workers.endings import too_long
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """Where one thread is asked, and where it answers. Another thread gets another desk."""
+
+    asked: SimpleQueue[list[int] | None] = field(default_factory=SimpleQueue[list[int] | None])
+    """Chunks to read. None: end."""
+    answers: SimpleQueue[Chunk] = field(default_factory=SimpleQueue[Chunk])
+    """A sample at a time, or the error in its place."""
+    left: bool = False
+    """Whether nobody waits for answers any more."""
+
+
+class ReadingThread:
+    """Reads samples of `dataset`, in a thread that is replaced when a sample takes too long."""
+
+    def __init__(self, dataset: Any, timeout: float, name: str) -> None:
+        self.left_behind = 0
+        """So many threads were left behind."""
+        self._dataset = dataset
+        self._timeout = timeout
+        self._name = name
+        self._desk = _Desk()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def __enter__(self) -> "ReadingThread":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk:
+        """Read samples, on one thread at a time. (Threads share the generators, so none is seeded
+        by `keys`.)"""
+        if self._stopped:
+            raise PassEnded(f"thread {self._name} was closed: it reads no more samples")
+        samples: list[Any] = []
+        desk = self._opened()
+        desk.asked.put([int(i) for i in ids])
+        try:
+            while len(samples) < len(ids):
+                answer = desk.answers.get(timeout=self._timeout)
+                if answer.error is not None:
+                    return Chunk(samples, answer.error)
+                samples += answer.samples
+        except Empty:
+            self._leave()
+            self.left_behind += 1
+            sample_id = int(ids[len(samples)])
+            log.warning(
+                "thread %s is left behind, because it had tried to read sample %d for longer than"
+                " timeout=%g seconds; another thread takes its place",
+                self._name,
+                sample_id,
+                self._timeout,
+            )
+            return Chunk(samples, too_long("read", sample_id, self._timeout))
+        except BaseException:  # a Ctrl-C: answers under way would be taken for the next ones
+            self._leave()
+            raise
+        return Chunk(samples)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._desk.left = True
+        self._desk.asked.put(None)
+
+    def close(self) -> None:
+        """Wait for the thread, with a bound. It is safe to call this again."""
+        self.stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _opened(self) -> _Desk:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve, args=(self._dataset, self._desk), name=self._name, daemon=True
+            )
+            self._thread.start()
+        return self._desk
+
+    def _leave(self) -> None:
+        self._desk.left = True
+        self._desk.asked.put(None)
+        self._desk, self._thread = _Desk(), None
+
+
+def _serve(dataset: Any, desk: _Desk) -> None:
+    while (ids := desk.asked.get()) is not None:
+        for sample_id in ids:
+            if desk.left:
+                return
+            try:
+                answer = Chunk([dataset[sample_id]])
+            except BaseException as error:
+                answer = Chunk([], error)
+            desk.answers.put(answer)
+            if answer.error is not None:
+                break

@@ -1,0 +1,174 @@
+"""The arrays of some samples in memory that two processes map, and the samples as a few bytes.
+
+    staging   | which sample is at work | picture | picture | ... |   it only ever grows
+
+A staging area is a nameless file in memory. So no kill leaves anything behind in /dev/shm, and a
+container's small /dev/shm does not limit it. One process writes to it, and the other one reads. It
+holds the arrays of one chunk, each in the layout that it had (a channels_last picture stays so).
+The next chunk overwrites them.
+"""
+
+import os
+import pickle
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from mmap import mmap
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+
+from loaders.errors import LoaderError
+from loaders.slots.leaves import Picture, Sample, as_kind, as_tensor, kind_of, mode_of
+
+FIRST_BYTES = 1 << 16
+ALIGNMENT = 64
+PROGRESS = struct.Struct("q")
+IDLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An array leaf in the staging area: where it lies, and how its memory is arranged."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    """The size of each dimension, from the outermost in memory to the innermost."""
+    back: tuple[int, ...]
+    """The place of each dimension of the leaf among `sizes`."""
+    start: int
+    mode: str | None
+    """The mode of the PIL picture that it was. None: it was another kind of array."""
+    kind: type[torch.Tensor] | None = None
+    """The subclass of torch.Tensor that it is, and its attributes. None: it is none."""
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    of_numpy: bool = False
+    """Whether it is an array of numpy's."""
+
+    def view(self, area: mmap) -> torch.Tensor | np.ndarray[Any, Any]:
+        """The leaf as a tensor over the area, without a copy. It keeps the area mapped, and its
+        values change with the next chunk."""
+        count = int(np.prod(self.sizes, dtype=np.int64))
+        if count:
+            memory = torch.frombuffer(area, dtype=self.dtype, count=count, offset=self.start)
+        else:
+            memory = torch.empty(0, dtype=self.dtype)
+        leaf = memory.view(self.sizes).permute(self.back)
+        if self.of_numpy:
+            return leaf.numpy()
+        if self.mode is not None:
+            leaf = leaf.as_subclass(Picture)
+            leaf.picture_mode = self.mode
+        return as_kind(leaf, self.kind, self.attributes)
+
+
+class Staging:
+    """The staging area as the child sees it, which writes to it."""
+
+    def __init__(self) -> None:
+        self._file = _nameless_file()
+        self._end = 0
+        self._told = 0
+        self.area = self._grow(FIRST_BYTES)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a new chunk, whose arrays overwrite those of the chunk before."""
+        self._end = PROGRESS.size
+        self.note(IDLE)
+
+    def note(self, number: int) -> None:
+        """Note which sample of the chunk is being read. If that kills the process, the parent can
+        name the sample."""
+        PROGRESS.pack_into(self.area, 0, number)
+
+    def place(self, leaf: Any) -> Any:
+        """Copy a leaf into the area if it is an array. Any other leaf is returned as it is."""
+        array = isinstance(leaf, torch.Tensor | np.ndarray | Image.Image)
+        value = as_tensor(leaf) if array else None
+        if not isinstance(value, torch.Tensor):
+            return leaf
+        outer_first = sorted(range(value.ndim), key=lambda d: -value.stride(d))
+        staged = Staged(
+            value.dtype,
+            tuple(value.shape[d] for d in outer_first),
+            tuple(outer_first.index(d) for d in range(value.ndim)),
+            -(-self._end // ALIGNMENT) * ALIGNMENT,
+            mode_of(leaf),
+        )
+        kind = kind_of(leaf)
+        self._end = staged.start + value.numel() * value.element_size()
+        if self._end > len(self.area):
+            self.area = self._grow(max(self._end, 2 * len(self.area)))
+        cast(torch.Tensor, staged.view(self.area)).copy_(value)
+        if isinstance(leaf, np.ndarray):
+            return replace(staged, of_numpy=True)
+        return staged if kind is None else replace(staged, kind=kind, attributes={**vars(leaf)})
+
+    @property
+    def grown_bytes(self) -> int:
+        """The size of the area, if it is new or grew since it was sent. Else 0."""
+        return len(self.area) if self._told != len(self.area) else 0
+
+    def send(self, pipe: Connection, pid: int) -> None:
+        """Send the area's descriptor to the process `pid`."""
+        self._told = len(self.area)
+        reduction.send_handle(pipe, self._file, pid)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _grow(self, size: int) -> mmap:
+        os.ftruncate(self._file, size)
+        return mmap(self._file, size)
+
+    def pack(self, sample: Sample, sample_id: int) -> bytes:
+        """A sample without its arrays, which lie in the area then."""
+        nest = change_leaves(sample, self.place)
+        try:
+            return pickle.dumps(nest, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise LoaderError(
+                f"sample {sample_id} holds something that cannot leave its process: {error}; return"
+                " tensors, arrays, pictures, numbers and strings, or decode in threads"
+            ) from error
+
+
+def unpack(packed: bytes, area: mmap) -> Sample:
+    """The sample, with its arrays over the area: they change with the next chunk."""
+    return change_leaves(
+        pickle.loads(packed), lambda leaf: leaf.view(area) if isinstance(leaf, Staged) else leaf
+    )
+
+
+def mapped(pipe: Connection, area_bytes: int) -> mmap:
+    """The other process's area, whose descriptor comes next in the pipe."""
+    descriptor = reduction.recv_handle(pipe)
+    try:
+        return mmap(descriptor, area_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
+    """The same nest of tuples, lists and dicts, with every leaf replaced by `change(leaf)`."""
+    if isinstance(sample, dict):
+        return {key: change_leaves(part, change) for key, part in sample.items()}
+    if not isinstance(sample, tuple | list):
+        return change(sample)
+    parts = [change_leaves(part, change) for part in sample]
+    if hasattr(sample, "_fields"):
+        return type(sample)(*parts)
+    return tuple(parts) if isinstance(sample, tuple) else parts
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("perfect-staging")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

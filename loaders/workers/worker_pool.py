@@ -1,0 +1,68 @@
+"""As many workers as threads read at once, each lent to one thread at a time.
+
+A worker is a process (`processes`), or a thread that may be left behind (`reading_thread`).
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from loaders.slots.leaves import Chunk, Fetch
+
+
+class Lendable(Protocol):
+    """A worker that reads for whoever has borrowed it."""
+
+    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk: ...
+
+    def stop(self) -> None:
+        """Tell it to end, without waiting for it."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+Worker = TypeVar("Worker", bound=Lendable)
+
+
+class WorkerPool(Generic[Worker]):
+    """At most `most` workers, made when they are needed. A thread borrows one for a chunk, and
+    gives it back when it needs the chunk's samples no longer."""
+
+    def __init__(self, make: Callable[[int], Worker], most: int) -> None:
+        """`make` makes a worker of its number."""
+        self._make = make
+        self._idle: list[Worker] = []
+        self._all: list[Worker] = []
+        self._lock = threading.Lock()
+        self._places = threading.Semaphore(most)
+
+    @contextmanager
+    def borrow(self) -> Iterator[Fetch]:
+        with self.lent() as worker:
+            yield worker.read
+
+    @contextmanager
+    def lent(self) -> Iterator[Worker]:
+        with self._places:
+            with self._lock:
+                if not self._idle:
+                    self._idle.append(self._make(len(self._all)))
+                    self._all += self._idle
+                worker = self._idle.pop()
+            try:
+                yield worker
+            finally:
+                with self._lock:
+                    self._idle.append(worker)
+
+    def close(self) -> None:
+        with self._lock:
+            workers, self._all, self._idle = self._all, [], []
+        for worker in workers:
+            worker.stop()  # all are told first, so that they end at the same time
+        for worker in workers:
+            worker.close()

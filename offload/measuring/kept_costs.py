@@ -1,0 +1,142 @@
+"""What calls cost, kept for the next start of the same run, which then measures nothing again.
+
+    all calls of a graph at zero -> one key -> costs-KEY.json: {call: workspace, seconds, ...}
+
+A cost belongs to a call, the device and what kernels depend on (caching/machine.py). A call that no
+text tells from all others, such as one of a user's own optimizer, is measured at every start. If a
+kernel should allocate otherwise than was kept, its results are copied (memory/placement.py).
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from offload.caching.machine import machine_of, our_version
+from offload.caching.plan_cache import PlanCache
+from offload.measuring.call_uses import Use
+from offload.memory.cuda_shim import available_on
+from offload.memory.placement import Allocation
+from offload.optimizer.updates import Update
+from offload.program.kernels import LEAVES, Call, Value
+from offload.torch_seams import OpOverload
+
+KIND = "costs"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one call costs."""
+
+    allocations: tuple[Allocation, ...] | None
+    """None: they are unknown, and the outputs are copied."""
+    workspace: int
+    unplaced: int
+    seconds: float | None
+    elsewhere: int = 0
+    """Bytes that it allocates on threads of its own. They cannot be placed."""
+    failure: str = ""
+    absent: frozenset[int] = frozenset()
+    """Positions of outputs that the kernel does not make although its fake does."""
+
+
+class KeptCosts:
+    """The costs of calls in a cache. One for a fit."""
+
+    def __init__(self, cache: PlanCache) -> None:
+        self._cache = cache
+        self._key: list[Any] = []
+        self._names: dict[Any, str] = {}
+        self._known: dict[str, Cost] = {}
+
+    def of(
+        self, device: torch.device, calls: Mapping[Any, Call], uses: Mapping[Any, Use]
+    ) -> dict[Any, Cost]:
+        """Return what is kept of these calls, which are all of a graph's on this device. `uses`: it
+        depends on them what a kernel may return, and that is not looked at again."""
+        names = {key: name for key, call in calls.items() if (name := described(call, uses[key]))}
+        shim = available_on(device) is not None
+        self._names, self._known = names, {}
+        self._key = [our_version(), machine_of(device), device.type, shim, *sorted(names.values())]
+        data = self._cache.read(KIND, self._key) if names else None
+        try:
+            self._known = {name: _cost(cost) for name, cost in (data or {}).items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._cache.refuse(KIND, self._key, f"{type(error).__name__}: {error}")
+        return {key: self._known[name] for key, name in names.items() if name in self._known}
+
+    def keep(self, made: Mapping[Any, Cost]) -> None:
+        """Keep what was measured of the calls that `of` was asked for last."""
+        new = {
+            self._names[key]: cost
+            for key, cost in made.items()
+            if key in self._names and not cost.failure
+        }
+        if new.keys() - self._known.keys():
+            known = {**self._known, **new}
+            self._cache.write(KIND, self._key, {name: _data(cost) for name, cost in known.items()})
+
+
+def described(call: Call, use: Use) -> str:
+    """Tell a call at zero and its use from all others, in any process, by a digest; empty if no
+    text can."""
+    if isinstance(call.op, OpOverload):
+        op: Any = str(call.op)
+    elif isinstance(call.op, Update):
+        op = _settings(call.op)
+    else:
+        return ""
+    said = op, call.args, dict(call.kwargs), call.outputs, sorted(use.needed), use.rewritten
+    if not _plain(said):
+        return ""
+    return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+
+
+def _settings(update: Update) -> Any:
+    """All that decides which kernel of torch's an update calls."""
+    kind = type(update.optimizer)
+    numbers = update.numbers().items()
+    return (
+        f"{kind.__module__}.{kind.__qualname__}",
+        {name: value for name, value in numbers if name not in ("params", "lr", "initial_lr")},
+        update.foreach,
+        update.states,
+        update.device,
+    )
+
+
+def _plain(tree: Any) -> bool:
+    """Whether a `repr` of this says all of it."""
+    if isinstance(tree, Mapping):
+        return all(isinstance(name, str) and _plain(part) for name, part in tree.items())
+    if type(tree) in (tuple, list):
+        return all(map(_plain, tree))
+    return type(tree) is Value or type(tree) in LEAVES
+
+
+def _data(cost: Cost) -> dict[str, Any]:
+    return {**asdict(cost), "absent": sorted(cost.absent)}
+
+
+def _cost(data: Any) -> Cost:
+    """Read what `_data` made."""
+    made = dict(data)
+    found = made["allocations"]
+    made["absent"] = frozenset(_whole(made["absent"]))
+    if found is not None:
+        made["allocations"] = tuple(Allocation(**one) for one in found)
+    _whole(made[name] for name in ("workspace", "unplaced", "elsewhere"))
+    if not isinstance(made["seconds"], float) or set(made) != {
+        field.name for field in fields(Cost)
+    }:
+        raise ValueError("a cost has other fields")
+    return Cost(**made)
+
+
+def _whole(numbers: Iterable[Any]) -> list[int]:
+    found = list(numbers)
+    if any(type(number) is not int or number < 0 for number in found):
+        raise ValueError(f"{found} are no numbers of bytes")
+    return found

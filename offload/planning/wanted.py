@@ -1,0 +1,99 @@
+"""What a plan must fit, what was found, and one walk of the planner between the two. Pure."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+from offload.graph.costs import Costs
+from offload.graph.memgraph import SMALL_WORKSPACE, MemGraph, Place
+from offload.graph.taskgraph import TaskGraph
+from offload.planning.plan_choice import PlanChoice, graph_digest
+from offload.planning.planner import build_memgraph
+from offload.planning.policies import Policy
+from offload.planning.refusal import scratch_bytes
+from offload.planning.simulator import Simulation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundPlan:
+    """A plan that was tried."""
+
+    memgraph: MemGraph
+    policy: Policy
+    simulation: Simulation
+    tried: tuple[str, ...] = ()
+    """A line for each plan that was tried."""
+    without_rotation: float | None = None
+    """Seconds of the best plan that is not rotated, if rotated ones were tried."""
+    nothing_moves: bool = False
+    """Whether nothing moves, so that there was no other plan to choose."""
+    choice: PlanChoice | None = None
+    """What was chosen, if there was something to choose."""
+    known: bool = False
+    """Whether it was made from a choice that was known before, without a search."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """What the plan must fit, and which graphs may be planned."""
+
+    graph: TaskGraph
+    capacities: Mapping[int, int]
+    """Bytes of each device's arena, and of the host's if it has a limit."""
+    costs: Costs
+    homes: Mapping[int, Place]
+    """Where persistent buffers lie already."""
+    reserve: int = 0
+    """Bytes of the budget outside of all arenas; a refusal names them."""
+    recompute: bool = True
+    others: Sequence[tuple[str, TaskGraph]] = ()
+    """Other graphs of the same step that may be planned instead, with names for the user."""
+    rotated: Sequence[tuple[str, TaskGraph]] = ()
+    """Rotated steps. One is taken only if it needs at most `WORTH` of the seconds."""
+    tails: bool = False
+    """Whether no host address is given out twice, so that host tails are long."""
+
+    @property
+    def graphs(self) -> tuple[TaskGraph, ...]:
+        """All graphs that may be planned. A choice has the number of one of them."""
+        named = (*self.others, *self.rotated)
+        return (self.graph, *(graph for _, graph in named))
+
+    def digest(self) -> str:
+        """A digest of all that decides which plan is the best."""
+        names = [name for name, _ in (*self.others, *self.rotated)]
+        homes = sorted((b, astuple(place)) for b, place in self.homes.items())
+        said = (
+            [graph_digest(graph) for graph in self.graphs], names, len(self.others),
+            sorted(self.capacities.items()), astuple(self.costs), homes, self.reserve,
+            self.recompute, self.tails,
+        )  # fmt: skip
+        return hashlib.blake2b(repr(said).encode(), digest_size=16).hexdigest()
+
+
+def peak_bytes(graph: TaskGraph, device: int) -> int:
+    """The bytes that a device needs if nothing ever leaves it."""
+    change = [0] * (len(graph.tasks) + 1)
+    first, last = graph.spans()
+    for b, begin in first.items():
+        if graph.buffers[b].device == device:
+            change[begin] += graph.aligned(graph.buffers[b].nbytes)
+            change[last[b] + 1] -= graph.aligned(graph.buffers[b].nbytes)
+    peak = live = 0
+    for number, task in enumerate(graph.tasks):
+        live += change[number]
+        hidden = task.device == device and task.workspace > SMALL_WORKSPACE
+        peak = max(peak, live + (graph.aligned(task.workspace) if hidden else 0))
+    return peak + scratch_bytes(graph, device)
+
+
+def walked(
+    wanted: Wanted, arenas: Mapping[int, int], policy: Policy, graph: TaskGraph | None = None
+) -> MemGraph:
+    graph = graph or wanted.graph
+    clock, now = [], 0.0
+    for task in graph.tasks:
+        clock.append(now)
+        now += wanted.costs.of_task(task)
+    capacities = {**wanted.capacities, **arenas}
+    return build_memgraph(graph, capacities, policy, clock, wanted.homes)

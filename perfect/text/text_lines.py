@@ -1,0 +1,100 @@
+"""Reads texts of which every line is a sample of its own length: sentences, answers, documents.
+
+    ROOT/train.txt  valid.txt  test.txt      one text a line; empty lines are left out
+    ROOT/gpt2_bpe/                           GPT-2's vocabulary
+
+    line     t0 t1 t2 t3 t4 t5 t6            sequence = 4
+    inputs   t0 t1 t2 t3 | t4 t5             a longer line is cut into samples of up to `sequence`;
+    targets  t1 t2 t3 t4 | t5 t6             every token but the line's first is predicted once
+
+A line of fewer than two tokens has nothing to predict and is left out.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from loaders.errors import SourceError
+from perfect.text.bpe import Bpe, read_bpe
+from perfect.text.kept_ids import kept_ids, read_text
+
+log = logging.getLogger(__name__)
+
+
+class TextLines(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples of (inputs, targets), of `1` to `sequence` tokens each, in memory."""
+
+    def __init__(self, ids: NDArray[np.int32], ends: NDArray[np.int64], sequence: int) -> None:
+        """`ids`: all lines, one after the other; `ends`: where each of them ends."""
+        self._ids = torch.from_numpy(ids.astype(np.int64))
+        begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        self._pieces = [
+            (at, min(at + sequence, int(end) - 1))
+            for begin, end in zip(begins, ends, strict=True)
+            for at in range(int(begin), int(end) - 1, sequence)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, end = self._pieces[number]
+        return self._ids[begin:end], self._ids[begin + 1 : end + 1]
+
+    @property
+    def lengths(self) -> Counter[int]:
+        """How many samples have so many tokens."""
+        return Counter(end - begin for begin, end in self._pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class LineText:
+    """The three parts."""
+
+    train: TextLines
+    valid: TextLines
+    test: TextLines
+    vocabulary: int
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest sample."""
+        return max(max(part.lengths) for part in (self.train, self.valid, self.test))
+
+
+def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> LineText:
+    bpe = read_bpe(root / "gpt2_bpe", vocabulary)
+    files = [root / f"{name}.txt" for name in ("train", "valid", "test")]
+    gone = [str(file) for file in files if not file.is_file()]
+    if gone:
+        raise SourceError(
+            f"these files are missing: {', '.join(gone)}; put texts there, one text a line"
+        )
+    train, valid, test = (_lines(file, bpe, sequence) for file in files)
+    return LineText(train, valid, test, bpe.vocabulary)
+
+
+def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
+    text = read_text(file)
+    packed = kept_ids(file, text, bpe, lambda text: _packed(text, bpe), "lines")
+    count = int(packed[0])
+    sizes, ids = packed[1 : count + 1].astype(np.int64), packed[count + 1 :]
+    if short := int((sizes < 2).sum()):
+        log.info("%s: %d lines of fewer than two tokens are left out", file, short)
+    found = TextLines(ids, np.cumsum(sizes), sequence)
+    if not len(found):
+        raise SourceError(f"{file} has no line of two tokens or more: give texts, one a line")
+    return found
+
+
+def _packed(text: str, bpe: Bpe) -> NDArray[np.int32]:
+    """Return the number of lines, the tokens of each, and all tokens."""
+    lines = [bpe.encode(line) for line in text.splitlines() if line.strip()]
+    sizes = [len(lines), *map(len, lines)]
+    return np.concatenate([np.asarray(sizes, dtype=np.int32), *lines]).astype(np.int32)

@@ -1,0 +1,31 @@
+"""What the decoding threads still do after a pass has failed."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_prefetch import pool, serve, work
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def test_after_a_failure_nothing_of_the_next_pass_is_decoded() -> None:
+    followed, ahead = threading.Event(), threading.Event()
+
+    def fail(positions: Sequence[int], slots: Sequence[int]) -> None:
+        assert followed.wait(20)
+        raise KeyError(positions[0])
+
+    ours = pool(slots=4)
+    ours.begin(work(1, fail))
+    ours.plan(0, serve(0))
+    ours.follow(work(4, lambda p, s: ahead.set()))
+    followed.set()
+    with pytest.raises(KeyError):
+        ours.take()
+    assert not ahead.wait(0.2)
+    ours.close()

@@ -1,0 +1,162 @@
+"""Tars behind a URL: the same batches as from here, and every fault of a server is named."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_shards import AUGMENT, decoded, take, watch, write_shards, write_tar
+
+from loaders import ReuseLoader
+from loaders.errors import DecodeError, LoaderError, SourceError
+from loaders.streams import TarShards
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faulty_server import Faults, served
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec opens URLs, and is not installed")
+pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp, which is not installed")
+
+LENGTHS = (6, 3, 8, 5)
+
+
+class Waits:
+    """Instead of sleeping."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def remote(
+    address: str, timeout: float = 5.0, waits: Waits | None = None, **more: Any
+) -> TarShards:
+    pattern = f"{address}/shard-{{000..003}}.tar"
+    return TarShards(pattern, decoded, timeout=timeout, wait=waits or Waits(), **more)
+
+
+def loader(source: TarShards, **options: Any) -> ReuseLoader:
+    usual = {"batch_size": 4, "reuse": 2, "buffer_batches": 2, "workers": 2, "augment": AUGMENT}
+    return ReuseLoader(source, **{**usual, **options})
+
+
+def here(folder: Path) -> list[Any]:
+    with loader(TarShards(str(folder / "*.tar"), decoded)) as local:
+        return [*watch(local), *watch(local)]
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "whole files only"])
+def test_a_server_serves_what_a_disk_does_and_a_pass_is_resumed_there(
+    ranges: bool, tmp_path: Path
+) -> None:
+    write_shards(tmp_path, LENGTHS)
+    expected = here(tmp_path)
+    with served(tmp_path, Faults(ranges=ranges)) as address:
+        with loader(remote(address)) as whole:
+            assert [*watch(whole), *watch(whole)] == expected
+        with loader(remote(address)) as interrupted:
+            assert take(interrupted, 7) == expected[:7]
+            state = json.loads(json.dumps(interrupted.state_dict()))
+        with loader(remote(address)) as resumed:
+            resumed.load_state_dict(state)
+            assert take(resumed, 10) == expected[7:17]
+
+
+@pytest.mark.parametrize("fault", ["500", "cut", "stall"])
+def test_a_fault_that_passes_by_is_waited_for_and_changes_nothing(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_shards(tmp_path, LENGTHS)
+    waits, bad = Waits(), {1, 2, 5}
+    faults = Faults(lambda number, _: fault if number in bad else "")
+    with (
+        served(tmp_path, faults) as address,
+        caplog.at_level(logging.WARNING),
+        loader(remote(address, timeout=0.3, waits=waits)) as one,
+    ):
+        assert [*watch(one), *watch(one)] == here(tmp_path)
+    assert waits.seconds == [0.5, 1.0, 0.5]
+    assert "is tried again in 0.5 s (1 of 4)" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["500", "cut", "stall"])
+def test_a_fault_that_stays_is_the_error_of_its_sample(fault: str, tmp_path: Path) -> None:
+    write_shards(tmp_path, LENGTHS)
+    waits = Waits()
+    faults = Faults(lambda _, path: fault if path == "/shard-002.tar" else "")
+    with (
+        served(tmp_path, faults) as address,
+        loader(remote(address, timeout=0.2, waits=waits, retries=3), shuffle=False) as one,
+    ):
+        batches = 0
+        with pytest.raises(DecodeError, match=r"read http://.*shard-002.tar from byte \d+ on in 4"):
+            for _ in watch(one):
+                batches += 1
+    assert waits.seconds == [0.5, 1.0, 2.0]
+    assert batches >= 1, "what lies before it is served"
+
+
+def test_a_file_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
+    write_shards(tmp_path, LENGTHS)
+    (tmp_path / "shard-003.tar").unlink()
+    waits = Waits()
+    with (
+        served(tmp_path, Faults()) as address,
+        loader(remote(address, waits=waits)) as one,
+        pytest.raises(SourceError, match=r"cannot open http://.*shard-003.tar"),
+    ):
+        list(watch(one))
+    assert waits.seconds == []
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: 5 * 512 + 7])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (cut_off, r"shard-001.tar has 2567 bytes now, and had \d+"),
+        (lambda path: write_tar(path, range(40, 60)), r"shard-001.tar has \d+ bytes now"),
+    ],
+)
+def test_a_file_that_changes_its_length_between_passes_is_named(
+    change: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    write_shards(tmp_path, LENGTHS)
+    with served(tmp_path, Faults()) as address, loader(remote(address)) as one:
+        list(watch(one))
+        change(tmp_path / "shard-001.tar")
+        with pytest.raises(LoaderError, match=said):
+            list(watch(one))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_tar_that_was_cut_off_is_named_with_sample_and_byte(ranges: bool, tmp_path: Path) -> None:
+    write_shards(tmp_path, LENGTHS)
+    cut_off(tmp_path / "shard-001.tar")
+    with (
+        served(tmp_path, Faults(ranges=ranges)) as address,
+        loader(remote(address)) as one,
+        pytest.raises(DecodeError, match=r"00007.bin of http.*shard-001.tar at byte 2560: 7 of"),
+    ):
+        list(watch(one))
+
+
+def test_a_resume_asks_the_server_for_no_shard_that_is_done(tmp_path: Path) -> None:
+    write_shards(tmp_path, LENGTHS)
+    faults = Faults()
+    with served(tmp_path, faults) as address:
+        with loader(remote(address), shuffle=False) as one:
+            take(one, 10)
+            state = one.state_dict()
+        faults.asked.clear()
+        with loader(remote(address), shuffle=False) as one:
+            one.load_state_dict(state)
+            take(one, 1)
+    assert {path for path, _ in faults.asked} <= {"/shard-002.tar", "/shard-003.tar"}

@@ -1,0 +1,108 @@
+"""A plan that is made from what a search chose is the plan of that search, and is proved."""
+
+import json
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from products import examples
+
+from offload import Costs, GraphBuilder, TaskGraph
+from offload.errors import OffloadError
+from offload.graph.taskgraph import Task
+from offload.lowering.host_updates import variants
+from offload.planning.plan_choice import UNREAD, PlanChoice, graph_digest
+from offload.planning.refusal import smallest_budget
+from offload.planning.search import best_plan
+from offload.planning.verify import verify
+from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
+
+sys.path.insert(0, str(Path(__file__).parent))
+from any_graphs import graphs
+
+COSTS = Costs(flops=1e9, memory=1e9, launch=1e-6, h2d=1e6, d2h=1e6, copy=1e-6)
+
+
+def searched(graph: TaskGraph, share: float, recompute: bool = True) -> tuple[Wanted, FoundPlan]:
+    """The best plan within a share of the room between the least and the most. There is
+    no choice where nothing needs to move."""
+    least = {d: smallest_budget(graph, d)[0] for d in graph.devices}
+    most = {d: peak_bytes(graph, d) for d in graph.devices}
+    room = {d: (least[d] + int(share * (most[d] - least[d]))) // 64 * 64 for d in graph.devices}
+    others = [("the same once more", replace(graph)), *list(variants(graph, COSTS, "auto"))[1:]]
+    wanted = Wanted(graph, room, COSTS, {}, recompute=recompute, others=others)
+    return wanted, best_plan(wanted)
+
+
+@settings(max_examples=examples(60))
+@given(graphs(), st.floats(0, 0.99), st.booleans())
+def test_a_choice_that_went_through_a_file_makes_the_same_plan(
+    graph: TaskGraph, share: float, recompute: bool
+) -> None:
+    wanted, found = searched(graph, share, recompute)
+    if found.choice is None:
+        return
+    choice = PlanChoice.of_data(json.loads(json.dumps(found.choice.as_data())))
+    again = best_plan(wanted, choice)
+    assert choice == found.choice and again.known and not found.known
+    assert again.tried == found.tried
+    for name in ("nodes", "arenas", "starts", "ends", "blocks", "scratch"):
+        assert getattr(again.memgraph, name) == getattr(found.memgraph, name)
+    assert again.simulation.makespan == found.simulation.makespan
+
+
+@settings(max_examples=examples(60))
+@given(graphs(), st.floats(0, 0.99), st.data())
+def test_a_wrong_choice_is_refused_or_makes_a_plan_that_is_proved(
+    graph: TaskGraph, share: float, data: st.DataObject
+) -> None:
+    wanted, found = searched(graph, share)
+    if found.choice is None:
+        return
+    said = found.choice.as_data()
+    name = data.draw(st.sampled_from(sorted(said)))
+    number = st.integers(-1, len(graph.buffers))
+    said[name] = data.draw(st.one_of(number, st.lists(number), st.text(), st.none()))
+    try:
+        again = best_plan(wanted, PlanChoice.of_data(said))
+    except (ValueError, OffloadError):
+        return
+    verify(again.memgraph)
+
+
+@settings(max_examples=examples(60))
+@given(graphs(), st.data())
+def test_a_digest_tells_all_that_a_planner_reads(graph: TaskGraph, data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, len(graph.tasks) - 1))
+    name = data.draw(st.sampled_from([field.name for field in fields(Task)]))
+    before = getattr(graph.tasks[number], name)
+    tasks = list(graph.tasks)
+    tasks[number] = replace(tasks[number], **{name: changed(before)})
+    other = replace(graph, tasks=tuple(tasks))
+    assert (graph_digest(other) == graph_digest(graph)) == (name in UNREAD)
+    buffers = (replace(graph.buffers[0], nbytes=graph.buffers[0].nbytes + 1), *graph.buffers[1:])
+    assert graph_digest(replace(graph, buffers=buffers)) != graph_digest(graph)
+
+
+def changed(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}?"
+    return (*value, 0) if isinstance(value, tuple) else 0.5
+
+
+def test_these_graphs_leave_something_to_choose() -> None:
+    builder = GraphBuilder()
+    x = builder.buffer("x", 64, "input")
+    w = [builder.buffer(f"w{n}", 1 << 20, "parameter") for n in range(6)]
+    for n in range(6):
+        builder.task(f"f{n}", [x, w[n]], [x], seconds=0.1)
+    wanted, found = searched(builder.graph(), 0.5)
+    assert found.choice is not None and len(found.tried) > 1
+    assert best_plan(wanted, found.choice).memgraph.nodes == found.memgraph.nodes

@@ -1,0 +1,181 @@
+"""A loader over a stream: every sample exactly `reuse` times, and a resume after any batch."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from products import examples
+from stream_shards import AUGMENT, Counted, Stateful, decoded, take, watch, write_shards
+
+from loaders import ReuseLoader
+from loaders.order.reuse import MODES
+from loaders.streams import IterableSamples, TarShards
+
+law = settings(max_examples=examples(60), deadline=None)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A stream, made anew as often as it is wanted, and how it is served."""
+
+    kind: str
+    lengths: tuple[int, ...]
+    promised: bool
+    options: dict[str, Any]
+
+    @property
+    def samples(self) -> int:
+        return sum(self.lengths)
+
+    def loader(self, folder: Path, **changes: Any) -> ReuseLoader:
+        promised = {"samples_per_pass": self.samples} if self.promised else {}
+        given = {"augment": AUGMENT, **promised, **self.options, **changes}
+        return ReuseLoader(self.stream(folder), **given)
+
+    def stream(self, folder: Path) -> Any:
+        if self.kind != "tars":
+            return {"counted": Counted, "stateful": Stateful}[self.kind](self.samples)
+        paths = [str(folder / f"shard-{n:03d}.tar") for n in range(len(self.lengths))]
+        if not Path(paths[0]).exists():
+            write_shards(folder, self.lengths)
+        return TarShards(paths, decoded)
+
+
+@st.composite
+def made_streams(draw: st.DrawFn, kinds: tuple[str, ...] = ("tars", "counted", "stateful")) -> Made:
+    batch_size = draw(st.integers(1, 4))
+    lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+    drop_last = draw(st.booleans())
+    lengths[0] = max(lengths[0], batch_size if drop_last else 1)
+    return Made(
+        draw(st.sampled_from(kinds)),
+        tuple(lengths),
+        draw(st.booleans()),
+        {
+            "batch_size": batch_size,
+            "reuse": draw(st.integers(1, 4)),
+            "buffer_batches": draw(st.integers(1, 4)),
+            "mode": draw(st.sampled_from(MODES)),
+            "shuffle": draw(st.booleans()),
+            "drop_last": drop_last,
+            "seed": draw(st.integers(0, 2**31 - 1)),
+            "workers": draw(st.sampled_from([1, 3])),
+        },
+    )
+
+
+def in_folder(check: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder))
+
+
+@law
+@given(made_streams())
+def test_every_sample_is_served_exactly_as_often_as_it_is_reused(made: Made) -> None:
+    def check(folder: Path) -> None:
+        with made.loader(folder, drop_last=False) as loader:
+            for pass_index in range(2):
+                served: Counter[tuple[int, int]] = Counter()
+                sizes: list[int] = []
+                for numbers, serves, _ in watch(loader):
+                    assert len(set(numbers)) == len(numbers) or loader.buffer_batches == 1
+                    served.update(zip(numbers, serves, strict=True))
+                    sizes.append(len(numbers))
+                every = {(i, n) for i in range(made.samples) for n in range(loader.reuse)}
+                assert served == Counter(every)
+                assert loader.state_dict()["pass"] == pass_index + 1
+                if loader.mode != "immediate":
+                    assert set(sizes[:-1]) <= {min(loader.batch_size, made.samples)}
+
+    in_folder(check)
+
+
+@law
+@given(made_streams())
+def test_who_knows_the_length_and_who_does_not_serve_the_same(made: Made) -> None:
+    def check(folder: Path) -> None:
+        with (
+            made.loader(folder, samples_per_pass=made.samples) as known,
+            made.loader(folder, samples_per_pass=None) as unknown,
+        ):
+            for _ in range(2):
+                batches = list(watch(known))
+                assert batches == list(watch(unknown))
+                assert len(batches) == len(known)
+
+    in_folder(check)
+
+
+@law
+@given(made_streams(), st.data())
+def test_a_resume_after_any_batch_gives_the_same_tail(made: Made, data: st.DataObject) -> None:
+    def check(folder: Path) -> None:
+        batches = data.draw(st.integers(0, 25))
+        with (
+            made.loader(folder) as whole,
+            made.loader(folder) as interrupted,
+            made.loader(folder, workers=2) as resumed,
+        ):
+            expected = take(whole, batches + 9)
+            head = take(interrupted, batches)
+            state = json.loads(json.dumps(interrupted.state_dict()))
+            resumed.load_state_dict(state)
+            assert resumed.state_dict()["stream"] == state["stream"], "nothing was served since"
+            assert head + take(resumed, 9) == expected
+
+    in_folder(check)
+
+
+@pytest.mark.parametrize("kind", ["tars", "counted", "stateful"])
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_resume_of_a_resume_gives_the_same_tail_after_every_batch(
+    kind: str, promised: bool, tmp_path: Path
+) -> None:
+    options = {"batch_size": 3, "reuse": 2, "buffer_batches": 2, "seed": 4, "workers": 1}
+    if promised:
+        options["device"] = "cpu"  # batches are sent on while the next one is made
+    made = Made(kind, (7, 0, 5, 6, 4), promised, options)
+    with made.loader(tmp_path) as whole:
+        expected = [served for _ in range(2) for served in watch(whole)]
+    state: dict[str, Any] | None = None
+    for served in expected:
+        with made.loader(tmp_path) as one:
+            if state is not None:
+                one.load_state_dict(state)
+            assert take(one, 1) == [served]
+            state = json.loads(json.dumps(one.state_dict()))
+
+
+@law
+@given(made_streams(("tars", "counted")), st.integers(1, 3), st.data())
+def test_ranks_share_a_pass_without_doubles_and_in_equally_many_batches(
+    made: Made, ranks: int, data: st.DataObject
+) -> None:
+    def check(folder: Path) -> None:
+        even = Made(made.kind, (made.samples,) * ranks, True, made.options)
+        less = data.draw(st.integers(0, made.samples - 1))
+        promised = (made.samples - less) * ranks
+        served: Counter[int] = Counter()
+        lengths: set[int] = set()
+        for rank in range(ranks):
+            stream = even.stream(folder)
+            stream = stream if even.kind == "tars" else IterableSamples(stream, sharded=False)
+            options = {**made.options, "drop_last": False, "samples_per_pass": promised}
+            with ReuseLoader(
+                stream, rank=rank, world_size=ranks, augment=AUGMENT, **options
+            ) as loader:
+                batches = list(watch(loader))
+            lengths.add(len(batches))
+            served.update(number for numbers, *_ in batches for number in numbers)
+        assert len(lengths) == 1
+        assert set(served.values()) == {made.options["reuse"]}
+        assert len(served) == promised
+
+    in_folder(check)
