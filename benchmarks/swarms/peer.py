@@ -29,6 +29,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.swarms.faults import Fault, Faults
 from loaders import ReuseLoader
 from perfect import LoaderCallback
+from trainers.elastic.deciding.lane_rate import LaneRate
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
 from trainers.elastic.swarm.swarm_commits import SwarmCommits
@@ -158,6 +159,11 @@ def write_serves(out: Path) -> None:
     PlainWork.compute = noted
 
 
+def told_by_nobody(self: LaneRate, lanes: int, seconds: float) -> None:
+    """In place of `LaneRate.computed`: all members get equally many lanes, so each gets some of
+    every step, whatever else this machine does."""
+
+
 def time_calls(names: list[str]) -> dict[str, list[float]]:
     """Let calls of `SwarmCommits` be timed: the seconds of each of them, by name."""
     timed: dict[str, list[float]] = {name: [] for name in names}
@@ -216,6 +222,8 @@ def main(settings: dict[str, Any]) -> None:
         set_clock(settings["clock"])
     if settings.get("serves", True):
         write_serves(out)
+    if settings.get("even"):
+        LaneRate.computed = told_by_nobody
     timed = time_calls(settings.get("timed", []))
     torch.manual_seed(settings.get("seed", 7))
     module = Net(settings)

@@ -19,7 +19,7 @@ from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 14
-USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact"}
+USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True}
 SHORT = 3.0
 """A heartbeat that a test waits for."""
 

@@ -19,7 +19,7 @@ from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 14
-USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "checkpoints": 3}
+USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True, "checkpoints": 3}
 PEERS = "abcd"
 AT = 5
 

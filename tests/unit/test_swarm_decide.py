@@ -19,6 +19,7 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs
+from trainers.elastic.deciding.lane_rate import LaneRate
 from trainers.elastic.deciding.lane_seeds import seed_after, seed_of_lane
 
 LANES = range(6)
@@ -117,7 +118,7 @@ def test_a_vote_is_equal_where_all_hold_the_same() -> None:
 
 
 def test_a_header_comes_back_from_its_bytes() -> None:
-    told = head("a", done=(3, 1), had=(1, 2), held="g", rate=1.5, announced=True)
+    told = head("a", done=(3, 1), had=(1, 2), held="g", rate=1.5, idle=2, announced=True)
     assert Header.decode(told.encode()) == told
     assert Header.decode(replace(told, logs=LaneLogs(samples=4)).encode()).logs.samples == 4
 
@@ -147,6 +148,39 @@ def test_a_deal_that_is_hardly_better_moves_nothing() -> None:
     before = deal(range(32), {"a": 1.0, "b": 1.0}, {})
     assert deal(range(32), {"a": 1.0, "b": 1.05}, before) == before
     assert deal(range(32), {"a": 1.0, "b": 1.5}, before) != before
+
+
+def test_a_member_without_lanes_is_believed_to_be_faster_until_it_gets_one() -> None:
+    speeds = {"a": 1.0, "b": 1.0, "c": 0.01}
+    before = deal(range(8), speeds, {})
+    assert "c" not in before.values()
+    lanes = [[*deal(range(8), speeds, before, {"c": idle}).values()] for idle in range(1000)]
+    shares = [found.count("c") for found in lanes]
+    assert shares == sorted(shares) and shares[-1] == 2
+    assert shares.count(0) > 100, "a member that is slow for good is asked seldom"
+
+
+def test_members_that_are_too_many_for_the_lanes_do_not_take_them_from_each_other() -> None:
+    speeds = {"a": 1.0, "b": 1.0, "c": 1.0}
+    before = deal(range(2), speeds, {})
+    assert [*before.values()] == ["a", "b"]
+    assert deal(range(2), speeds, before, {"c": 10_000}) == before
+
+
+def test_a_rate_is_told_after_the_first_step_and_anew_after_steps_without_lanes() -> None:
+    rate = LaneRate()
+    told = [rate.told]
+    for lanes, seconds in ((4, 40.0), (4, 1.0), (4, 2.0)):
+        rate.computed(lanes, seconds)
+        rate.ended(computed=True)
+        told.append(rate.told)
+    assert told == [0.0, 0.0, 4.0, pytest.approx(0.7 * 4 + 0.3 * 2)]
+    for _ in range(3):
+        rate.ended(computed=False)
+    assert rate.idle == 3 and rate.told == told[-1]
+    rate.computed(1, 0.125)
+    rate.ended(computed=True)
+    assert rate.told == 8.0 and rate.idle == 0
 
 
 def test_nobody_to_deal_to_is_an_error() -> None:

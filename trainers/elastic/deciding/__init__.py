@@ -2,6 +2,7 @@
 
     view.py      the members of a generation, in their order
     deal.py      the lanes of a step, dealt to them by their speeds
+    lane_rate.py  how many lanes a second a member says that it computes
     header.py    what a member says of itself in the middle of a step
     peer_figures.py  what people are told of the members
     decision.py  what to do next, from the headers of all

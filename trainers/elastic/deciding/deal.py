@@ -5,24 +5,35 @@
 A lane that stays finds its samples in its peer's buffers; one that moves has them decoded again. So
 a deal changes the number of a member's lanes only where that makes the step shorter by `WORTH_IT`.
 All members come to the same deal, because all know the same headers and the same deal before.
+
+A member whose rate was bad for a while (its machine was busy, or captured a graph) may get no lane,
+and without lanes it could never show that it is fast again. So it is taken to be faster with each
+step in which it had none, until it gets one and tells its rate anew.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 WORTH_IT = 0.05
 """A new division of the lanes must shorten the step by this share."""
+RECOVERY = 1.02
+"""A member without lanes is taken to be so much faster with each step."""
 
 
 def deal(
-    missing: Sequence[int], rates: Mapping[str, float], before: Mapping[int, str]
+    missing: Sequence[int],
+    rates: Mapping[str, float],
+    before: Mapping[int, str],
+    idle: Mapping[str, int] | None = None,
 ) -> dict[int, str]:
     """Deal the `missing` lanes to the members that `rates` names.
 
     `rates`: lanes a second; 0.0 where nobody knows, which counts as the mean of the others.
-    `before`: who had which lane last. The members' order decides where all else is equal."""
+    `before`: who had which lane last. The members' order decides where all else is equal.
+    `idle`: for how many steps members have had no lane."""
     if not rates:
         raise ValueError("there is no member to deal lanes to")
-    speeds = _known(rates)
+    speeds = believed(rates, idle or {})
     lanes = sorted(missing)
     had = {name: [lane for lane in lanes if before.get(lane) == name] for name in rates}
     kept = {name: len(own) for name, own in had.items()}
@@ -48,10 +59,18 @@ def best_counts(lanes: int, speeds: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
-def _known(rates: Mapping[str, float]) -> dict[str, float]:
-    told = [rate for rate in rates.values() if rate > 0]
+def believed(rates: Mapping[str, float], idle: Mapping[str, int]) -> dict[str, float]:
+    """The speeds that a deal goes by. Nobody that has no lane is taken to be faster than usual, so
+    members that are too many for the lanes do not take them from each other."""
+    told = [rate for name, rate in rates.items() if rate > 0 and not idle.get(name)]
+    told = told or [rate for rate in rates.values() if rate > 0]
     usual = sum(told) / len(told) if told else 1.0
-    return {name: rate if rate > 0 else usual for name, rate in rates.items()}
+    found = {name: rate or usual for name, rate in rates.items()}
+    for name, steps in idle.items():
+        # Steps are bounded by those that take any rate to the usual one, so no power overflows.
+        needed = math.log(max(usual / found[name], 1.0), RECOVERY)
+        found[name] = max(found[name], min(usual, found[name] * RECOVERY ** min(steps, needed)))
+    return found
 
 
 def _seconds(counts: Mapping[str, int], speeds: Mapping[str, float]) -> float:

@@ -92,7 +92,8 @@ def decide(headers: Sequence[Header], rank: int, lanes: Sequence[int], least: in
     missing = sorted({*lanes}.difference(*(h.done for h in headers)))
     if missing:
         before = {lane: h.name for h in reversed(headers) for lane in h.had}
-        dealt = deal(missing, {h.name: h.rate for h in headers}, before)
+        rates, idle = {h.name: h.rate for h in headers}, {h.name: h.idle for h in headers}
+        dealt = deal(missing, rates, before, idle)
         return Compute(tuple(lane for lane, name in dealt.items() if name == mine.name))
     return Reduce(tuple(number for number, h in enumerate(headers) if h.done))
 

@@ -75,7 +75,9 @@ class Header:
     kept: str = ""
     """The digest of the total that it applied last."""
     rate: float = 0.0
-    """Lanes a second, of late; 0.0 before the first."""
+    """Lanes a second, of late; 0.0 before it is known."""
+    idle: int = 0
+    """The steps that have ended since it computed a lane."""
     seconds: float = 0.0
     """How long it has computed at the lanes that are in its sums."""
     sent: int = 0

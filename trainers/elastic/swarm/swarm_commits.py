@@ -32,6 +32,7 @@ from trainers.elastic.deciding.decision import (
     is_equal_vote,
 )
 from trainers.elastic.deciding.header import Header, LaneLogs
+from trainers.elastic.deciding.lane_rate import LaneRate
 from trainers.elastic.deciding.peer_figures import PeerFigures, peer_figures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import Expelled, GenerationEnded, SwarmStopped
@@ -57,8 +58,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 LAST_COMMITS_SECONDS = 30.0
 MOST_HEADER_BYTES = 1 << 20
-SMOOTHING = 0.3
-"""The weight of the last step in a member's rate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +98,7 @@ class SwarmCommits:
         self._held: Commit | None = None
         self._kept = ""
         self._had: tuple[int, ...] = ()
-        self._rate = 0.0
+        self._rate = LaneRate()
         self._seconds = 0.0
         """How long the lanes took that are in the sums."""
         self._sent = 0
@@ -111,8 +110,8 @@ class SwarmCommits:
 
     @property
     def rate(self) -> float:
-        """The lanes a second that this peer computes, of late; 0 before it has computed any."""
-        return self._rate
+        """The lanes a second that this peer computes, of late; 0 before it is known."""
+        return self._rate.told
 
     # ---- what the strategy calls ----------------------------------------------------------------
 
@@ -144,8 +143,9 @@ class SwarmCommits:
         self._host.log.commit(commit, self.figures)
         self._step = self._link.step = commit.step + 1
         self._kept, self._held = commit.digest, None
+        self._rate.ended(computed=bool(self._done))
         if self._donor.followed:
-            self._donor.record(commit, self._rate)
+            self._donor.record(commit, self.rate)
 
     def ended(self) -> None:
         """Say that the whole run has ended here, when newcomers that follow have all of it."""
@@ -275,7 +275,8 @@ class SwarmCommits:
             had=self._had,
             held="" if self._held is None else self._held.digest,
             kept=self._kept,
-            rate=self._rate,
+            rate=self._rate.told,
+            idle=self._rate.idle,
             seconds=round(self._seconds, 6),
             sent=self._sent + self._group.sent,
             announced=self._link.announced,
@@ -303,8 +304,7 @@ class SwarmCommits:
             self._seconds += latest - since
             self._link.alive()
         if lanes:
-            rate = len(lanes) / (time.monotonic() - began)
-            self._rate = (1 - SMOOTHING) * (self._rate or rate) + SMOOTHING * rate
+            self._rate.computed(len(lanes), time.monotonic() - began)
             self._trouble = work.trouble()
 
     def _reduced(
