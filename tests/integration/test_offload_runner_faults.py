@@ -251,6 +251,7 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
                 runner(some(640))
                 seconds = max(min(seconds, runner.trace.seconds), 1e-4)
             for attempt in range(150):
+                gc.disable()  # `Struck` would be lost in a collection: it calls code of the tests
                 try:
                     armed = True
                     signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * attempt / 100))
@@ -258,7 +259,9 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
                     armed = False
                 except Struck:
                     struck += 1
-                armed = False
+                finally:
+                    armed = False
+                    gc.enable()
                 assert torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
                 assert works(runner, graph, tensors, hand), f"after {struck} strikes"
     finally:

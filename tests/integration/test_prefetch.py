@@ -208,9 +208,10 @@ def test_the_time_that_the_consumer_waits_is_stall_and_a_ready_batch_costs_none(
     now = [0.0]
 
     def clock() -> float:
+        seconds = now[0]
         if threading.current_thread() is threading.main_thread():
             asked.set()  # the consumer looks at the clock when it begins to wait
-        return now[0]
+        return seconds
 
     def read(positions: Sequence[int], slots: Sequence[int]) -> None:
         assert asked.wait(10)

@@ -50,8 +50,8 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def shared_memory() -> list[str]:
-    return sorted(os.listdir("/dev/shm"))
+def shared_memory() -> set[str]:
+    return {*os.listdir("/dev/shm")}
 
 
 def test_processes_at_different_speeds_get_what_each_gets_alone(
@@ -101,11 +101,10 @@ def test_a_killed_consumer_frees_the_others_and_leaves_nothing_behind() -> None:
             assert passes(dies, 1) == passes(expected, 2)[BATCHES:]
         dies.close()
         stays.close()
-    assert shared_memory() == memory
-    deadline = time.monotonic() + 5
-    while open_files() > files and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60  # what other tests have there now goes in the end, too
+    while open_files() > files or shared_memory() - memory:
+        assert time.monotonic() < deadline, (open_files(), files, shared_memory() - memory)
         time.sleep(0.01)
-    assert open_files() <= files
 
 
 @pytest.mark.parametrize("when", ["idle", "waiting"])
@@ -118,7 +117,9 @@ def test_the_death_of_the_streams_process_is_an_error_and_no_hang(when: str) -> 
         iterator = iter(view)
         got = [served_batch(next(iterator))]
         pipe.send("fork now")
-        other = pipe.recv()
+        told = [pipe.recv(), pipe.recv()]  # its process id, and that it has a batch
+        assert "taken" in told
+        [other] = [word for word in told if word != "taken"]
         killer = threading.Timer(0.0 if when == "idle" else 0.3, owner.kill)
         killer.start()
         if when == "idle":

@@ -21,6 +21,8 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec opens URLs, and is not ins
 pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp, which is not installed")
 
 LENGTHS = (6, 3, 8, 5)
+SHORT, LONG = 2.0, 30.0
+"""Time limits of a request: one that a test waits for, and one that a busy machine keeps."""
 
 
 class Waits:
@@ -77,7 +79,7 @@ def test_a_fault_that_passes_by_is_waited_for_and_changes_nothing(
     with (
         served(tmp_path, faults) as address,
         caplog.at_level(logging.WARNING),
-        loader(remote(address, timeout=0.3, waits=waits)) as one,
+        loader(remote(address, timeout=SHORT if fault == "stall" else LONG, waits=waits)) as one,
     ):
         assert [*watch(one), *watch(one)] == here(tmp_path)
     assert waits.seconds == [0.5, 1.0, 0.5]
@@ -87,11 +89,11 @@ def test_a_fault_that_passes_by_is_waited_for_and_changes_nothing(
 @pytest.mark.parametrize("fault", ["500", "cut", "stall"])
 def test_a_fault_that_stays_is_the_error_of_its_sample(fault: str, tmp_path: Path) -> None:
     write_shards(tmp_path, LENGTHS)
-    waits = Waits()
+    waits, limit = Waits(), SHORT if fault == "stall" else LONG
     faults = Faults(lambda _, path: fault if path == "/shard-002.tar" else "")
     with (
         served(tmp_path, faults) as address,
-        loader(remote(address, timeout=0.2, waits=waits, retries=3), shuffle=False) as one,
+        loader(remote(address, timeout=limit, waits=waits, retries=3), shuffle=False) as one,
     ):
         batches = 0
         with pytest.raises(DecodeError, match=r"read http://.*shard-002.tar from byte \d+ on in 4"):

@@ -131,8 +131,10 @@ def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None
         def enqueue(self, stream: Any, run: Any) -> None:
             nonlocal most
             super().enqueue(stream, run)
-            waiting = sum(not hasattr(item, "ticket") for item in stream.queue)
-            most = max(most, sum(callable(item) for item in stream.queue) + stream.busy)
+            # The stream's thread takes from the queue.
+            with self._state.lock:  # pyright: ignore[reportPrivateUsage]
+                waiting = sum(not hasattr(item, "ticket") for item in stream.queue)
+                most = max(most, sum(callable(item) for item in stream.queue) + stream.busy)
             if waiting and stream.lane == "compute" and most >= depth - 1:
                 gate.set()
 
