@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.twins.fleet_jobs import QUIET
 from offload import BudgetTooSmall, OffloadError, StepError
 from trainers import OffloadStrategy
+from trainers.offloading.planned_steps import PlannedSteps
 from trainers.sharing.high_priority import HighPriority
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
@@ -174,7 +176,7 @@ def test_a_guest_that_comes_later_borrows_the_arena_and_leaves_every_bit() -> No
             guests.append(strategy.high_priority(net, "16KiB"))
         return guests[0](X)
 
-    clients = Clients(ask, count=1, first=3)
+    clients = Clients(ask, count=1, first=3, most=3)
     beside = fitted(strategy, clients)
     guests[0].close()
     assert not clients.errors
@@ -323,13 +325,48 @@ def test_a_request_that_raises_in_the_middle_harms_neither_the_next_one_nor_the_
         caught.append(str(found.value))
         return guests[0](rows)
 
-    clients = Clients(ask, count=1, first=3)
+    clients = Clients(ask, count=1, first=3, most=3)
     beside = fitted(strategy, clients)
     guests[0].close()
     assert not clients.errors
     assert caught
     assert all(torch.equal(answer, expected) for answer in clients.answers)
     assert same(alone, beside)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = OffloadStrategy(budget="60%")
+    close, inside, seen = PlannedSteps._close, threading.Event(), list[bool]()
+
+    def closes(of: PlannedSteps) -> None:
+        seen.append(inside.wait(0.2))
+        close(of)
+
+    def guest() -> None:
+        with strategy._gate.granted(inside=True):
+            inside.set()
+            time.sleep(0.3)
+            inside.clear()
+
+    class Last(L.Callback):
+        def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            asks.start()
+            until = time.monotonic() + PATIENCE
+            while not strategy._gate._waiting:
+                assert time.monotonic() < until
+                time.sleep(1e-3)
+            if fails:
+                raise ValueError("the end")
+
+    asks = threading.Thread(target=guest)
+    monkeypatch.setattr(PlannedSteps, "_close", closes)
+    with pytest.raises(ValueError, match="the end") if fails else nullcontext():
+        fitted(strategy, callbacks=[Last()])
+    asks.join(PATIENCE)
+    assert seen and not any(seen)
 
 
 def test_another_shape_is_captured_and_counted() -> None:

@@ -11,7 +11,7 @@ planned is trained eagerly, or refused if it has a budget (tracing/refusals.py).
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -237,9 +237,10 @@ class PlannedFit(PlannedSteps):
         self._steps.plan.remarks.say(text)
 
     def _close(self) -> None:
-        self._moves.end()
-        self._device_moves.end()
-        super()._close()
+        with self._gate.held():  # a guest may have borrowed the memory that is given back
+            self._moves.end()
+            self._device_moves.end()
+            super()._close()
 
     def find_target(self) -> Target:
         return replace(super().find_target(), gate=self._gate)
@@ -367,13 +368,13 @@ class PlannedFit(PlannedSteps):
 
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        self._gate.close()
         self._lost = self._lost or device_lost(exception, self.root_device)
-        self._close()
+        with closing(self._gate):
+            self._close()
 
     def teardown(self) -> None:
-        self._gate.close()
-        self._close()
+        with closing(self._gate):
+            self._close()
         if self._lost is None:
             super().teardown()
         else:  # Lightning would copy tensors from the lost device
