@@ -54,9 +54,9 @@ def assert_as_one(programs: Programs, runs: list[Recipe]) -> None:
 def test_exact_sums_give_the_bits_of_one_process_after_a_kill_and_a_join(
     programs: Programs, swarm_recipe: Recipe
 ) -> None:
-    swarm_recipe["phases"][0]["passes"] = swarm_recipe["phases"][1]["passes"] = 1
+    swarm_recipe["phases"][0]["passes"], swarm_recipe["phases"][1]["passes"] = 3, 1
     runs = train_alone_and_with_a_kill_and_a_join(programs, swarm_recipe)
-    assert runs[0]["steps"] == 12 + 4
+    assert runs[0]["steps"] == 3 * 12 + 4
     assert_as_one(programs, runs)
 
 

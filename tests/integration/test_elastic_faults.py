@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,24 @@ def test_an_anchor_and_a_peer_die_together(
         assert "a has died while no anchor was there" in second.said()
 
 
+def test_an_anchor_that_was_frozen_takes_nobody_for_silent(
+    nursery: Nursery, expected: dict[int, str], tmp_path: Path
+) -> None:
+    with Swarm(tmp_path, nursery, own_anchor=False) as swarm:
+        anchor = swarm.anchor("anchor", heartbeat=SHORT)
+        swarm.join = anchor.out.joinpath("address.txt").read_text().strip()
+        begin, waits = hold(0, 2), fault("wait", "applied", 5, seconds=2 * SHORT)
+        peers = [swarm.peer(name, **USUAL, faults=[begin, waits]) for name in "ab"]
+        for peer in peers:
+            peer.until_step(5)
+        anchor.kill(signal.SIGSTOP)
+        until(lambda: anchor.stopped, "the stop", 60, anchor.said)
+        threading.Event().wait(1.5 * SHORT)
+        anchor.kill(signal.SIGCONT)
+        end_well(peers, expected)
+        assert "silent" not in anchor.said()
+
+
 # ---- newcomers ----------------------------------------------------------------------------------
 
 
@@ -154,6 +173,8 @@ def test_a_death_while_the_state_is_given_harms_nobody(
         dies = fault("kill", "giving", 1, members=2)
         faults = [begin, hold(5, 3 if who == "newcomer" else 2), later]
         a = swarm.peer("a", **USUAL, faults=faults)
+        # Newcomers have the state from who came last.
+        until(lambda: "a has come" in swarm.told, "a", 60, a.said)
         b = swarm.peer("b", **USUAL, faults=[*faults, *([dies] if who == "donor" else [])])
         a.until_step(1)
         copying = [fault("kill", "copying", 0)] if who == "newcomer" else []

@@ -61,7 +61,7 @@ def test_bytes_and_samples_of_every_member_agree_with_what_was_reduced(
 def test_a_member_whose_first_step_was_slow_has_lanes_of_the_next_ones(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    usual = {**USUAL, "slow": 0.02}
+    usual = {**USUAL, "slow": 0.05}
     with Swarm(tmp_path, nursery, heartbeat=HEARTBEAT) as swarm:
         slow = swarm.peer("a", **usual, faults=[hold(0, 2), fault("wait", "lane", 0, seconds=2.0)])
         other = swarm.peer("b", **usual, faults=[hold(0, 2)])

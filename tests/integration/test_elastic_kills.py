@@ -44,7 +44,7 @@ def test_survivors_of_a_kill_go_on_with_every_sample(
             if number < count:
                 # The first peer alone writes checkpoints. The others die right before.
                 at = "applied" if phase == "checkpoint" and number else phase
-                faults.append(fault("kill", at, AT, members=len(PEERS)))
+                faults.append(fault("kill", at, AT))
             peers.append(swarm.peer(name, **USUAL, faults=faults))
             # Who comes first has rank 0, and writes checkpoints.
             until(lambda n=name: f"{n} has come" in swarm.told, name, 60, peers[-1].said)

@@ -187,8 +187,8 @@ def test_a_group_that_does_not_form_leaves_no_thread_to_the_garbage_collector(
     gc.disable()
     try:
         with pytest.raises(Ended if left_early else TimeoutError) as raised:
-            alive = Deadline(0.05) if left_early else always
-            form_group(Files(tmp_path), place, 0.2, alive, graveyard)
+            alive = Deadline(0.0) if left_early else always
+            form_group(Files(tmp_path), place, 2.0 if left_early else 0.2, alive, graveyard)
         graveyard.close()
         assert left_over(before) == []
         del raised

@@ -128,7 +128,7 @@ def test_halving_keeps_the_best_and_stopped_jobs_give_their_memory_back(tmp_path
 def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
     lone: Mapping[str, Outcome], tmp_path: Path
 ) -> None:
-    fleet, told = make(tmp_path, quantum=1), threading.Event()
+    fleet, told, meddled = make(tmp_path, quantum=1), threading.Event(), threading.Event()
 
     def meddle() -> None:
         assert told.wait(30)
@@ -137,10 +137,12 @@ def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
             "late", kind.module, train=kind.train, val=kind.val, trainer=kind.trainer, seed=21
         )
         fleet.stop("sgd")
+        meddled.set()
 
     def watch(state: FleetState, event: Event) -> None:
         if isinstance(event, Planned):
             told.set()
+            assert meddled.wait(30)  # before any job has ended
 
     fleet._watch = watch
     other = threading.Thread(target=meddle)

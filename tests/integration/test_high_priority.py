@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.twins.fleet_jobs import QUIET
 from offload import BudgetTooSmall, OffloadError, StepError
 from trainers import OffloadStrategy
-from trainers.offloading.planned_steps import PlannedSteps
 from trainers.sharing.high_priority import HighPriority
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
@@ -332,41 +330,6 @@ def test_a_request_that_raises_in_the_middle_harms_neither_the_next_one_nor_the_
     assert caught
     assert all(torch.equal(answer, expected) for answer in clients.answers)
     assert same(alone, beside)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_no_guest_is_in_the_borrowed_memory_while_the_training_gives_it_back(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy = OffloadStrategy(budget="60%")
-    close, inside, seen = PlannedSteps._close, threading.Event(), list[bool]()
-
-    def closes(of: PlannedSteps) -> None:
-        seen.append(inside.wait(0.2))
-        close(of)
-
-    def guest() -> None:
-        with strategy._gate.granted(inside=True):
-            inside.set()
-            time.sleep(0.3)
-            inside.clear()
-
-    class Last(L.Callback):
-        def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            asks.start()
-            until = time.monotonic() + PATIENCE
-            while not strategy._gate._waiting:
-                assert time.monotonic() < until
-                time.sleep(1e-3)
-            if fails:
-                raise ValueError("the end")
-
-    asks = threading.Thread(target=guest)
-    monkeypatch.setattr(PlannedSteps, "_close", closes)
-    with pytest.raises(ValueError, match="the end") if fails else nullcontext():
-        fitted(strategy, callbacks=[Last()])
-    asks.join(PATIENCE)
-    assert seen and not any(seen)
 
 
 def test_another_shape_is_captured_and_counted() -> None:

@@ -106,21 +106,34 @@ class Anchor:
         """Two threads begin others."""
         self._stopped = threading.Event()
         self._waited_for = ""
+        self._stalled = 0.0
         self._accepting = threading.Thread(target=self._accept, name="anchor-in", daemon=True)
 
     def run(self) -> None:
         """Serve. Returns after `stop`, or when the last peer has ended the run."""
         self._accepting.start()
         pause = self.roster.settings.heartbeat / 8
+        latest = time.monotonic()
         while not self._stopped.is_set():
             with contextlib.suppress(queue.Empty):
-                if (heard := self._queue.get(timeout=pause)) is not None:
-                    self._handle(heard)
-            self._say(self.roster.tick(time.monotonic()))
+                heard = self._queue.get(timeout=pause)
+                while True:  # all that has come counts before anybody is taken for silent
+                    if heard is not None:
+                        self._handle(heard)
+                    heard = self._queue.get_nowait()
+            before, latest = latest, time.monotonic()
+            if (late := latest - before - pause) > pause:
+                self._stalled += late
+            self._say(self.roster.tick(self._now()))
             self._tell_waiting()
             if self.roster.finished is not None and not self.roster.peers:
                 self._tell(f"all peers have ended the run, at step {self.roster.finished[0]}")
                 return
+
+    def _now(self) -> float:
+        """The roster's time. It stands still while this process has no time of its machine: peers
+        were not silent then, it was the anchor that did not listen."""
+        return time.monotonic() - self._stalled
 
     def stop(self) -> None:
         """Let `run` return. Any thread may call this, a signal's handler too."""
@@ -226,7 +239,7 @@ class Anchor:
         del self._channels[name]
         if name in self.roster.peers:
             self._tell(f"{name} is gone: {why}")
-        now, why = time.monotonic(), f"{name} is gone: {why}"
+        now, why = self._now(), f"{name} is gone: {why}"
         self._say(self.roster.lost(name, now, certain=certain, why=why))
 
     def _died(self, name: str) -> None:
@@ -234,10 +247,10 @@ class Anchor:
             return  # It has come here meanwhile. If it dies, its channel is closed.
         why = f"{name} has died while no anchor was there"
         self._tell(why)
-        self._say(self.roster.lost(name, time.monotonic(), certain=True, why=why))
+        self._say(self.roster.lost(name, self._now(), certain=True, why=why))
 
     def _hello(self, channel: Channel, message: Message) -> None:
-        fields, now = message.fields, time.monotonic()
+        fields, now = message.fields, self._now()
         member = Member(**fields["member"])
         if why := self._differs(Manifest.of(fields["manifest"])):
             self._tell(f"{member.name} is refused: {why}")
@@ -266,7 +279,7 @@ class Anchor:
         return f"this peer does not train the same: {found} (there: the swarm)" if found else ""
 
     def _said(self, name: str, message: Message) -> None:
-        fields, roster, now = message.fields, self.roster, time.monotonic()
+        fields, roster, now = message.fields, self.roster, self._now()
         match message.kind:
             case "beat":
                 self._say(roster.beat(name, fields["step"], now))

@@ -9,6 +9,7 @@ and the total that was reduced is held until it is applied. So whatever was inte
 the next generation, and `deciding/decision.py` says where.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -259,6 +260,9 @@ class SwarmCommits:
                     self._link.leave()
                     raise Expelled(why)
                 case Stop(why):
+                    # When this second exchange ends, all have read the first, and stop as well.
+                    with contextlib.suppress(GenerationEnded, GroupBroken):
+                        self._exchanged(work)
                     raise SwarmStopped(why)
 
     def _least(self) -> int:
