@@ -25,8 +25,8 @@ MOST = 64
 RECENT = 16
 """Micro-batches that show whether a run still captures."""
 SAVED = 0.1
-"""The part of a step that a plan without a budget saves at most: 0.87 to 1.0 of plain Lightning's
-time were measured (benchmarks/results/2026-11-22_strategy_cpu_overhead_later.md)."""
+"""The part of a step that a plan without a budget is reckoned to save. It depends on the step: 0.87
+to 1.26 of plain Lightning's time were measured (benchmarks/results/*_strategy_cpu_overhead*.md)."""
 
 
 @dataclass(frozen=True, slots=True)
