@@ -110,9 +110,7 @@ def _row(table: Table, entry: Entry, found: Scores) -> list[str]:
     if not differences.n:
         return [*cells, "", "", ""]
     tests = paired(percent(mine, "test"), percent(control, "test"))
-    # Only this table was registered to judge parity.
-    judged = table.name == "parity"
-    verdict = parity(differences, MARGIN, len(table.seeds)) if judged else ""
+    verdict = parity(differences, MARGIN, len(table.seeds)) if table.parity else ""
     return [*cells, spread(differences, "+"), spread(tests, "+"), verdict]
 
 

@@ -6,6 +6,8 @@
     2026-11-24  equal_decodes_extended  the second table, past the edge at which its best row was
                 repeats_and_buffer      how often a sample is served (R) x batches in the buffer (K)
                 competitors             other ways to reuse, at our decodes and our updates
+                plateau_rule            the rule that watches for a plateau, on long runs
+    2026-11-26  parity_again   our recipe against no reuse, by the order of decision 0034
 
 Each table was fixed before the first of its runs. What is changed afterwards belongs in a new
 registration. Seeds 0 to 2 are left out because the recipe was chosen on them. Accuracies are those
@@ -26,8 +28,10 @@ CONTROL = "no reuse, wsd, late decay, ema"
 RECIPE = "best: wsd55 roll12 re ema"
 SMALL_BUFFER = "wsd55 roll3 re ema"
 
-LATER = "2026-11-24"
-"""The second registration."""
+LATER, LATEST = "2026-11-24", "2026-11-26"
+"""The second registration, and the third."""
+KEYED = "keyed order: "
+"""Begins the names of rows by the order of decision 0034. All others had the one before it."""
 MARGIN = 0.5
 """Points: a mean difference surely within them is called parity."""
 DECODES = 86_400
@@ -57,6 +61,8 @@ class Table:
     seeds: tuple[int, ...]
     date: str = "2026-11-22"
     """Of its registration."""
+    parity: bool = False
+    """Whether parity was registered to be judged from it."""
 
     def in_order(self) -> Iterator[tuple[int, Entry]]:
         """Seeds outermost, so that all rows have the same number of them at any moment."""
@@ -66,13 +72,14 @@ class Table:
 def registered_tables() -> dict[str, Table]:
     few = (3, 4, 5)
     tables = (
-        Table("parity", _parity(), tuple(range(3, 15))),
+        Table("parity", _parity(), tuple(range(3, 15)), parity=True),
         Table("equal_decodes", tuple(_equal_decodes()), few),
         Table("buffer_share", tuple(_buffer_share()), few),
         Table("equal_decodes_extended", tuple(_equal_decodes_extended()), few, LATER),
         Table("repeats_and_buffer", tuple(_repeats_and_buffer()), few, LATER),
         Table("competitors", tuple(_competitors()), few, LATER),
         Table("plateau_rule", tuple(_plateau_rule()), few, LATER),
+        Table("parity_again", _parity_again(), tuple(range(15, 39)), LATEST, parity=True),
     )
     return {table.name: table for table in tables}
 
@@ -82,6 +89,15 @@ def _parity() -> tuple[Entry, ...]:
     control = without_reuse(CONTROL, known[SMALL_BUFFER].phases)
     reusing = (replace(known[name], against=CONTROL) for name in (RECIPE, SMALL_BUFFER))
     return tuple(Entry(TASK, run) for run in (control, *reusing))
+
+
+def _parity_again() -> tuple[Entry, ...]:
+    control, recipe, _ = (entry.run for entry in _parity())
+    against = KEYED + control.name
+    return (
+        Entry(TASK, replace(control, name=against)),
+        Entry(TASK, replace(recipe, name=KEYED + recipe.name, against=against)),
+    )
 
 
 def _equal_decodes() -> Iterator[Entry]:

@@ -28,7 +28,7 @@ from accuracy.registered import (  # noqa: E402
 
 LATEST = "T120 switch at the latest start"
 TABLES = registered_tables()
-WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer")
+WITH_CONTROLS = ("parity", "buffer_share", "repeats_and_buffer", "parity_again")
 
 
 def curve(run: Run) -> Iterator[tuple[float, int | None]]:
@@ -104,7 +104,7 @@ def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_w
 
 
 def test_the_registrations_name_every_row_of_their_tables() -> None:
-    rows = dict.fromkeys(("2026-11-22", "2026-11-24"), 0)
+    rows = dict.fromkeys(("2026-11-22", "2026-11-24", "2026-11-26"), 0)
     for table in TABLES.values():
         path = ROOT / "benchmarks" / "results" / f"{table.date}_preregistration.md"
         text = path.read_text()
@@ -112,7 +112,7 @@ def test_the_registrations_name_every_row_of_their_tables() -> None:
         for entry in table.entries:
             assert f"`{entry.run.name}`" in text
         rows[table.date] += len(table.entries)
-    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27 + 4}
+    assert rows == {"2026-11-22": 3 + 9 + 8, "2026-11-24": 5 + 14 + 27 + 4, "2026-11-26": 2}
     names = [entry.run.name for table in TABLES.values() for entry in table.entries]
     assert len(set(names)) == len(names)
 
@@ -120,7 +120,7 @@ def test_the_registrations_name_every_row_of_their_tables() -> None:
 def test_the_registered_rows_that_reuse_have_a_control_with_their_learning_rate() -> None:
     by_name = {e.run.name: e for name in WITH_CONTROLS for e in TABLES[name].entries}
     reusing = [entry for entry in by_name.values() if reuses(entry.run)]
-    assert len(reusing) == 2 + 6 + 14
+    assert len(reusing) == 2 + 6 + 14 + 1
     for entry in reusing:
         control = by_name[entry.run.against or ""]
         assert control.task == entry.task
