@@ -5,8 +5,8 @@
     second    | trace |                 1 | prove | step |       1: one walk instead of a search
 
 Each start in a process of its own; CPU seconds of the process. What is left of the second start is
-mostly the trace, which looks at the user's code and cannot be kept. It does not grow with the
-batch, so the ratio falls with a larger one.
+mostly the trace, which looks at the user's code and cannot be kept. It grows less with the batch
+than a step does, so the ratio falls with a larger one.
 """
 
 import logging
