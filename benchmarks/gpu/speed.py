@@ -5,8 +5,8 @@
             of the formula (bounds.py): of the model's shape and this machine's measured rates
 
 Asked: 1.05 of the bound where that is compute, and for LoRA and prefill of 8K tokens and more (from
-6 GiB up); 1.10 elsewhere; 1.02 of eager where all fits; the step as one CUDA graph no slower than the
-loop; and predicted within a tenth of measured.
+6 GiB up); 1.10 elsewhere; 1.02 of eager where all fits; the step as one CUDA graph no slower than
+the loop; and predicted within a tenth of measured.
 """
 
 import statistics
