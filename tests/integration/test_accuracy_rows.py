@@ -138,6 +138,14 @@ def test_parity_compares_twelve_batches_and_three_with_none_over_twelve_new_seed
     assert len(order) == 36
 
 
+def test_parity_is_judged_again_over_seeds_that_no_other_table_has() -> None:
+    again = TABLES["parity_again"]
+    others = {seed for table in TABLES.values() if table is not again for seed in table.seeds}
+    assert len(again.seeds) == 24
+    assert not {0, 1, 2, *others} & set(again.seeds)
+    assert {name for name, table in TABLES.items() if table.parity} == {"parity", "parity_again"}
+
+
 def decodes(task: Task, run: Run) -> int:
     """First serves of a run that is not trained, as the training loop counts them."""
     first, number = 0, 0
