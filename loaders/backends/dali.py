@@ -186,7 +186,7 @@ def import_dali() -> Dali:
         import nvidia.dali as dali  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendMissing(
-            f"the dali backend needs NVIDIA DALI ({error}): pip install 'perfect-training[dali]'"
+            f"the dali backend needs NVIDIA DALI ({error}): pip install '.[dali]'"
         ) from error
     return dali
 

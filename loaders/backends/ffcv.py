@@ -202,7 +202,7 @@ def import_ffcv() -> Ffcv:
     except ImportError as error:
         raise BackendMissing(
             f"the ffcv backend needs FFCV ({error}): run scripts/install_ffcv_packages.sh, then pip"
-            " install 'perfect-training[ffcv]'"
+            " install '.[ffcv]'"
         ) from error
     return ffcv
 

@@ -3,8 +3,8 @@
     picture --box--> (two rows -> one row) x H --> (two pixels -> one pixel) x W --> out[i]
 
 `csrc/pictures.c` does it at the speed of memory. The functions here that end in `_numpy` do the
-same in numpy, with a warning, where no C compiler was found at installation. Both give the same
-bits on every machine, because the arithmetic is in integers. It is the following.
+same in numpy, with a warning, where that was not compiled. Both give the same bits on every
+machine, because the arithmetic is in integers. It is the following.
 
 Along an axis, output d lies at `place = (d + 1/2) * scale - 1/2`, clipped to the pixels, in 32.32
 fixed point. Its value comes from the pixels a and b around it, with w = the fraction * 127,
@@ -22,8 +22,11 @@ filter would take twice the time at every serve.
 import ctypes
 import functools
 import importlib.util
+import shutil
+import sysconfig
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,15 +251,33 @@ def _library() -> ctypes.CDLL | str:
     """The compiled kernels, or the reason why there are none."""
     built = importlib.util.find_spec("loaders.pixels._pictures")
     if built is None or built.origin is None:
-        return "no C compiler was found when this package was installed"
+        return _why_not_built(Path(__file__).parents[2])
     try:
         library = ctypes.CDLL(built.origin)  # it releases the GIL during a call
     except OSError as error:
-        return f"they cannot be loaded: {error}"
+        return f"they cannot be loaded ({error}); {_BUILD}"
     for kernel in (library.pictures_resized_crop, library.pictures_window):
         kernel.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         kernel.restype = ctypes.c_int
     return library
+
+
+_BUILD = (
+    "build them by: pip install -e . --no-deps -v (in the checkout; it shows the compiler's errors)"
+)
+
+
+def _why_not_built(root: Path) -> str:
+    """Return what can be known of why there is no library below `root`, and what builds one."""
+    others = sorted(path.name for path in (root / "loaders/pixels").glob("_pictures.*.so"))
+    if others:
+        return f"they were built for another Python ({', '.join(others)}); {_BUILD}"
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if not any(map(shutil.which, (compiler, "gcc", "clang"))):
+        return f"there is no C compiler: install gcc or clang, then {_BUILD}"
+    if (root / "pyproject.toml").is_file() and not [*root.glob("perfect_training.egg-info")]:
+        return f"this checkout was not built; {_BUILD}"
+    return f"when this package was installed, a C compiler was missing or failed; {_BUILD}"
 
 
 @functools.cache
@@ -264,8 +285,7 @@ def _warn_of_numpy(reason: str) -> None:
     """Warn once a process, because a cached call is not made again."""
     warnings.warn(
         "pictures are cropped by numpy, some 40 times slower than by the compiled kernels:"
-        f" {reason}. Install a C compiler (gcc or clang), then this package again with pip install"
-        " --force-reinstall --no-deps.",
+        f" {reason}",
         RuntimeWarning,
         stacklevel=3,
     )

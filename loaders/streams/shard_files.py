@@ -47,7 +47,7 @@ class ShardAccess:
         except ImportError as error:
             raise BackendMissing(
                 f"fsspec opens {path}, and it is not installed: pip install fsspec[http], or"
-                " 'perfect-training[remote]'"
+                " '.[remote]'"
             ) from error
         options = dict(self.options)
         if path.startswith(("http://", "https://")) and "client_kwargs" not in options:

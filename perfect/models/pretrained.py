@@ -55,9 +55,7 @@ TRANSPOSED = ("qkv.weight", "out.weight", "up.weight", "down.weight")
 def load_pretrained(model: Gpt2 | Llama, folder: Path) -> None:
     """Load the checkpoint in `folder` into `model`."""
     if find_spec("transformers") is None:
-        raise WeightsError(
-            "reading weights needs transformers: pip install 'perfect-training[llm]'"
-        )
+        raise WeightsError("reading weights needs transformers: pip install '.[llm]'")
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     if not folder.is_dir():

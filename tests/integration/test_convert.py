@@ -285,7 +285,7 @@ def test_without_ffcv_it_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ffcv", None)
     assert main([str(folder), str(folder.parent / "out.beton")]) == 2
-    assert "pip install 'perfect-training[ffcv]'" in said(capsys)
+    assert "pip install '.[ffcv]'" in said(capsys)
 
 
 def test_squares_of_a_size_are_written_as_such(folder: Path, ffcv: Any) -> None:

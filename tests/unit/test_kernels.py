@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -291,7 +292,7 @@ def test_pictures_that_cannot_be_are_refused() -> None:
 def test_without_compiled_kernels_a_process_is_warned_once_of_why_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_library", lambda: "no C compiler was found")
+    monkeypatch.setattr(kernels, "_library", lambda: "nobody has built them")
     # The cache that makes it once a process, but an empty one.
     monkeypatch.setattr(
         kernels, "_warn_of_numpy", functools.cache(kernels._warn_of_numpy.__wrapped__)
@@ -304,7 +305,23 @@ def test_without_compiled_kernels_a_process_is_warned_once_of_why_and_what_to_do
             windowed(noise(4, 4), (0, 0), (2, 2))
     [warning] = caught
     assert warning.category is RuntimeWarning
-    assert "no C compiler was found. Install a C compiler" in str(warning.message)
+    assert str(warning.message).endswith("than by the compiled kernels: nobody has built them")
+
+
+def test_why_there_are_no_kernels_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reason = functools.partial(kernels._why_not_built, tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(kernels.shutil, "which", {"gcc": "/bin/gcc"}.get)
+    assert reason().startswith("this checkout was not built; build them by: pip install -e . ")
+    (tmp_path / "perfect_training.egg-info").mkdir()
+    assert reason().startswith("when this package was installed, a C compiler was missing or fail")
+    monkeypatch.setattr(kernels.shutil, "which", {}.get)
+    assert reason().startswith("there is no C compiler: install gcc or clang, then build them by")
+    (tmp_path / "loaders/pixels").mkdir(parents=True)
+    (tmp_path / "loaders/pixels/_pictures.cpython-27.so").touch()
+    assert reason().startswith("they were built for another Python (_pictures.cpython-27.so);")
 
 
 def test_a_library_that_cannot_be_loaded_is_a_reason_to_warn_of(

@@ -35,7 +35,7 @@ def make_certificate() -> OwnCertificate:
     except ImportError as error:
         raise WireError(
             "listening for peers needs the package cryptography"
-            f" ({error}): pip install 'perfect-training[elastic]'"
+            f" ({error}): pip install '.[elastic]'"
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "perfect-training")])

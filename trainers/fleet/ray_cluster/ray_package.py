@@ -14,7 +14,7 @@ def import_ray() -> Ray:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise FleetError(
-            f"a fleet on several nodes needs Ray ({error}): pip install 'perfect-training[ray]'"
+            f"a fleet on several nodes needs Ray ({error}): pip install '.[ray]'"
         ) from error
     return ray
 
@@ -24,7 +24,5 @@ def import_tune() -> Any:
     try:
         from ray import tune  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise FleetError(
-            f"a trial needs Ray Tune ({error}): pip install 'perfect-training[ray]'"
-        ) from error
+        raise FleetError(f"a trial needs Ray Tune ({error}): pip install '.[ray]'") from error
     return tune

@@ -24,9 +24,7 @@ def import_optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise FleetError(
-            f"searching needs Optuna ({error}): pip install 'perfect-training[search]'"
-        ) from error
+        raise FleetError(f"searching needs Optuna ({error}): pip install '.[search]'") from error
     return optuna
 
 
