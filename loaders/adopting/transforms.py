@@ -34,7 +34,7 @@ from loaders.adopting.torchvision_steps import (
     torchvision_name,
 )
 from loaders.errors import LoaderError
-from loaders.pixels.augmentation import Augmentation, Chain
+from loaders.pixels.augmentation import Augmentation, Chain, Draws
 from loaders.slots.leaves import mode_of
 
 DETERMINISTIC = frozenset(
@@ -81,6 +81,30 @@ class PerSample:
         for step in self.steps:
             picture = step(picture)
         return _as_tensor(picture, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class OnePicture:
+    """A step of ours between transforms of one stored picture. Its draws follow from torch's
+    generator, which is seeded at every serve."""
+
+    step: Augmentation
+
+    def __call__(self, picture: torch.Tensor) -> torch.Tensor:
+        key = torch.randint(1 << 62, (1,)).numpy().astype(np.uint64)
+        return self.step(picture[None], Draws(key))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OfAlbumentations:
+    """A transform of Albumentations, which gets and returns an array [H, W, C], for one stored
+    picture."""
+
+    transform: Callable[..., Any]
+
+    def __call__(self, picture: torch.Tensor) -> torch.Tensor:
+        made = self.transform(image=picture.permute(1, 2, 0).numpy().copy())["image"]
+        return torch.from_numpy(np.ascontiguousarray(made)).permute(2, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ May import: callbacks, config, errors, loaders, loaders.adopting, loaders.backen
 """
 
 from perfect.assembly.berth import Alone, Berth, InFleet
-from perfect.assembly.data import Data, build_augmentation, build_data, split_holdout
+from perfect.assembly.data import Data, build_data, split_holdout
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
@@ -26,7 +26,6 @@ __all__ = [
     "InFleet",
     "InReplay",
     "InSwarm",
-    "build_augmentation",
     "build_data",
     "build_module",
     "build_phase_switch",

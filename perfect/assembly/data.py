@@ -20,27 +20,11 @@ from loaders.backends import open_source
 from loaders.errors import BackendMissing
 from loaders.order.source_order import samples_per_rank
 from loaders.pipeline import AHEAD, HELD
-from loaders.pixels.augmentation import (
-    Augmentation,
-    CentreCrop,
-    Chain,
-    Cutout,
-    Flip,
-    PadCrop,
-    RandomResizedCrop,
-)
 from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import say_size
+from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
 from perfect.assembly.own_class import construct, load_class
-from perfect.config.schema import (
-    TEXTS,
-    AugmentConfig,
-    CutoutConfig,
-    FlipConfig,
-    PadCropConfig,
-    RandomResizedCropConfig,
-    RunConfig,
-)
+from perfect.config.schema import TEXTS, RunConfig
 from perfect.errors import BuildError
 from perfect.models import LANGUAGE_MODEL_NAMES, longest_sequence
 from perfect.text import LineText, PadToLengths, lengths_for, read_lines, read_wikitext
@@ -248,7 +232,7 @@ def _evaluation_loader(
             config.loader.batch_size, samples_per_rank(len(ids), config.trainer.devices)
         ),
         reuse=1,
-        augment=_centre_crop(config.augment),
+        augment=centre_crop(config.augment, _stored_side(config)),
         collate=collate,
         shuffle=False,
         workers=config.loader.workers,
@@ -258,27 +242,19 @@ def _evaluation_loader(
     )
 
 
+def _stored_side(config: RunConfig) -> int:
+    return 32 if config.data.name == "cifar10" else config.data.picture_size or 0
+
+
 def _wrong_sizes(config: RunConfig) -> Iterator[BuildError]:
     """Find augmentations that do not fit the pictures they get, and a buffer without room for a
     batch."""
-    stored = pixels = 32 if config.data.name == "cifar10" else config.data.picture_size or 0
-    for number, step in enumerate(config.augment):
-        if isinstance(step, PadCropConfig) and step.padding >= pixels:
-            yield BuildError(
-                f"augment.{number}.padding",
-                f"{step.padding} must be less than the picture's side ({pixels} pixels): lower it",
-            )
-        if isinstance(step, RandomResizedCropConfig):
-            if step.size > pixels:
-                yield BuildError(
-                    f"augment.{number}.size",
-                    f"{step.size} is larger than the stored picture ({pixels} pixels): lower it, or"
-                    " raise data.picture_size",
-                )
-            pixels = step.size
+    side = _stored_side(config)
+    (height, width), problems = pictures_after(config.augment, side)
+    yield from problems
     # A pixel takes three bytes, and a label eight.
     yield from _small_buffer(
-        config, (AHEAD + HELD) * (pixels * pixels * 3 + 8) + stored * stored * 3 + 8
+        config, (AHEAD + HELD) * (height * width * 3 + 8) + side * side * 3 + 8
     )
 
 
@@ -293,28 +269,6 @@ def _small_buffer(config: RunConfig, each: int) -> Iterator[BuildError]:
             f"{say_size(config.loader.buffer_bytes)} is too small: a batch of {batch} in the buffer"
             f" and {AHEAD + HELD} under way take {least} bytes; raise it, or lower batch_size",
         )
-
-
-def build_augmentation(configs: Sequence[AugmentConfig]) -> Augmentation | None:
-    steps: list[Augmentation] = []
-    for config in configs:
-        if isinstance(config, PadCropConfig):
-            steps.append(PadCrop(config.padding))
-        elif isinstance(config, FlipConfig):
-            steps.append(Flip(config.p))
-        elif isinstance(config, CutoutConfig):
-            steps.append(Cutout(config.size))
-        else:
-            steps.append(RandomResizedCrop(config.size, scale=(config.min_scale, 1.0)))
-    return Chain(steps) if steps else None
-
-
-def _centre_crop(configs: Sequence[AugmentConfig]) -> Augmentation | None:
-    """Return the augmentation of evaluation: it takes the middle, as large as training's crops."""
-    sizes = [c.size for c in configs if c.name == "random_resized_crop"]
-    if not sizes:
-        return None
-    return CentreCrop(sizes[-1])
 
 
 def _own_data(config: RunConfig, prepare: bool) -> Data:

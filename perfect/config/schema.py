@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from loaders.order.reuse import Mode
+from perfect.config.augment_schema import AugmentConfig
 from perfect.config.elastic_schema import ElasticConfig
 from perfect.config.fields import (
     Budget,
@@ -123,33 +124,6 @@ class DataConfig(NamedOrOwn):
         return self
 
 
-class PadCropConfig(Section):
-    name: Literal["pad_crop"]
-    padding: Count = 4
-
-
-class FlipConfig(Section):
-    name: Literal["flip"]
-    p: Annotated[Number, Field(gt=0, le=1)] = 0.5
-
-
-class CutoutConfig(Section):
-    name: Literal["cutout"]
-    size: Count = 8
-
-
-class RandomResizedCropConfig(Section):
-    name: Literal["random_resized_crop"]
-    size: Count
-    min_scale: Annotated[Number, Field(gt=0, le=1)] = 0.08
-
-
-AugmentConfig = Annotated[
-    PadCropConfig | FlipConfig | CutoutConfig | RandomResizedCropConfig,
-    Field(discriminator="name"),
-]
-
-
 class LoaderConfig(Section):
     batch_size: Count = 128
     buffer_batches: Count = 3
@@ -157,7 +131,8 @@ class LoaderConfig(Section):
     mode: Mode = "rolling"
     workers: Literal["auto"] | Count = "auto"
     worker_kind: Literal["thread", "process"] = "thread"
-    """process is for a data set of your own whose __getitem__ is slow Python."""
+    """process is for a data set of your own whose __getitem__ is slow Python, and for steps of
+    augment with a class_path."""
     drop_last: Flag = False
     buffer_bytes: Bytes | None = None
     """The buffer and the batches under way take at most so many bytes (8GiB, or a number)."""
@@ -352,6 +327,7 @@ class RunConfig(Section):
     model: ModelConfig
     data: DataConfig
     augment: list[AugmentConfig] = Field(default=[])
+    """The steps that change a picture at each serve, in this order."""
     loader: LoaderConfig = LoaderConfig()
     task: TaskConfig = TaskConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -364,7 +340,9 @@ class RunConfig(Section):
     elastic: ElasticConfig | None = None
     """None: this node trains alone."""
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default=[])
-    """Loggers besides metrics.csv, which is always written. csv adds Lightning's own CSV files."""
+    """Loggers besides metrics.csv, which is always written. csv: Lightning's own CSV files, in
+    lightning_csv/. tensorboard: event files in tensorboard/, for `tensorboard --logdir RUN_DIR`.
+    wandb: a run on Weights & Biases, in the project that WANDB_PROJECT names."""
     checkpoint: CheckpointConfig = CheckpointConfig()
 
 

@@ -38,6 +38,8 @@ class Source:
     def at(self, path: Path_, reason: str) -> str:
         """Return `file:line: key: reason`. A missing key gets the line of its parent."""
         here = path
+        if here not in self.lines:  # a place in a list may be given as text
+            here = tuple(int(part) if str(part).isdecimal() else part for part in path)
         while here and here not in self.lines:
             here = here[:-1]
         key = ".".join(str(part) for part in path)
@@ -182,11 +184,11 @@ def _problem(error: Any, source: Source, model: type[BaseModel]) -> Problem:
     if kind == "value_error":
         return path, str(ctx["error"])
     if kind == "union_tag_not_found":
-        tag = ctx["discriminator"].strip("'")
+        tag = _tag_name(ctx)
         return path, f"{tag} is missing: give it, to say which kind is meant"
     if kind == "union_tag_invalid":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected_tags"]))
-        return path, unknown(ctx["discriminator"].strip("'"), ctx["tag"], known)
+        return path, unknown(_tag_name(ctx).partition(" or ")[0], ctx["tag"], known)
     if kind == "literal_error":
         known = tuple(re.findall(r"'([^']+)'", ctx["expected"]))
         return path, unknown("value", str(error["input"]), known)
@@ -198,6 +200,11 @@ def _problem(error: Any, source: Source, model: type[BaseModel]) -> Problem:
         return path, f"must have {limit} or {more} entries, not {ctx['actual_length']}"
     message = error["msg"].replace("Input should be", "must be")
     return path, f"{message}, not {error['input']!r}"
+
+
+def _tag_name(ctx: Any) -> str:
+    """Return the key, or the function's name, that tells the kinds of a union apart, in words."""
+    return ctx["discriminator"].strip("'()").replace("_or_", " or ")
 
 
 def _keys_at(loc: Sequence[str | int], root: type[BaseModel]) -> Iterator[str]:
