@@ -7,7 +7,7 @@ A tensor that leaves the runner (a parameter, an optimizer's state) gets a stora
 over the arena's bytes: saving it to a file saves it alone, and not the arena.
 
     kernels on     DeviceArena                            HostArena
-    cpu            this machine's memory                  the same
+    cpu            this machine's memory                  the same, or a file (file_memory.py)
     cuda           one allocation of PyTorch's on each    page-locked (pinned_arena.py)
 
 The two are apart because they have two owners: a device's arena is lent to one job after the
@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import CDLL, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 from offload.errors import OffloadError
 from offload.graph.memgraph import ALIGNMENT, Place
 from offload.graph.taskgraph import HOST
+from offload.memory.file_memory import mapped_file
 from offload.memory.pinned_arena import PinnedArena, cuda_runtime
 from offload.program.kernels import CPU, Value
 from offload.sizes import say_size
@@ -71,9 +73,15 @@ class DeviceArena:
     """The memory of a stage's device, lent to one job at a time. A graph may use several devices:
     their regions are numbered."""
 
-    def __init__(self, sizes: Mapping[int, int], device: torch.device = CPU) -> None:
-        """`device`: where kernels run; of a graph over several, region 0's."""
-        self.device = device
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        device: torch.device = CPU,
+        host_dir: Path | None = None,
+    ) -> None:
+        """`device`: where kernels run; of a graph over several, region 0's. `host_dir`: where
+        what is lent waits; see `HostArena`."""
+        self.device, self.host_dir = device, host_dir
         self._loan: Loan | None = None
         give_cached_back(device)
         self.regions: Mapping[int, ArenaMemory] = MappingProxyType(
@@ -113,11 +121,16 @@ class DeviceArena:
 class HostArena:
     """The memory that a job keeps on the host. For a CUDA device it is page-locked."""
 
-    def __init__(self, nbytes: int, device: torch.device = CPU) -> None:
+    def __init__(
+        self, nbytes: int, device: torch.device = CPU, host_dir: Path | None = None
+    ) -> None:
+        """`host_dir`: a folder for a file that is this memory; only where kernels run on the CPU,
+        because pages of a file are not locked."""
         self._pinned: PinnedArena | None = None
         self._serves = "cpu" if device.type == "cpu" else "any"
         if device.type == "cpu" or not nbytes:
-            self.region = ArenaMemory(_aligned(HOST, nbytes), nbytes)
+            in_file = mapped_file(host_dir, nbytes) if host_dir and nbytes else None
+            self.region = ArenaMemory(in_file or _aligned(HOST, nbytes), nbytes)
             return
         from offload.memory.host_memory import memory_left  # it knows plans, and those know arenas
 
@@ -148,9 +161,9 @@ class Loan:
 
     @classmethod
     def of(cls, arena: DeviceArena, sizes: Mapping[int, int]) -> "Loan":
-        part = DeviceArena({}, arena.device)
+        part = DeviceArena({}, arena.device, arena.host_dir)
         part.regions = MappingProxyType({n: arena.regions[n].part(sizes[n]) for n in sizes})
-        return cls(part, HostArena(sum(sizes.values()), arena.device))
+        return cls(part, HostArena(sum(sizes.values()), arena.device, arena.host_dir))
 
     def keep(self) -> None:
         for device, host in self._pairs():

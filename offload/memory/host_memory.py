@@ -1,6 +1,7 @@
 """How much memory this process may still take, and whether a plan fits into it.
 
     this machine      what is free, and what the system would give up (MemAvailable)
+    this process      ulimit -d - its data
     every cgroup      limit - in use + file cache that can be dropped      up to the root
     ------------      the smallest of them is left
 
@@ -12,6 +13,7 @@ A system that promises more memory than it has would kill the process in the mid
 """
 
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -27,6 +29,7 @@ from offload.torch_seams import pytree
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+STATUS = Path("/proc/self/status")
 FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 """Files with limit and use, of cgroup version 2 and of version 1."""
 GIVES_WAY = ("inactive_file", "active_file", "slab_reclaimable")
@@ -45,8 +48,8 @@ class HostMemoryLeft:
 def memory_left(
     cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
 ) -> HostMemoryLeft:
-    """The smallest amount that the machine and the cgroups leave."""
-    found = [_of_machine(meminfo)]
+    """The smallest amount that the machine, the process's own limit and the cgroups leave."""
+    found = [_of_machine(meminfo), *_of_process()]
     found += [left for group in _groups(cgroups, membership) if (left := _of_group(group))]
     return min(found, key=lambda left: left.nbytes)
 
@@ -61,6 +64,19 @@ def _of_machine(meminfo: Path) -> HostMemoryLeft:
                 free, f"{say_size(free)} of this machine's {say_size(there)} are free"
             )
     return HostMemoryLeft(there, f"this machine has {say_size(there)}")
+
+
+def _of_process() -> Iterator[HostMemoryLeft]:
+    """What the process's limit of data leaves. A mapping of a file is no data."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY or not STATUS.is_file():
+        return
+    lines = STATUS.read_text(encoding="ascii").splitlines()
+    used = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    yield HostMemoryLeft(
+        max(0, limit - used),
+        f"this process may have {say_size(limit)} of data (ulimit -d), {say_size(used)} are in use",
+    )
 
 
 def _groups(cgroups: Path, membership: Path) -> Iterator[Path]:

@@ -1,6 +1,10 @@
-"""Whether a plan may take its memory now, on the host and on its device."""
+"""Whether a plan may take its memory now, on the host and on its device.
+
+What lies in files (`host_dir`) takes no memory: their disk refuses them when they are made.
+"""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
@@ -12,9 +16,16 @@ from offload.program.kernels import device_of
 from offload.sizes import say_size
 
 
-def check_room(plan: RunnablePlan, arenas: Mapping[int, int], waiting: int = 0) -> None:
+def check_room(
+    plan: RunnablePlan,
+    arenas: Mapping[int, int],
+    waiting: int = 0,
+    host_dir: str | Path | None = None,
+) -> None:
     """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now, and a
     waiting place of so many bytes."""
+    if host_dir is not None:
+        arenas, waiting = _without_host(arenas), 0
     check_memory(plan, arenas, memory_left(), waiting)
     device = device_of(plan.graph)
     if device.type == "cuda":
@@ -23,10 +34,16 @@ def check_room(plan: RunnablePlan, arenas: Mapping[int, int], waiting: int = 0) 
 
 
 def check_move(
-    plan: RunnablePlan, arenas: Mapping[int, int], waiting: int = 0, freed: int = 0
+    plan: RunnablePlan,
+    arenas: Mapping[int, int],
+    waiting: int = 0,
+    freed: int = 0,
+    host_dir: Path | None = None,
 ) -> None:
     """Raise `MemoryTooSmall` unless these arenas and a waiting place may be taken beside those
     where the tensors are now. `freed`: bytes of the device that are given up before."""
+    if host_dir is not None:
+        arenas, waiting = _without_host(arenas), 0
     device, left = device_of(plan.graph), memory_left()
     on_host = arenas.get(HOST, 0) + waiting
     on_device = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
@@ -40,6 +57,10 @@ def check_move(
         free = device_left(device).free
         needed = on_device + plan.reserve - freed
         _check(needed, free, str(device), f"{say_size(free)} are free there")
+
+
+def _without_host(arenas: Mapping[int, int]) -> dict[int, int]:
+    return {number: nbytes for number, nbytes in arenas.items() if number != HOST}
 
 
 def _check(needed: int, left: int, what: str, where: str) -> None:

@@ -14,6 +14,7 @@ Invariant: after `empty` nothing of the user's lies here.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -85,10 +86,10 @@ def room_of(nbytes: int) -> int:
 class WaitingPlace:
     """Memory for `nbytes` of residents."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        """`device`: where kernels run."""
+    def __init__(self, nbytes: int, device: torch.device, host_dir: Path | None = None) -> None:
+        """`device`: where kernels run. `host_dir`: see `HostArena`."""
         self.nbytes = nbytes
-        self._host = HostArena(nbytes, device)
+        self._host = HostArena(nbytes, device, host_dir)
         self._waiting: dict[str, _Waiting] = {}
         """By the name of the home."""
 

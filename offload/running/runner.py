@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class Runner:
         driver: Driver | None = None,
         stage: Stage | None = None,
         gate: Gate | None = None,
+        host_dir: Path | None = None,
     ) -> None:
         """`engine`: `threads` for a step on the CPU and `cuda` for one on a device, if not given.
         `poison` fills dead bytes with NaN, and `order="random"` takes any legal order: both are
@@ -69,20 +71,17 @@ class Runner:
         with if not given. `key`: what `run` calls the plan's step, as if it were added.
         `driver`: what engines `cuda` and `cudagraph` drive; of the program's device, if not
         given. `stage`: one that other runners use too; it has the engine already. `gate`: lets
-        guests use the device between two nodes (gate.py); the stage's own, if not given."""
+        guests use the device between two nodes (gate.py); the stage's own, if not given.
+        `host_dir`: a folder for a file that is the host's memory (file_memory.py), on the CPU."""
         program = program_of(plan.graph)
         self._owns_stage = stage is None
+        of_stage: dict[str, Any] = {"engine": engine, "driver": driver, "host_dir": host_dir}
+        check_stage(stage, program, host_workers=host_workers, **of_stage)
+        workers = plan.costs.host_workers if host_workers is None else host_workers
         self.stage = stage or Stage(
-            program.device,
-            engine,
-            order,
-            seed,
-            host_workers=plan.costs.host_workers if host_workers is None else host_workers,
-            driver=driver,
-            gate=gate,
+            program.device, order=order, seed=seed, host_workers=workers, gate=gate, **of_stage
         )
         """The stage whose tenant it is."""
-        check_stage(stage, program, engine=engine, host_workers=host_workers, driver=driver)
         self.trace = Trace()
         """The last step's."""
         self.placed = Bindings()

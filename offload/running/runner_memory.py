@@ -139,15 +139,17 @@ class RunnerMemory:
         lent = self.stage.lent(self, on_device)
         if lent is None or had != (on_host, waiting):
             self.leave()
-            room = partial(check_room, plan, waiting=waiting)
+            room = partial(check_room, plan, waiting=waiting, host_dir=self.stage.host_dir)
             if lent is None:
                 self.stage.grow(on_device, lambda larger: room({**larger, HOST: on_host}))
                 lent = self.stage.lent(self, on_device)
                 assert lent is not None
             else:
                 room({HOST: on_host})
-            self.host = HostArena(on_host, self.stage.device)
-            self.waiting = WaitingPlace(waiting, self.stage.device) if waiting else None
+            self.host = HostArena(on_host, self.stage.device, self.stage.host_dir)
+            self.waiting = (
+                WaitingPlace(waiting, self.stage.device, self.stage.host_dir) if waiting else None
+            )
             for note in {self.host.note, self.waiting.note if self.waiting else ""} - {""}:
                 self.plan.remarks.say(note)
         assert self.host is not None
@@ -172,7 +174,7 @@ class RunnerMemory:
         sizes = stage.sizes_for(self, on_device)
         taken = {} if keeps else {HOST: on_host}
         way = self._way(plan, stage, sizes, taken, room)
-        host = self.host if keeps else HostArena(on_host, stage.device)
+        host = self.host if keeps else HostArena(on_host, stage.device, stage.host_dir)
         assert host is not None
         if way == BESIDE and not stage.keeps(sizes):
             stage.take_beside(self, sizes)
@@ -182,7 +184,7 @@ class RunnerMemory:
         assert lent is not None
         before, old_waiting = self.current, self.waiting
         room = room if room > self.parked_bytes else 0
-        waiting = WaitingPlace(room, stage.device) if room else old_waiting
+        waiting = WaitingPlace(room, stage.device, stage.host_dir) if room else old_waiting
         arenas = self.arenas
         if arenas is None or arenas.lent is not lent or arenas.host is not host:
             arenas = Arenas(lent, host, self._origins)
@@ -235,8 +237,8 @@ class RunnerMemory:
         room = 0 if alone else resident_bytes(plan.memgraph)
         room = room if room > self.parked_bytes else 0
         kept = stage.keeps(sizes)
-        check_move(plan, {} if kept else sizes, room)
-        waiting = WaitingPlace(room, stage.device) if room else self.waiting
+        check_move(plan, {} if kept else sizes, room, host_dir=stage.host_dir)
+        waiting = WaitingPlace(room, stage.device, stage.host_dir) if room else self.waiting
         if not kept:
             stage.take_beside(self, sizes)
         try:
@@ -267,18 +269,19 @@ class RunnerMemory:
     ) -> str:
         """How the tensors get to the new arenas. Raises `MemoryTooSmall` if there is no room.
         `taken`: an arena of the host, if a new one is needed."""
+        check = partial(check_move, plan, host_dir=stage.host_dir)
         if stage.keeps(sizes):
-            check_move(plan, taken, waiting)
+            check(taken, waiting)
             return IN_PLACE if stage is self.stage else BESIDE
         try:
-            check_move(plan, {**taken, **sizes}, waiting)
+            check({**taken, **sizes}, waiting)
             return BESIDE
         except MemoryTooSmall:
             if not stage.arena_bytes:
                 raise
         parked = self.current.resident_bytes if self.current and stage is self.stage else 0
         parked = parked if parked > self.parked_bytes else 0
-        check_move(plan, {**taken, **sizes}, waiting + parked, stage.arena_bytes)
+        check({**taken, **sizes}, waiting + parked, stage.arena_bytes)
         return BY_HOST
 
     # ---- other tenants --------------------------------------------------------------------------
@@ -294,8 +297,8 @@ class RunnerMemory:
         if not (self.current and needed):
             return 0
         if self.waiting is None or self.waiting.nbytes < needed:
-            check_room(self.plan, {}, needed)
-            self.waiting = WaitingPlace(needed, self.stage.device)
+            check_room(self.plan, {}, needed, self.stage.host_dir)
+            self.waiting = WaitingPlace(needed, self.stage.device, self.stage.host_dir)
         return self.current.park(self.waiting)
 
     def evict(self) -> int:

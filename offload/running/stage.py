@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -80,12 +81,14 @@ class Stage:
         host_workers: int = 1,
         driver: Driver | None = None,
         gate: Gate | None = None,
+        host_dir: Path | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`engine`: by default `threads` on the CPU and `cuda` on a device. `order="random"` takes
         any legal order, for tests. `driver`: for the engines `cuda` and `cudagraph`; by default the
-        device's own. `gate`: lets guests use the device between two nodes; by default its own."""
-        self.device = device
+        device's own. `gate`: lets guests use the device between two nodes; by default its own.
+        `host_dir`: a folder for files that are the memory of the host; by default it is RAM."""
+        self.device, self.host_dir = device, host_dir
         self.host_workers = host_workers
         self.swaps = SwapTotals()
         self.clock = clock
@@ -152,7 +155,7 @@ class Stage:
         larger = _most(sizes, *self._tenants.values())
         self._free()
         check(larger)
-        self._arena = DeviceArena(larger, self.device)
+        self._arena = DeviceArena(larger, self.device, self.host_dir)
 
     def _free(self) -> None:
         for tenant in list(self._tenants):
@@ -179,7 +182,7 @@ class Stage:
         """Take an arena of these sizes and lend it to the tenant, whose tensors are still in the
         old one."""
         self._check_whole(sizes)
-        arena = DeviceArena(sizes, self.device)
+        arena = DeviceArena(sizes, self.device, self.host_dir)
         for other in list(self._tenants):
             if other is not tenant:
                 self._left(other.evict)
@@ -191,7 +194,7 @@ class Stage:
         self._check_whole(sizes)
         self._free()
         self._tenants[tenant] = sizes
-        self._arena = DeviceArena(sizes, self.device)
+        self._arena = DeviceArena(sizes, self.device, self.host_dir)
 
     def park(self, tenant: Tenant) -> None:
         """Have the tenant leave the device's arena now, and not when another one comes."""

@@ -29,8 +29,8 @@ def build_strategy(config: RunConfig) -> Strategy | str:
     kind = OffloadDDPStrategy if config.trainer.devices > 1 else OffloadStrategy
     try:
         return kind(**config.offload.model_dump())
-    except OffloadError as error:  # the schema has checked everything but this machine
-        raise BuildError("offload.engine", str(error)) from error
+    except (OffloadError, ValueError) as error:  # the schema has checked all but this machine
+        raise BuildError(_key(error, "offload.engine"), str(error)) from error
 
 
 def check_device(trainer: L.Trainer) -> None:
@@ -40,9 +40,13 @@ def check_device(trainer: L.Trainer) -> None:
     try:
         trainer.strategy.find_target()
     except OffloadError as error:
-        of_engine = str(error).startswith("engine=")
-        key = "offload.engine" if of_engine else "trainer.accelerator"
-        raise BuildError(key, str(error)) from error
+        raise BuildError(_key(error, "trainer.accelerator"), str(error)) from error
+
+
+def _key(error: Exception, otherwise: str) -> str:
+    """Return the key that the error begins with, as `engine='cuda' needs ...` does."""
+    named = str(error).split("=")[0]
+    return f"offload.{named}" if named in ("engine", "host_dir") else otherwise
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
 
         for made in _blamed(make):
             if made.plan is not None:
-                check_room(made.plan, made.plan.memgraph.arenas)
+                check_room(made.plan, made.plan.memgraph.arenas, host_dir=config.offload.host_dir)
             console.print()
             for line in _explain(made, "a lane" if of_lanes else "a step"):
                 console.print(line, highlight=False, markup=False)

@@ -16,6 +16,7 @@ AS_PEERS_DO: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "check_first_steps": (0, 2),
     "audit": (0, 0.01),
     "plan_cache": (None,),
+    "host_dir": (None,),
 })  # fmt: skip
 """The keys of `offload` that a peer does not know, each with its default, and with the value that
 says what a peer does anyway: it compares and traces no step again."""

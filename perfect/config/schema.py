@@ -306,12 +306,14 @@ class OffloadConfig(Section):
     plan_cache: str | None = None
     """A folder for plans and measurements, so that the next start of this run does not search and
     measure again. None: nothing is kept."""
+    host_dir: str | None = None
+    """A folder for files that are the memory of the host, on the CPU. None: it is RAM."""
 
     @model_validator(mode="after")
     def _check_keys_of_budget(self) -> "OffloadConfig":
-        idle = changed(self) & {"recompute", "host_budget", "optimizer"}
+        idle = changed(self) & {"recompute", "host_budget", "host_dir", "optimizer"}
         if self.optimizer == "host":
-            idle -= {"host_budget", "optimizer"}  # the optimizer's state is on the host
+            idle -= {"host_budget", "host_dir", "optimizer"}  # the optimizer's state is on the host
         if self.budget is None and idle:
             why = "without a budget, as everything stays on the device"
             raise ValueError(no_effect(idle, why))

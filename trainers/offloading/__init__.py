@@ -4,6 +4,6 @@
 Lightning calls, `planned_steps.py` what these methods do.
 
 May import: lightning_seams, offload, offload.gate, offload.running, offload.running.drivers,
-    offload.sizes, offload.torch_seams, offload.tracing, offloading.hardware, offloading.steps,
-    offloading.tracing, one_device, sharing.
+    offload.memory, offload.sizes, offload.torch_seams, offload.tracing, offloading.hardware,
+    offloading.steps, offloading.tracing, one_device, sharing.
 """

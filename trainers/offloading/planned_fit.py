@@ -142,8 +142,8 @@ class PlannedFit(PlannedSteps):
     def find_target_on(self, device: torch.device) -> Target:
         """Return this run's target on another device. Raise `OffloadError` if there is none."""
         device = check_cuda(device) if device.type == "cuda" else device
-        kind = accelerator_for(device.type)
-        target = target_of(self._request.engine, kind, device, self._driver)
+        kind, asked = accelerator_for(device.type), self._request
+        target = target_of(asked.engine, kind, device, self._driver, asked.host_dir)
         return replace(target, gate=self._gate)
 
     @cached_property

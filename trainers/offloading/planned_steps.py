@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from offload import CaptureError, DeviceLost, OffloadError, Plan, PlanCache
+from offload.memory.file_memory import checked_folder
 from offload.running.drivers.device_loss import device_lost
 from offload.tracing.ranks import Ranks
 from trainers.lightning_seams import is_accumulating, skips_backward
@@ -57,6 +58,7 @@ class PlannedSteps(Strategy):
         check_first_steps: int = 2,
         audit: float = 0.01,
         plan_cache: str | Path | None = None,
+        host_dir: str | Path | None = None,
         **more: Any,
     ) -> None:
         """`budget` is a number of bytes, a size (8GiB), or a share of what the step needs without
@@ -66,11 +68,13 @@ class PlannedSteps(Strategy):
         `audit`: the part of the time that goes into tracing the step again, to find changes that no
         watch sees; 0 switches that off. `plan_cache`: a folder in which plans and measurements are
         kept, so that the next start of the same run neither measures nor searches again; None
-        writes nothing. `more` is given to Lightning's strategy."""
+        writes nothing. `host_dir`: a folder for files that are the host's memory, on a CPU (docs).
+        `more` is given to Lightning's strategy."""
         super().__init__(**more)
         cache = None if plan_cache is None else PlanCache(plan_cache)
+        folder = None if host_dir is None else checked_folder(host_dir)
         self._request = PlanRequest(
-            budget, host_budget, recompute, optimizer, engine, verify, cache=cache
+            budget, host_budget, recompute, optimizer, engine, verify, cache=cache, host_dir=folder
         )
         check_count(check_first_steps)
         check_part(audit)
@@ -326,7 +330,8 @@ class PlannedSteps(Strategy):
     def find_target(self) -> Target:
         """Return the trainer's device and the engine for it. Raise `OffloadError` if there is
         none."""
-        return target_of(self._request.engine, self.accelerator, self.root_device, self._driver)
+        engine, host_dir = self._request.engine, self._request.host_dir
+        return target_of(engine, self.accelerator, self.root_device, self._driver, host_dir)
 
     @property
     def _driver(self) -> MakeDriver | None:

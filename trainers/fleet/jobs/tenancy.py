@@ -31,7 +31,8 @@ class Tenancy:
         self._on_cpu = device.type == "cpu"
         self._stage: Stage | None = None
         self._armed = False
-        self._engine = ""
+        self._first: Target | None = None
+        """The target of the job that came first."""
         self._tidied = 0.0
         self.costs: Costs | None = None
         """The device's rates, once a job has measured them."""
@@ -44,14 +45,22 @@ class Tenancy:
         if self._stage is None:
             driver = target.driver() if target.driver is not None else None
             workers = plan.costs.host_workers
-            self._stage = Stage(target.device, target.engine, host_workers=workers, driver=driver)
-            self._engine = target.engine
-            self._stage.gate.armed = self._armed
-        if target.engine != self._engine:
-            raise FleetError(
-                f"engine={target.engine!r} was asked for, but the device's other jobs run on"
-                f" {self._engine!r}: give all jobs of a fleet the same engine"
+            self._stage = Stage(
+                target.device,
+                target.engine,
+                host_workers=workers,
+                driver=driver,
+                host_dir=target.host_dir,
             )
+            self._first = target
+            self._stage.gate.armed = self._armed
+        for name in ("engine", "host_dir"):
+            asked, had = getattr(target, name), getattr(self._first, name)
+            if asked != had:
+                raise FleetError(
+                    f"{name}={asked!r} was asked for, but the device's other jobs run on {had!r}:"
+                    f" give all jobs of a fleet the same {name}"
+                )
         return self._stage
 
     @property

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
@@ -44,6 +45,8 @@ class Target:
     """None means the planner's default rates."""
     gate: Gate | None = None
     """Lets guests use the device between two nodes of a step (trainers/sharing)."""
+    host_dir: Path | None = None
+    """A folder for the files that are the memory of the host; None: it is RAM."""
     make_runner: MakeRunner | None = None
     """Makes the runners of a job whose device has other jobs; None: they have the device alone."""
 
@@ -94,13 +97,21 @@ class Target:
         if self.make_runner is not None:
             return self.make_runner(plan, key, self)
         driver = self.driver() if self.driver is not None else None
-        return Runner(plan, self.engine, key=key, driver=driver, gate=self.gate)
+        return Runner(
+            plan, self.engine, key=key, driver=driver, gate=self.gate, host_dir=self.host_dir
+        )
 
     def stage(self, plan: Plan) -> Stage:
         """Return a stage for a runner that moves to this target, and will close it."""
         driver = self.driver() if self.driver is not None else None
-        workers = plan.costs.host_workers
-        return Stage(self.device, self.engine, host_workers=workers, driver=driver, gate=self.gate)
+        return Stage(
+            self.device,
+            self.engine,
+            host_workers=plan.costs.host_workers,
+            driver=driver,
+            gate=self.gate,
+            host_dir=self.host_dir,
+        )
 
     def held(self) -> AbstractContextManager[None]:
         """Have the device for this block, in which guests come only where it asks for them."""
@@ -140,6 +151,7 @@ def target_of(
     accelerator: Accelerator | None,
     device: torch.device,
     driver: MakeDriver | None = None,
+    host_dir: Path | None = None,
 ) -> Target:
     """Return the target of a run. Raise `OffloadError` if the engine does not run on the device."""
     kind = type(accelerator).__name__
@@ -149,8 +161,15 @@ def target_of(
                 f"engine={engine!r} runs on a GPU, and the trainer's accelerator is {kind}: give"
                 " Trainer(accelerator='gpu'), or engine auto or threads"
             )
-        return Target(device, "threads" if engine == "auto" else engine, driver)
+        engine = "threads" if engine == "auto" else engine
+        return Target(device, engine, driver, host_dir=host_dir)
     if isinstance(accelerator, CUDAAccelerator) and device.type == "cuda":
+        if host_dir is not None:
+            raise OffloadError(
+                f"host_dir={str(host_dir)!r} has no effect on a GPU, whose copies need page-locked"
+                " memory, and pages of a file are not locked: remove it, or give"
+                " Trainer(accelerator='cpu')"
+            )
         if engine == "threads":
             raise OffloadError(
                 "engine='threads' runs on the CPU, and the trainer's accelerator is"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.plugins.precision import Precision
@@ -34,6 +35,8 @@ class PlanRequest:
     """Whether another job has the device while only the host works at the end of a step."""
     cache: PlanCache | None = None
     """Where plans and measurements are kept for later starts of the same run."""
+    host_dir: Path | None = None
+    """A folder for the files that are the host's memory; None: it is RAM."""
 
     def __post_init__(self) -> None:
         for name, given, known in (
