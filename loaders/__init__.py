@@ -12,9 +12,15 @@ and `user_views` (what a serve shows of a sample), `rank_order`, `stream_order`,
 `sharing` has one such loader for several consumers, `lanes` deals one out to virtual ranks.
 """
 
-from loaders.errors import LoaderError
-from loaders.lanes.lane_loader import LaneLoader
-from loaders.loader import ReuseLoader
-from loaders.sharing.shared_stream import SharedStream
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["LaneLoader", "LoaderError", "ReuseLoader", "SharedStream"]
+if TYPE_CHECKING:
+    from loaders.public_names import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when one is first asked for: `loaders.order` needs no torch."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(name)
+    return getattr(import_module("loaders.public_names"), name)

@@ -8,73 +8,15 @@
 step -> TaskGraph -> Plan (MemGraph) -> Runner. See docs/offload.md.
 """
 
-from offload.caching.plan_cache import PlanCache
-from offload.errors import (
-    AssumptionFailed,
-    BudgetTooSmall,
-    CaptureError,
-    DeviceLost,
-    GraphError,
-    MemoryTooSmall,
-    OffloadError,
-    RaceFound,
-    StepError,
-    TensorsKept,
-    TracesDiffer,
-)
-from offload.graph.builder import GraphBuilder
-from offload.graph.costs import Costs
-from offload.graph.memgraph import MemGraph
-from offload.graph.taskgraph import Buffer, Role, Task, TaskGraph
-from offload.lowering.passes import beside, in_turn, lower
-from offload.measuring.calibration import calibrate
-from offload.planning.simulator import Simulation, simulate
-from offload.planning.verify import verify
-from offload.plans.plan import Plan, plan
-from offload.plans.prefill import prefill
-from offload.running.runner import Runner
-from offload.tracing.capture import (
-    capture,
-    capture_micro_batch,
-    capture_training_step,
-    capture_update_step,
-)
-from offload.tracing.updating import Clip
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AssumptionFailed",
-    "BudgetTooSmall",
-    "Buffer",
-    "CaptureError",
-    "Clip",
-    "Costs",
-    "DeviceLost",
-    "GraphBuilder",
-    "GraphError",
-    "MemGraph",
-    "MemoryTooSmall",
-    "OffloadError",
-    "Plan",
-    "PlanCache",
-    "RaceFound",
-    "Role",
-    "Runner",
-    "Simulation",
-    "StepError",
-    "Task",
-    "TaskGraph",
-    "TensorsKept",
-    "TracesDiffer",
-    "beside",
-    "calibrate",
-    "capture",
-    "capture_micro_batch",
-    "capture_training_step",
-    "capture_update_step",
-    "in_turn",
-    "lower",
-    "plan",
-    "prefill",
-    "simulate",
-    "verify",
-]
+if TYPE_CHECKING:
+    from offload.public_names import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when one is first asked for: `offload.sizes` needs no torch."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(name)
+    return getattr(import_module("offload.public_names"), name)

@@ -1,29 +1,14 @@
-"""Who runs steps, on what: Lightning strategies over `offload` and `loaders`.
+"""Who runs steps, on what: Lightning strategies over `offload` and `loaders`."""
 
-A strategy is imported when it is first asked for: parts of this package need no torch.
-"""
-
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainers.elastic.peer.elastic_strategy import ElasticStrategy
-    from trainers.offloading.ddp_strategy import OffloadDDPStrategy
-    from trainers.offloading.strategy import OffloadStrategy
-
-__all__ = ["ElasticStrategy", "OffloadDDPStrategy", "OffloadStrategy"]
+    from trainers.public_names import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ElasticStrategy":
-        from trainers.elastic.peer.elastic_strategy import ElasticStrategy
-
-        return ElasticStrategy
-    if name == "OffloadDDPStrategy":
-        from trainers.offloading.ddp_strategy import OffloadDDPStrategy
-
-        return OffloadDDPStrategy
-    if name == "OffloadStrategy":
-        from trainers.offloading.strategy import OffloadStrategy
-
-        return OffloadStrategy
-    raise AttributeError(f"module 'trainers' has no attribute {name!r}")
+    """Import the public names when one is first asked for: an anchor needs no torch."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(name)
+    return getattr(import_module("trainers.public_names"), name)

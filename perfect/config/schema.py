@@ -28,9 +28,8 @@ from perfect.config.fields import (
     no_effect,
     unknown,
 )
+from perfect.config.model_names import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.method.schedule import Kind
-from perfect.models import LANGUAGE_MODEL_NAMES, MODEL_NAMES
-from perfect.text import TestText
 
 TEXTS = ("wikitext2", "lines")
 
@@ -85,7 +84,7 @@ class DataConfig(NamedOrOwn):
     """Only the first so many entries of the BPE vocabulary are used (None: all)."""
     evaluation_samples: Count | None = None
     """So many blocks of the validation text, and of the test text, are evaluated (None: all)."""
-    test_text: TestText = "tokens"
+    test_text: Literal["tokens", "raw"] = "tokens"
     """With raw, the test text is used as it was written: no rare word is replaced by <unk>."""
     lengths: Lengths = "auto"
     """What batches of lines are padded to, in ascending order up to sequence. auto: a few lengths

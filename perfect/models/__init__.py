@@ -13,7 +13,7 @@ before one linear head, so they take any H and W that the strides leave somethin
 start at PyTorch's defaults.
 A net of your own needs no file here: name its class in the config (`model: {class_path: ...}`).
 
-May import: callbacks, text.
+May import: callbacks, config, text.
 """
 
 import difflib
@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from torch import nn
 
+from perfect.config.model_names import LANGUAGE_MODEL_NAMES, MODEL_NAMES
 from perfect.models.gpt2 import GPT2_SHAPES, Gpt2
 from perfect.models.llama import LLAMA_SHAPES, Llama
 from perfect.models.lora import add_lora
@@ -65,9 +66,6 @@ _BUILDERS: Mapping[str, Callable[[int], nn.Module]] = MappingProxyType(
         "resnet50": _resnet50,
     }
 )
-
-MODEL_NAMES: tuple[str, ...] = tuple(_BUILDERS)
-LANGUAGE_MODEL_NAMES: tuple[str, ...] = (*GPT2_SHAPES, *LLAMA_SHAPES)
 
 
 def build_model(name: str, num_classes: int) -> nn.Module:

@@ -14,7 +14,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.callbacks.train_loaders import in_memory
 from perfect.runs.stall_log import stall_log
+from perfect.version import own_version
 
 FIRST_COLUMNS = ("step", "wall_seconds")
 
@@ -186,7 +186,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": L.__version__,
         "numpy": numpy.__version__,
-        "perfect-training": _own_version(),
+        "perfect-training": own_version(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -194,13 +194,6 @@ def environment() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "cuda": torch.version.cuda if cuda else None,
     }
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("perfect-training")
-    except metadata.PackageNotFoundError:
-        return "not installed"  # a copy of the code is imported from where it lies
 
 
 def _processor() -> str:

@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import source_text
-from source_text import OURS, PACKAGES, ROOT, arrows, dotted, heads, imports, name, sources, tree
+from source_text import OURS, PACKAGES, ROOT, arrows, heads, imports, name, of, sources, tree
 
 read_once = source_text.read_once
 
@@ -150,23 +150,19 @@ def test_every_folder_of_a_package_with_python_in_it_is_a_package(package: str) 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_all_of_a_package_is_exactly_what_it_exports(package: str) -> None:
-    """Public names that `__init__` binds by importing from ours, or defines itself."""
-    bound: set[str] = set()
-    declared: list[str] | None = None
-    body = tree(ROOT / package / "__init__.py").body
-    late = [node for part in body if isinstance(part, ast.If) for node in part.body]  # for types
-    for node in [*body, *late]:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
-            bound |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
-            declared = ast.literal_eval(node.value)
-    bound = {n for n in bound if not n.startswith("_")} - {"check_siblings"}
-    assert set(declared or []) == bound
-    assert declared is None or (len(declared) == len(bound))
+    """Public names are what `public_names` imports from ours; `__init__` gives them late."""
+    names = ROOT / package / "public_names.py"
+    bound = [
+        alias.asname or alias.name
+        for node in of(names, ast.ImportFrom)
+        if (node.module or "").split(".")[0] in PACKAGES
+        for alias in node.names
+    ]
     module = importlib.import_module(package)
-    assert all(hasattr(module, n) for n in declared or [])
+    assert sorted(module.__all__) == sorted(bound)
+    assert all(getattr(module, each) is not None for each in bound)
+    with pytest.raises(AttributeError):
+        module.no_such_name  # noqa: B018
 
 
 def test_the_promised_names_are_where_they_are_promised() -> None:
