@@ -127,7 +127,8 @@ class InFleet:
             return build_strategy(config)
         options = {} if config.offload is None else config.offload.model_dump()
         # What the run leaves open is the fleet's to say.
-        left_open = [name for name in ("budget", "host_budget") if options.get(name) is None]
+        of_fleet = ("budget", "host_budget", "plan_cache")
+        left_open = [name for name in of_fleet if options.get(name) is None]
         return self._seat.strategy(**{k: v for k, v in options.items() if k not in left_open})
 
     def begins_with(self, checkpoint: Path) -> str | None:

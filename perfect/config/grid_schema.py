@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from perfect.config.fields import Budget, Count, Section, Size, no_effect
+from perfect.config.fields import Budget, Count, Rate, Section, Size, no_effect
 
 Mode = Literal["min", "max"]
 
@@ -74,6 +74,9 @@ class FleetConfig(Section):
     """The bytes of host memory that all jobs together may take (None: what is free)."""
     quantum: Count | None = None
     """A job's turn has so many optimizer steps (None: 50 times as long as changing jobs takes)."""
+    hours: Rate | None = None
+    """The grid ends after so long with what is best by then, and the same command goes on for as
+    long again (None: when all jobs have ended)."""
     metric: str = "val_loss"
     """Jobs are compared by the last value of this that they logged."""
     mode: Mode = "min"

@@ -1,11 +1,13 @@
 """Says what a grid would run, without training: `perfect-train grid.yaml --check`.
 
-A fleet in a folder of its own builds and plans every job, as long as there is memory for it, and
-ends there. No step is run, and nothing is left.
+A fleet in a folder of its own builds and plans jobs, as long as there is memory for them, and ends
+there. Of points with equal steps it is one, and the others take what that one takes. No step is
+run, and nothing is left.
 """
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,12 +17,13 @@ from rich.text import Text
 from offload.sizes import say_size
 from perfect.config.grid import Grid
 from perfect.errors import BuildError
+from perfect.grids.equal_steps import equal_steps, plans_of
 from perfect.grids.grid_fleet import build_fleet
-from perfect.grids.grid_job import GridJob
 from perfect.grids.grid_results import widen
 from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
+from trainers.fleet.deciding.prediction import explained
 
 
 class _LastState:
@@ -37,21 +40,30 @@ def check_grid(grid: Grid, console: Console) -> int:
     """Print what every job would take, and when all would be done. Return the exit code."""
     widen(console)
     seen = _LastState()
+    points = grid.points or (grid.first,)  # a search chooses them in the run
+    alike = equal_steps(points)
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
-        fleet = build_fleet(grid, Path(folder), seen.see)
-        if not grid.points:  # a search chooses them in the run
-            fleet.add_program(grid.first.name, GridJob(grid.first.config))
+        fleet = build_fleet(grid, Path(folder), seen.see, [group[0] for group in alike])
         try:
-            said = fleet.explain()
+            plans = {plan.job: plan for plan in fleet.plan()}
         finally:
             fleet.close()
     assert seen.state is not None
-    jobs = seen.state.jobs
+    jobs: dict[str, JobState] = {}
+    for group in alike:
+        first = group[0].name
+        if first in plans:
+            plans |= plans_of(group, plans[first])
+        for name in (point.name for point in group):
+            job = seen.state.jobs[first]
+            left = plans[name].left if name in plans else job.left
+            jobs[name] = replace(job, name=name, left=left)
+    jobs = {point.name: jobs[point.name] for point in points}
+    said = explained([plans[name] for name in jobs if name in plans], seen.state.settings)
     if grid.fleet.search is not None:
         console.print("a search chooses its points in the run; this is the first one")
     console.print(_table(jobs))
-    if said:
-        console.print(Text(said), soft_wrap=True)
+    console.print(Text(said), soft_wrap=True)
     failed = [job for job in jobs.values() if job.phase == "failed"]
     for job in failed:
         console.print(Text(f"{job.name} would fail: {job.error}", style="red"), soft_wrap=True)

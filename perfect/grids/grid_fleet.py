@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from perfect.assembly import build_phases
-from perfect.config.grid import Grid
+from perfect.config.grid import Grid, Point
 from perfect.config.grid_schema import FleetConfig
 from perfect.errors import BuildError
 from perfect.grids.grid_job import GridJob
@@ -17,9 +17,9 @@ from trainers.fleet.fleet import Watch
 from trainers.fleet.search import optuna_pruner_of
 
 
-def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
-    """Return the fleet with the job of every point; a search adds its own. Raise
-    `BuildError` if a key does not fit this machine."""
+def build_fleet(grid: Grid, folder: Path, watch: Watch, jobs: Sequence[Point]) -> Fleet:
+    """Return the fleet with the jobs of these points; a search adds its own. Raise `BuildError` if
+    a key does not fit this machine."""
     given = grid.fleet
     points = grid.points or (grid.first,)
     for point in points:
@@ -32,6 +32,7 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
         metric=given.metric,
         mode=given.mode,
         quantum=given.quantum,
+        hours=given.hours,
         folder=folder,
         watch=watch,
     )
@@ -42,7 +43,7 @@ def build_fleet(grid: Grid, folder: Path, watch: Watch) -> Fleet:
             "is missing: on a GPU a fleet must know what a step takes before it runs; give it, or"
             " give offload: {}, which plans each step",
         )
-    for point in grid.points:
+    for point in jobs:
         fleet.add_program(point.name, GridJob(point.config))
     return fleet
 

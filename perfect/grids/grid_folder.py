@@ -19,7 +19,7 @@ from perfect.config.grid import Grid
 from perfect.errors import FolderError
 from perfect.runs.folder import differences
 
-HOW = ("devices", "budget", "host_budget", "quantum")
+HOW = ("devices", "budget", "host_budget", "quantum", "hours")
 """These keys of `fleet` change no job's results, so a grid may be resumed with other ones."""
 
 

@@ -33,6 +33,7 @@ from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.keeping.board import Board
+from trainers.fleet.keeping.fleet_result import said_left
 
 
 def run_grid(grid: Grid, out: Path, console: Console) -> int:
@@ -48,13 +49,16 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
             timeline.see(state, event)
             board.see(state, event)
 
-        fleet = build_fleet(grid, out, watch)
+        fleet = build_fleet(grid, out, watch, grid.points)
         status, code = "failed", 1
         try:
             for part in (_terminated(), _warnings_logged(), timeline, board):
                 stack.enter_context(part)
-            fit_of(grid, fleet)()
+            result = fit_of(grid, fleet)()
             status, code = "completed", 0
+            if left := result.unfinished:
+                status, again = "out of time", "the same command goes on for as long again"
+                _say(console, f"the time is over: {said_left(left, out)}: {again}")
         except KeyboardInterrupt as error:
             status, code = "interrupted", 130
             said = str(error) or f"stopped at once; the same command goes on in {out}"

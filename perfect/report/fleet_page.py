@@ -103,6 +103,8 @@ def _alerts(fleet: FleetRecord) -> str:
     ]
     if fleet.status == "interrupted":
         said.append("The grid was interrupted. The same command goes on with it.")
+    if fleet.status == "out of time":
+        said.append("Its time was over. The same command goes on with it for as long again.")
     text = "\n".join(said)
     return f"<p class=alert>{escape(text)}</p>" if text else ""
 

@@ -14,6 +14,9 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
+from offload.tracing.capture import capture_step
+from trainers.offloading.steps import step_graphs
+
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]
 Recipe = dict[str, Any]
@@ -173,6 +176,23 @@ def test_ctrl_c_lets_every_job_write_a_checkpoint_and_says_so_once(
         assert_same_runs(folder / "jobs" / name, whole / "jobs" / name)
 
 
+def test_a_grid_whose_time_is_over_says_so_and_the_same_command_goes_on(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid["fleet"]["hours"] = 1e-9  # it is over before the first job is built
+    code, folder = train(grid, out="grid")
+    assert code == 0
+    assert "the time is over: 0 jobs are checkpointed, 2 begin anew," in capfd.readouterr().err
+    results = json.loads((folder / "grid.json").read_text())
+    assert results["status"] == "out of time"
+    assert all("h were over at step 0" in job["why"] for job in results["jobs"])
+    grid["fleet"]["hours"] = 20
+    assert train(grid, out="grid")[0] == 0
+    results = json.loads((folder / "grid.json").read_text())
+    assert results["status"] == "completed"
+    assert {job["state"] for job in results["jobs"]} == {"finished"}
+
+
 # ---- what is said and kept ----------------------------------------------------------------------
 
 
@@ -245,16 +265,37 @@ def test_a_search_tries_some_points_and_goes_on_where_it_was(train: Train, grid:
     assert train(grid, out="other")[0] == 2
 
 
-def test_check_tells_what_every_job_would_take_and_leaves_nothing(
-    train: Train, grid: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_check_captures_equal_steps_once_and_says_of_every_job_what_it_says_of_it_alone(
+    train: Train, grid: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    captures: list[Any] = []
+    monkeypatch.setattr(
+        step_graphs,
+        "capture_step",
+        lambda *given, **more: captures.append(given) or capture_step(*given, **more),
+    )
     grid["offload"] = {}
+    grid["grid"] |= {"seed": [3, 4], "phases.0.passes": [1, 2], "loader.batch_size": [8, 10]}
     code, folder = train(grid, "--check", out="grid")
     assert code == 0
-    said = capfd.readouterr().out
-    assert all(name in said for name in NAMES)
-    assert "of the device" in said
     assert not folder.exists()
+    said = capfd.readouterr().out
+    assert len(captures) == 2, "the batch size alone makes another step"
+    told = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("lr=")}
+    assert len(told) == 16
+    lengths = {"passes=1,batch_size=8": 20, "passes=2,batch_size=8": 35,
+               "passes=1,batch_size=10": 17, "passes=2,batch_size=10": 29}  # fmt: skip
+    for name, words in told.items():
+        assert int(words[1]) == lengths[name.partition(",")[2].partition(",")[2]], name
+    readers = [line for line in said.splitlines() if line.startswith("input shared by")]
+    assert len(readers) == 4, "points of one seed and batch size read together"
+    grid["grid"] = {"phases.0.lr.lr": [0.01], "seed": [4], "phases.0.passes": [2]}
+    assert train(grid, "--check", out="grid")[0] == 0
+    alone = [
+        line.split() for line in capfd.readouterr().out.splitlines() if "of the device" in line
+    ]
+    same = told["lr=0.01,seed=4,passes=2,batch_size=8"]
+    assert [words[1:2] + words[6:15] for words in alone] == [same[1:2] + same[6:15]]
 
 
 def test_the_tiny_grid_of_ours_runs_to_its_end(train: Train, text: Path) -> None:

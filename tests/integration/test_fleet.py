@@ -30,6 +30,7 @@ from trainers.fleet import FleetError, Halving
 from trainers.fleet.deciding.events import Event, Planned, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
+from trainers.fleet.keeping.fleet_result import said_left
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 
@@ -174,24 +175,42 @@ def test_an_explained_fleet_says_what_sharing_brings_and_trains_afterwards(
 # ---- Ctrl-C -------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_checkpoints_every_job_and_the_same_program_goes_on(
-    lone: Mapping[str, Outcome], tmp_path: Path
+class HandTimer(threading.Timer):
+    """A timer that goes off when the test says so."""
+
+    def start(self) -> None:
+        HandTimer.goes_off = self.function
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "time"])
+def test_ctrl_c_and_the_end_of_the_time_checkpoint_every_job_and_the_same_program_goes_on(
+    lone: Mapping[str, Outcome], tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(threading, "Timer", HandTimer)
+
     def interrupt(state: FleetState, event: Event) -> None:
         if isinstance(event, TurnEnded) and event.step == 3 and not state.interrupted:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT) if how == "ctrl-c" else HandTimer.goes_off()
 
     names = ("adam", "sgd", "plain")
-    fleet = make(tmp_path, quantum=1, watch=interrupt)
+    fleet = make(tmp_path, quantum=1, watch=interrupt, hours=2.0, metric="val_loss")
     for name in names:
         add(fleet, name, KINDS[name])
-    with pytest.raises(KeyboardInterrupt, match="the same program goes on") as said:
-        fleet.fit()
+    if how == "ctrl-c":
+        with pytest.raises(KeyboardInterrupt, match="the same program goes on") as error:
+            fleet.fit()
+        result, said = fleet.result(), str(error.value)
+    else:
+        result = fleet.fit()
+        said = said_left(result.unfinished, tmp_path)
+        for job in result.unfinished:
+            assert job.why == f"the 2 h were over at step {job.step}"
+    assert {job.name for job in result.unfinished} == {*names}
     begun = [name for name in names if (tmp_path / "jobs" / name / LAST).exists()]
-    assert begun and str(said.value).startswith(f"{len(begun)} job")
+    assert begun and said.startswith(f"{len(begun)} job")
     if fresh := len(names) - len(begun):
-        assert f", {fresh} begin" in str(said.value)
-    again = make(tmp_path)
+        assert f", {fresh} begin" in said
+    again = make(tmp_path, metric="val_loss")
     modules = {name: add(again, name, KINDS[name]) for name in names}
     assert {job.state for job in again.fit().jobs.values()} == {"finished"}
     assert differences(lone, modules) == {name: [] for name in names}

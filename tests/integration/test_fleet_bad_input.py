@@ -1,5 +1,6 @@
 """What is wrong with a fleet or a job of it is said, by name; the other jobs finish."""
 
+import math
 import signal
 import sys
 import threading
@@ -202,9 +203,10 @@ class Nameless:
     [
         {"budget": "much"}, {"budget": 0}, {"host_budget": -1}, {"quantum": 0}, {"mode": "best"},
         {"isolation": "none"}, {"checkpoint_minutes": 0}, {"stop": "halving"},
-        {"stop": Nameless()},
+        {"stop": Nameless()}, {"hours": 0}, {"hours": -1.0}, {"hours": math.nan}, {"hours": "2"},
+        {"hours": math.inf}, {"hours": True},
     ],
-    ids=lambda given: f"{next(iter(given))} {type(next(iter(given.values()))).__name__}",
+    ids=str,
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused_by_name(
     given: dict[str, Any], tmp_path: Path
@@ -363,6 +365,6 @@ def test_a_job_that_comes_after_the_last_one_has_ended_is_refused_and_not_lost(
         return put(number, handler)
 
     add(fleet, "a", PLAIN)
-    monkeypatch.setattr("trainers.fleet.fleet.signal.signal", late)
+    monkeypatch.setattr("trainers.fleet.early_end.signal.signal", late)
     result = fleet.fit()
     assert len(refused) == 1 and states(result) == {"a": "finished"}

@@ -21,6 +21,7 @@ from trainers.fleet.deciding.events import (
     Restarted,
     Start,
     StopAsked,
+    TimeTold,
     Turn,
     Yield,
 )
@@ -93,17 +94,33 @@ def test_a_stopped_job_leaves_when_its_turn_ends() -> None:
     assert (state.jobs["a"].phase, state.jobs["a"].why, state.over) == ("stopped", "no hope", True)
 
 
-def test_after_ctrl_c_every_job_leaves_one_after_the_other_and_may_come_back() -> None:
-    both = Added("a"), Added("b"), planned("a"), planned("b"), InterruptAsked()
-    _, said = told(FleetSettings(), *both, ended("a", 1, 99))
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [(InterruptAsked(), "interrupted"), (TimeTold(7200.0), "the 2 h were over")],
+)
+def test_after_ctrl_c_or_its_time_every_job_leaves_and_may_come_back(
+    asked: Event, why: str
+) -> None:
+    settings = FleetSettings(seconds=7200.0)
+    both = Added("a"), Added("b"), planned("a"), planned("b"), TimeTold(7199.0)
+    _, said = told(settings, *both, ended("a", 1, 99))
+    assert isinstance(said[0], Turn), "the time is not over yet"
+    both = *both, asked
+    _, said = told(settings, *both, ended("a", 1, 99))
     assert said == [Leave("a", 0, "interrupted")]
-    _, said = told(FleetSettings(), *both, ended("a", 1, 99), Left("a", 0, 1))
+    _, said = told(settings, *both, ended("a", 1, 99), Left("a", 0, 1))
     assert said == [Leave("b", 0, "interrupted")]
     gone = *both, ended("a", 1, 99), Left("a", 0, 1), Left("b", 0, 0)
-    state, said = told(FleetSettings(), *gone)
-    assert state.over and state.jobs["a"].why == "interrupted at step 1"
-    _, said = told(FleetSettings(), *gone, Restarted())
+    state, said = told(settings, *gone)
+    assert state.over and state.jobs["a"].why == f"{why} at step 1"
+    _, said = told(settings, *gone, Restarted())
     assert said == [Start("a", 0)]
+
+
+def test_a_job_that_lives_nowhere_when_the_time_is_over_says_so() -> None:
+    events = Added("a"), Added("b"), TimeTold(3600.0)
+    state, _ = told(FleetSettings(seconds=3600.0), *events)
+    assert state.jobs["b"].why == "the 1 h were over at step 0"
 
 
 def test_a_job_that_runs_while_two_devices_end_fails() -> None:

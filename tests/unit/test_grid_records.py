@@ -19,7 +19,9 @@ from perfect.grids.grid_job import GridJob
 from perfect.grids.job_output import OUTPUT, job_output
 from perfect.grids.timeline import Timeline
 from trainers.fleet.deciding.events import Restarted
+from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState, Phase
+from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 
 GRID = {
     "model": {"name": "gpt2_tiny"},
@@ -112,6 +114,20 @@ def test_a_line_that_a_kill_cut_short_spoils_no_other(tmp_path: Path) -> None:
 
 
 # ---- a job --------------------------------------------------------------------------------------
+
+
+def test_the_best_is_a_finished_job_or_else_one_that_may_go_on() -> None:
+    def best(**states: str) -> str:
+        jobs = {
+            name: JobResult(name, state, 3, float(number), 1.0, "", "", Path(name))
+            for number, (name, state) in enumerate(states.items())
+        }
+        return FleetResult(jobs, {}, "val_loss", "min").best
+
+    assert best(a="waiting", b="finished", c="finished") == "b"
+    assert best(a="stopped", b="waiting", c="waiting") == "b"
+    with pytest.raises(FleetError, match="none has finished with a val_loss"):
+        best(a="stopped", b="failed")
 
 
 def test_a_job_can_be_sent_to_another_process(tmp_path: Path) -> None:

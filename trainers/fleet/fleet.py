@@ -7,14 +7,13 @@ The loop decides and never trains. One device has one process: its jobs' threads
 process if there is one device, and in a spawned process for each of several.
 """
 
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,6 @@ from trainers.fleet.deciding.events import (
     DeviceEnded,
     Event,
     Finished,
-    InterruptAsked,
     Leave,
     Planned,
     Restarted,
@@ -37,10 +35,10 @@ from trainers.fleet.deciding.events import (
 )
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState, JobState
-from trainers.fleet.deciding.prediction import predict
-from trainers.fleet.deciding.shared_input import said_inputs
+from trainers.fleet.deciding.prediction import explained
 from trainers.fleet.deciding.stop_rule import StopRule
 from trainers.fleet.device_names import Devices
+from trainers.fleet.early_end import early_end
 from trainers.fleet.fleet_options import FleetOptions, Isolation, wrong_name
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.hosting.device_process import DeviceProcess, pickled
@@ -48,7 +46,7 @@ from trainers.fleet.hosting.input_process import InputProcess, reads_for_all
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.lightning_job import LightningJob, Module, give_final_weights
 from trainers.fleet.jobs.sharing_check import check_apart
-from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
+from trainers.fleet.keeping.fleet_result import FleetResult, JobResult, said_left
 from trainers.fleet.keeping.journal import Journal
 
 Watch = Callable[[FleetState, Event], None]
@@ -71,16 +69,19 @@ class Fleet:
         folder: str | Path = "runs/fleet",
         isolation: Isolation | None = None,
         checkpoint_minutes: float = 10.0,
+        hours: float | None = None,
         watch: Watch | None = None,
     ) -> None:
         """`budget`: what a step of any job may take of its device. `host_budget`: what all jobs
         together may take of the host's memory; None: all that is left when `fit` begins. `metric`,
         `mode`: what is best; a stop rule has its own. `quantum`: the steps of a turn; None: from
         measured seconds. `isolation`: where jobs run; None: in threads of this process if there is
-        one device, and in a process for each of several. `watch` is called after every decision."""
+        one device, and in a process for each of several. `hours`: `fit` ends after so long with
+        what is best by then, and the same program goes on for as long again. `watch` is called
+        after every decision."""
         self._options = FleetOptions.of(
             budget, devices, host_budget, stop, metric, mode, quantum, folder, isolation,
-            checkpoint_minutes,
+            checkpoint_minutes, hours,
         )  # fmt: skip
         self.folder = self._options.folder
         self.metric = self._options.metric
@@ -192,24 +193,32 @@ class Fleet:
     # ---- the run ---------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Build and plan every job for which there is memory, and predict the whole run."""
-        with self._begun():
-            self._run(lambda: self._only_turns_left(), hold_turns=True)
+        """Plan the jobs, and predict the whole run."""
+        plans = self.plan()
         assert self._state is not None
-        plans = [self._plans[name] for name in self._state.jobs if name in self._plans]
-        inputs = said_inputs({plan.job: plan.input for plan in plans})
-        return "\n".join((predict(plans, self._state.settings).said(), *inputs))
+        return explained(plans, self._state.settings)
+
+    def plan(self) -> list[Planned]:
+        """Build and plan every job for which there is memory. Return what they would take."""
+        with self._begun():
+            self._run(self._only_turns_left, hold_turns=True)
+        assert self._state is not None
+        return [self._plans[name] for name in self._state.jobs if name in self._plans]
 
     def fit(self) -> FleetResult:
-        """Run all jobs to their ends. Ctrl-C lets every job write a checkpoint first."""
+        """Run all jobs to their ends, or until the time is over. Ctrl-C and the end of the time let
+        every job write a checkpoint first."""
         if self._ended:
             raise FleetError("fit() has ended: make another Fleet")
-        with self._begun(), self._interruptible():
-            held, self._held_back = self._held_back, []
-            for turn in held:
-                self._do(turn)
-            assert self._state is not None
-            self._run(self._all_is_done)
+        with self._begun():
+            with early_end(self._events.put, self._options.seconds) as asked:
+                held, self._held_back = self._held_back, []
+                for turn in held:
+                    self._do(turn)
+                assert self._state is not None
+                self._run(self._all_is_done)
+            if asked and (left := self.result().unfinished):
+                raise KeyboardInterrupt(f"{said_left(left, self.folder)}: the same program goes on")
         self.close()
         for name, program in self._programs.items():
             if self._state.jobs[name].phase == "finished":
@@ -353,45 +362,8 @@ class Fleet:
         busy = sum(command is not None for command in self._state.busy)
         return self._events.empty() and busy == len(self._held_back)
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """After the first Ctrl-C in this block, let all jobs leave, and then raise it. A second one
-        is raised at once. The first is an event like others: an exception could come between an
-        event and its decision, and the decision would be lost."""
-        asked = False
-
-        def ask(_number: int, _frame: FrameType | None) -> None:
-            nonlocal asked
-            if asked:
-                raise KeyboardInterrupt
-            asked = True
-            self._events.put(InterruptAsked())
-
-        is_main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, ask) if is_main else None
-        try:
-            yield
-        finally:
-            if is_main:
-                signal.signal(signal.SIGINT, before)
-        assert self._state is not None
-        steps = [job.step for job in self._state.jobs.values() if not job.ended]
-        if asked and steps:
-            raise KeyboardInterrupt(
-                f"{_checkpointed(steps)} in {self.folder}: the same program goes on"
-            )
-
 
 Host = DeviceHost | DeviceProcess
-
-
-def _checkpointed(steps: Sequence[int]) -> str:
-    """Say how many jobs have a checkpoint. `steps`: the one from which each would go on."""
-    kept = sum(step > 0 for step in steps)
-    said = f"{kept} {'job is' if kept == 1 else 'jobs are'} checkpointed"
-    if fresh := len(steps) - kept:
-        said += f", {fresh} {'begins' if fresh == 1 else 'begin'} anew,"
-    return said
 
 
 def _with_settings(state: FleetState, settings: FleetSettings) -> FleetState:

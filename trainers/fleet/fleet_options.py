@@ -1,5 +1,6 @@
 """What a fleet was made with: checked once, and the same for the whole run."""
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ class FleetOptions:
     quantum: int | None
     folder: Path
     checkpoint_seconds: float
+    seconds: float | None
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class FleetOptions:
         folder: str | Path,
         isolation: Isolation | None,
         checkpoint_minutes: float,
+        hours: float | None,
     ) -> "FleetOptions":
         found = devices_of(devices)
         if stop is not None and not hasattr(stop, "judge"):
@@ -68,6 +71,7 @@ class FleetOptions:
             quantum,
             Path(folder),
             60 * checkpoint_minutes,
+            None if hours is None else checked_hours(hours),
         )
         options.check()
         return options
@@ -111,7 +115,10 @@ class FleetOptions:
 
     def seat(self, number: int, device: torch.device) -> SeatSettings:
         """Return what the seats of a device have in common."""
-        return SeatSettings(device, number, self.budget, self.metric, self.checkpoint_seconds)
+        return SeatSettings(
+            device, number, self.budget, self.metric, self.checkpoint_seconds,
+            self.folder / "plans",
+        )  # fmt: skip
 
     def settings(self) -> FleetSettings:
         """Return what decisions depend on, with the memory that is left now."""
@@ -128,6 +135,7 @@ class FleetOptions:
             arena_bytes=arena,
             quantum=self.quantum,
             rule=self.stop,
+            seconds=self.seconds,
         )
 
 
@@ -142,6 +150,14 @@ def wrong_name(name: str) -> str:
     if (length := len(name.encode())) > LONGEST_NAME:
         return f"it is the name of a folder, too, and has {length} bytes of {LONGEST_NAME}"
     return ""
+
+
+def checked_hours(hours: Any) -> float:
+    """Return the seconds of a number of hours."""
+    number = isinstance(hours, int | float) and not isinstance(hours, bool)
+    if not number or not 0 < 3600 * hours < threading.TIMEOUT_MAX:
+        raise FleetError(f"hours={hours!r}: give a number above 0, such as 2 or 0.5")
+    return 3600.0 * hours
 
 
 def _parsed(budget: str | int) -> float:

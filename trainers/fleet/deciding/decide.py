@@ -198,7 +198,8 @@ def _could_train_beside(state: FleetState, aside: JobState, job: JobState) -> bo
 def _leave(state: FleetState, job: JobState, device: int) -> tuple[FleetState, Command]:
     why = "moved" if job.ending == "moved" else "stopped"
     why = "interrupted" if state.interrupted else why
-    leaving = replace(job, phase="leaving", reason=job.ending_why or "interrupted", aside=False)
+    reason = job.ending_why or state.interrupted
+    leaving = replace(job, phase="leaving", reason=reason, aside=False)
     queue = tuple(name for name in state.queue if name != job.name)
     return _doing(replace(state.put(leaving), queue=queue), Leave(job.name, device, why))
 

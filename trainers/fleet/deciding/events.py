@@ -73,6 +73,8 @@ class Planned:
     """One line of its plan, for people."""
     seconds: float = 0.0
     """What its start took. A move costs as much again. 0.0 if nobody knows."""
+    validation_seconds: float = 0.0
+    """Predicted seconds of all validations that are left."""
     metric: float | None = None
     """The fleet's metric in the checkpoint from which it goes on; None if it was never logged."""
     input: str = ""
@@ -163,6 +165,14 @@ class InterruptAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeTold:
+    """A look at the clock: if the fleet's time is over, every job leaves."""
+
+    seconds: float
+    """So long this start of the fleet has trained."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceEnded:
     """The process of a device has died, with all jobs on it. The same command goes to its
     successor, which has the same number."""
@@ -187,12 +197,13 @@ Event = (
     | Left
     | StopAsked
     | InterruptAsked
+    | TimeTold
     | DeviceEnded
     | Restarted
 )
 EVENTS = (
-    Added, Planned, TurnEnded, Finished, Failed, Left, StopAsked, InterruptAsked, DeviceEnded,
-    Restarted,
+    Added, Planned, TurnEnded, Finished, Failed, Left, StopAsked, InterruptAsked, TimeTold,
+    DeviceEnded, Restarted,
 )  # fmt: skip
 """The classes of `Event`, for who reads a journal."""
 

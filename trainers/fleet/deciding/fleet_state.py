@@ -45,6 +45,8 @@ class FleetSettings:
     """What a move costs as long as no start was measured."""
     rule: StopRule | None = None
     """Who ends early."""
+    seconds: float | None = None
+    """So long a start of the fleet may train. None: until all jobs have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,8 @@ class FleetState:
     """Who was admitted while the first of the lobby waited."""
     leave_seconds: float = 0.0
     """The longest leaving that was measured."""
-    interrupted: bool = False
-    """Whether every job leaves, and none is started."""
+    interrupted: str = ""
+    """Why every job leaves, and none is started; empty if it is not so."""
 
     @classmethod
     def of(cls, settings: FleetSettings) -> "FleetState":
@@ -164,6 +166,7 @@ class FleetState:
     def over(self) -> bool:
         """Whether nothing is left to do: all jobs have ended, or all have left."""
         done = all(
-            job.ended or (self.interrupted and job.device is None) for job in self.jobs.values()
+            job.ended or (bool(self.interrupted) and job.device is None)
+            for job in self.jobs.values()
         )
         return done and not any(self.busy)

@@ -6,8 +6,10 @@
     fleet     by `decide`, on paper: turns, swaps, moves, memory
     bound     max(longest job, sum / devices): no order of turns ends before
 
-Jobs that a stop rule ends early are not predicted, so the fleet is shorter than this with one. Host
-tails are counted by cycles in which each job of a device takes a step.
+A job's seconds are those of its start, its steps and its validations. Checkpoints and the test at a
+job's end are not predicted, so a run is longer than this; nor are jobs that a stop rule ends early,
+so it is shorter with one. Host tails are counted by cycles in which each job of a device takes a
+step.
 """
 
 from collections.abc import Sequence
@@ -31,6 +33,7 @@ from trainers.fleet.deciding.events import (
 )
 from trainers.fleet.deciding.fleet_state import FleetSettings, FleetState
 from trainers.fleet.deciding.quantum import hides_tails
+from trainers.fleet.deciding.shared_input import said_inputs
 
 TURNS = 100
 """On paper a device has about so many turns, however long it trains."""
@@ -91,12 +94,12 @@ class Prediction:
         costs = [_count(self.moves, "move")] if self.devices > 1 else []
         if self.swaps > 0:
             costs.append(f"{_duration(self.swaps)} of swaps")
-        if self.hidden > 0:
+        if self.hidden >= 0.1:
             costs.append(f"{_duration(self.hidden)} of host tails hidden")
         return ", ".join(costs)
 
     def _remarks(self) -> list[str]:
-        remarks = []
+        remarks = ["Not counted: what is captured later, checkpoints, and the test at a job's end."]
         if self.gain > 1.01:
             remarks.append(f"Sharing makes it {self.gain:.2f} times shorter than one job a device.")
         elif self.devices == 1:
@@ -125,7 +128,7 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
     """What is to be expected of jobs that have been planned, in the order of adding."""
     never = tuple(plan.job for plan in plans if never_fits(plan.memory, settings))
     unknown = tuple(plan.job for plan in plans if plan.step_seconds <= 0)
-    known = [plan for plan in plans if plan.job not in never and plan.job not in unknown]
+    known = [_validated(p) for p in plans if p.job not in never and p.job not in unknown]
     seconds = [_seconds(plan) for plan in known]
     devices = settings.devices
     longest = max(seconds, default=0.0)
@@ -152,8 +155,20 @@ def predict(plans: Sequence[Planned], settings: FleetSettings) -> Prediction:
     )
 
 
+def explained(plans: Sequence[Planned], settings: FleetSettings) -> str:
+    """What is to be expected, in plain words, and which jobs read together."""
+    inputs = said_inputs({plan.job: plan.input for plan in plans})
+    return "\n".join((predict(plans, settings).said(), *inputs))
+
+
+def _validated(plan: Planned) -> Planned:
+    """The plan with its validations shared out to its steps."""
+    each = plan.validation_seconds / max(1, plan.left)
+    return replace(plan, step_seconds=plan.step_seconds + each)
+
+
 def _seconds(plan: Planned) -> float:
-    return plan.left * plan.step_seconds
+    return plan.seconds + plan.left * plan.step_seconds
 
 
 def _binds(
@@ -190,7 +205,7 @@ def _with_tails(plans: Sequence[Planned], devices: int) -> float:
 def _cycled(group: Sequence[Planned]) -> float:
     """The seconds of one device, if each of its jobs takes a step in turn as long as that pays."""
     left = {plan.job: plan.left for plan in group}
-    clock = 0.0
+    clock = sum(plan.seconds for plan in group)
     while going := [plan for plan in group if left[plan.job] > 0]:
         cycle = sum(plan.step_seconds for plan in going)
         if hides_tails(going):
@@ -238,7 +253,7 @@ def _on_paper(plans: Sequence[Planned], settings: FleetSettings) -> _Paper:
                 case Start():
                     moved = state.jobs[plan.job].target is not None
                     paper.moves += moved
-                    wait = (plan.seconds or settings.move_seconds) if moved else 0.0
+                    wait = (plan.seconds or settings.move_seconds) if moved else plan.seconds
                     answer = replace(
                         plan, device=device, step=plan.step + plan.left - left[plan.job],
                         left=left[plan.job], tail_seconds=0.0,

@@ -20,6 +20,7 @@ from trainers.fleet.deciding.events import (
     Planned,
     Restarted,
     StopAsked,
+    TimeTold,
     Turn,
     TurnEnded,
 )
@@ -46,7 +47,9 @@ def heard(state: FleetState, event: Event) -> FleetState:
                 raise FleetError(f"job {event.job!r} was added twice: give each job its own name")
             return state.put(JobState(event.job, priority=event.priority))
         case InterruptAsked():
-            return replace(state, interrupted=True)
+            return replace(state, interrupted="interrupted")
+        case TimeTold():
+            return _time_told(state, event.seconds)
         case Restarted():
             return _restarted(state)
         case DeviceEnded():
@@ -198,7 +201,7 @@ def _left(state: FleetState, job: JobState) -> JobState:
     if job.ending == "stopped":
         return replace(_gone(job), phase="stopped", reason=job.ending_why)
     if state.interrupted:
-        return _parked(job, f"interrupted at step {job.step}")
+        return _parked(job, f"{state.interrupted} at step {job.step}")
     if job.target is None:
         return _parked(job, f"left at step {job.step}, so that others have its memory")
     return replace(
@@ -241,6 +244,16 @@ def _stop_asked(state: FleetState, job: JobState, why: str) -> FleetState:
     return replace(state.put(replace(job, ending="stopped", ending_why=why)), queue=queue)
 
 
+def _time_told(state: FleetState, seconds: float) -> FleetState:
+    limit = state.settings.seconds
+    if limit is None or seconds < limit or state.interrupted:
+        return state
+    said = f"the {limit / 3600:.3g} h were over"
+    resting = [job for job in state.jobs.values() if not job.ended and job.device is None]
+    state = state.put(*[replace(job, reason=f"{said} at step {job.step}") for job in resting])
+    return replace(state, interrupted=said)
+
+
 def _device_ended(state: FleetState, event: DeviceEnded) -> FleetState:
     command = state.busy[event.device]
     ran = event.job or (command.job if command is not None else None)
@@ -275,4 +288,4 @@ def _restarted(state: FleetState) -> FleetState:
                 _parked(job, f"starts again; it had done {job.step} steps" if job.step else "")
             )
     free = (None,) * state.settings.devices
-    return replace(state.put(*jobs), busy=free, last=free, queue=(), passers=(), interrupted=False)
+    return replace(state.put(*jobs), busy=free, last=free, queue=(), passers=(), interrupted="")

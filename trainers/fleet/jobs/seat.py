@@ -38,7 +38,12 @@ from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.bystander import Bystander
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.job_loaders import put_behind
-from trainers.fleet.jobs.job_needs import loader_bytes, plan_line, steps_left
+from trainers.fleet.jobs.job_needs import (
+    loader_bytes,
+    plan_line,
+    steps_left,
+    validation_seconds,
+)
 from trainers.fleet.jobs.job_strategy import JobStrategy
 from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
@@ -125,7 +130,8 @@ class Seat:
         """Return an `OffloadStrategy` with these options, within the fleet's budget and on its
         device."""
         on_gpu = self.device.type == "cuda"  # a CPU is its own host: no tail is hidden there
-        return JobStrategy(self._runner, on_gpu, **{"budget": self.budget, **options})
+        given = {"budget": self.budget, "plan_cache": self.settings.plans, **options}
+        return JobStrategy(self._runner, on_gpu, **given)
 
     @property
     def on_device(self) -> dict[str, Any]:
@@ -345,22 +351,15 @@ class Seat:
     ) -> None:
         """Say what the job needs, and wait in the lobby until it may take that."""
         self._planned = True
+        left = steps_left(self.name, self._trainer, self.step)
         self._hand_over(
             Planned(
-                job=self.name,
-                device=self.settings.number,
-                step=self.step,
-                left=steps_left(self.name, self._trainer, self.step),
-                step_seconds=step_seconds,
-                tail_seconds=tail_seconds,
-                swap_seconds=swap_seconds,
-                memory=memory,
-                about=about,
-                seconds=self.turn_seconds,
-                metric=self.metric,
-                input=self.input.label if self.input else "",
+                self.name, self.settings.number, self.step, left, step_seconds, tail_seconds,
+                swap_seconds, memory, about, self.turn_seconds,
+                validation_seconds(self._trainer, left, step_seconds), self.metric,
+                self.input.label if self.input else "",
             )
-        )
+        )  # fmt: skip
 
     # ---- the baton -------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What all jobs of one device have in common."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -19,5 +20,7 @@ class SeatSettings:
     """The metric that the fleet watches."""
     checkpoint_seconds: float
     """A job's checkpoint is renewed when it is so old."""
+    plans: Path | None = None
+    """Where jobs whose steps are equal find one another's plans and measurements."""
     inputs: InputAddress | None = None
     """Where jobs of several processes read their input together. None: there is one process."""

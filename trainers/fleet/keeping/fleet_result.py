@@ -1,11 +1,12 @@
 """What became of every job of a fleet."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.deciding.fleet_state import ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class JobResult:
 
     name: str
     state: str
-    """finished, stopped, failed, or what it was when the fleet was interrupted."""
+    """finished, stopped, failed, or what it was when the fleet was interrupted or its time was
+    over."""
     step: int
     """The optimizer steps that it has done."""
     metric: float | None
@@ -52,14 +54,21 @@ class FleetResult:
         return sorted(self.jobs.values(), key=key)
 
     @property
+    def unfinished(self) -> list[JobResult]:
+        """Return the jobs with which the same program goes on."""
+        return [job for job in self.jobs.values() if job.state not in ENDED]
+
+    @property
     def best(self) -> str:
-        """Return the name of the finished job with the best metric."""
+        """Return the name of the finished job with the best metric; if none has finished, of a job
+        that may go on."""
         if self.metric is None:
             raise FleetError(
                 "there is no best job, because the fleet watches no metric: give Fleet(metric=...)"
             )
         for job in self.ranked:
-            if job.state == "finished" and job.metric is not None and not math.isnan(job.metric):
+            there = job.state not in ("stopped", "failed")
+            if there and job.metric is not None and not math.isnan(job.metric):
                 return job.name
         raise FleetError(f"there is no best job: none has finished with a {self.metric}")
 
@@ -83,3 +92,12 @@ class FleetResult:
             for row in (head, *rows)
         ]
         return "\n".join(lines)
+
+
+def said_left(jobs: Sequence[JobResult], folder: Path) -> str:
+    """Say how many of the jobs with which a fleet goes on have a checkpoint."""
+    kept = sum(job.step > 0 for job in jobs)
+    said = f"{kept} {'job is' if kept == 1 else 'jobs are'} checkpointed"
+    if fresh := len(jobs) - kept:
+        said += f", {fresh} {'begins' if fresh == 1 else 'begin'} anew,"
+    return f"{said} in {folder}"
