@@ -13,7 +13,7 @@ from types import FrameType
 
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
-from trainers.elastic.wire import Address, WireError, read_secret
+from trainers.elastic.wire import Address, InsecureNetwork, WireError, read_secret
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
             tell=_tell,
         )
     except (WireError, OSError) as error:
+        if isinstance(error, InsecureNetwork):
+            error = InsecureNetwork(error.fact, "--insecure-network")
         sys.stderr.write(f"perfect-anchor: {error}\n")
         return 2
     return _serve(anchor)

@@ -17,7 +17,7 @@ from perfect.assembly.data import Data, build_data, split_holdout
 from perfect.assembly.phase_plan import build_phase_switch, build_phases
 from perfect.assembly.run import build_module, build_trainer
 from perfect.assembly.strategy import to_blame, watched
-from perfect.assembly.swarm_berth import InReplay, InSwarm
+from perfect.assembly.swarm_berth import InReplay, InSwarm, check_node
 
 __all__ = [
     "Alone",
@@ -31,6 +31,7 @@ __all__ = [
     "build_phase_switch",
     "build_phases",
     "build_trainer",
+    "check_node",
     "split_holdout",
     "to_blame",
     "watched",

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 
 from loaders import ReuseLoader
+from perfect.config.elastic_schema import ElasticConfig
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.shared_keys import shared_keys
 from perfect.errors import BuildError
@@ -24,7 +25,28 @@ from perfect.runs.stop import StopSignal
 from trainers.elastic.errors import CannotBeElastic
 from trainers.elastic.peer.elastic_strategy import ElasticStrategy
 from trainers.elastic.peer.replay_strategy import ReplayStrategy
-from trainers.elastic.wire import AddressError, SecretError
+from trainers.elastic.wire import (
+    AddressError,
+    InsecureNetwork,
+    SecretError,
+    check_host,
+    read_secret,
+)
+
+
+def check_node(given: ElasticConfig) -> None:
+    """Raise `BuildError` if this machine cannot be a peer as the section says."""
+    try:
+        read_secret(given.secret_file)
+        if given.host is not None:
+            check_host(given.host, given.insecure_network)
+    except SecretError as error:
+        raise BuildError("elastic.secret_file", str(error)) from error
+    except InsecureNetwork as error:
+        said = InsecureNetwork(error.fact, "elastic.insecure_network: true")
+        raise BuildError("elastic.host", str(said)) from error
+    except AddressError as error:
+        raise BuildError("elastic.host", str(error)) from error
 
 
 @final
@@ -53,6 +75,7 @@ class InSwarm:
     def strategy(self, config: RunConfig) -> Strategy | str:
         given = config.elastic
         assert given is not None, "only a run with the section is a peer"
+        check_node(given)
         own = self._folder.checkpoint
         try:
             return ElasticStrategy(
@@ -67,8 +90,6 @@ class InSwarm:
                 alike=shared_keys(dump_config(config)),
                 budget=None if config.offload is None else config.offload.budget,
             )
-        except SecretError as error:
-            raise BuildError("elastic.secret_file", str(error)) from error
         except (AddressError, CannotBeElastic) as error:
             raise BuildError("elastic", str(error)) from error
 

@@ -7,6 +7,7 @@ import lightning as L
 
 from loaders import ReuseLoader
 from offload.sizes import say_size
+from perfect.assembly import check_node
 from perfect.config.elastic_schema import ElasticConfig, parse_bandwidth
 from perfect.config.schema import RunConfig
 from perfect.runs.folder import RunFolder
@@ -25,6 +26,7 @@ def swarm_lines(
 ) -> Iterator[str]:
     given = config.elastic
     assert given is not None
+    check_node(given)
     batch = config.loader.batch_size
     micro = batch // given.lanes
     steps = steps_of_pass(loader, given.lanes, micro, config.phases[0].reuse)

@@ -164,6 +164,14 @@ def swarm_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.fixture
+def beside_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes where the swarm's secret file is."""
+    (tmp_path / "secret").write_text("0123456789abcdef" * 2)
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sentences of a few words, each told by the one before it; bytes and no merges but two."""

@@ -144,6 +144,7 @@ def test_an_altered_log_is_told_with_its_step(programs: Programs, swarm_recipe: 
     assert before == {p: p.stat().st_mtime_ns for p in (programs.folder / "a").rglob("*")}
 
 
+@pytest.mark.usefixtures("beside_secret")
 def test_check_says_lanes_memory_and_utilisation(
     train: Callable[..., tuple[int, Path]], swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,8 +178,21 @@ def test_the_section_without_an_anchor_to_join_is_refused(
 ) -> None:
     assert train(swarm_recipe)[0] == 2
     assert "give --join HOST:PORT" in capsys.readouterr().err
-    assert train(swarm_recipe, "--join", "127.0.0.1:1")[0] == 2
+
+
+@pytest.mark.parametrize("options", [["--join", "127.0.0.1:1"], ["--check"]], ids=" ".join)
+def test_check_refuses_what_the_run_would_refuse_in_the_same_words(
+    train: Callable[..., tuple[int, Path]], swarm_recipe: Recipe, options: list[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert train(swarm_recipe, *options)[0] == 2
     assert "elastic.secret_file: the secret file secret cannot be read" in capsys.readouterr().err
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef")
+    swarm_recipe["elastic"] |= {"secret_file": str(secret), "host": "0.0.0.0"}
+    assert train(swarm_recipe, *options)[0] == 2
+    assert "or give elastic.insecure_network: true" in capsys.readouterr().err
 
 
 # ---- the anchor ---------------------------------------------------------------------------------
@@ -206,7 +220,7 @@ def test_an_address_in_use_is_told_in_one_line(programs: Programs) -> None:
     ("options", "said"),
     [
         (["--listen", "nowhere"], "has no port: write HOST:PORT"),
-        (["--listen", "0.0.0.0:29400"], "insecure"),
+        (["--listen", "0.0.0.0:29400"], "of a VPN, or give --insecure-network"),
         (["--listen", "127.0.0.1:29400", "--min-peers", "0"], "--min-peers 0: give 1 or more"),
         (["--listen", "127.0.0.1:29400", "--heartbeat", "0"], "--heartbeat 0: give seconds"),
         (["--listen", "127.0.0.1:29400", "--heartbeat", "nan"], "--heartbeat nan: give seconds"),

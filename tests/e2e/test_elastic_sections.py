@@ -45,6 +45,7 @@ def test_a_peer_with_a_budget_and_one_without_train_alike_and_a_replay_is_equal(
         assert "equal: 6 steps, and the final weights" in replay.said()
 
 
+@pytest.mark.usefixtures("beside_secret")
 def test_check_plans_a_lane_of_every_batch_size(
     train: Train, words: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +56,7 @@ def test_check_plans_a_lane_of_every_batch_size(
     assert "a lane of phase more, batches of 4" in said
 
 
+@pytest.mark.usefixtures("beside_secret")
 def test_check_refuses_a_budget_that_no_lane_keeps(
     train: Train, words: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +64,7 @@ def test_check_refuses_a_budget_that_no_lane_keeps(
     assert "offload.budget: " in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("beside_secret")
 def test_check_plans_a_lane_of_pictures_with_clipped_gradients(
     train: Train, swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +73,7 @@ def test_check_plans_a_lane_of_pictures_with_clipped_gradients(
     assert "a lane of phases pretrain, finetune" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("beside_secret")
 def test_check_warns_of_a_phase_whose_passes_have_one_step(
     train: Train, swarm_recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ May import: elastic.
 from trainers.elastic.wire.address import Address, parse_addresses
 from trainers.elastic.wire.channel import Channel
 from trainers.elastic.wire.connection import connect
-from trainers.elastic.wire.listener import Listener
+from trainers.elastic.wire.listener import Listener, check_host
 from trainers.elastic.wire.manifest import Manifest, difference
 from trainers.elastic.wire.message import Message, Payload, PayloadForm
 from trainers.elastic.wire.secret import Secret, read_secret
@@ -49,6 +49,7 @@ __all__ = [
     "WireError",
     "WireTimeout",
     "WrongSecret",
+    "check_host",
     "connect",
     "difference",
     "parse_addresses",

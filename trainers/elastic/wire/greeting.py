@@ -26,7 +26,7 @@ WELCOME, REFUSED = b"\1", b"\0"
 CLIENT, SERVER = b"client", b"server"
 SEND_SECONDS = 5.0
 WHAT_TO_DO = (
-    "use the same secret_file at every peer and anchor; if it is the same, something between the"
+    "use the same secret file at every peer and anchor; if it is the same, something between the"
     " two ends TLS, such as a proxy"
 )
 

@@ -214,6 +214,11 @@ class Listener:
             self._refusals.append(refusal)
 
 
+def check_host(host: str, insecure_network: bool) -> None:
+    """Raise `WireError` if nobody may listen at this host."""
+    _resolved(host, 0, insecure_network)
+
+
 def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[object, ...]]:
     """Return the family and the address to bind to, if it is one of this machine alone."""
     if not 0 <= port <= MOST_PORT:
@@ -230,7 +235,7 @@ def _resolved(host: str, port: int, insecure_network: bool) -> tuple[int, tuple[
         raise InsecureNetwork(
             f"{Address(host, port)} means all interfaces, and gloo's traffic between peers is"
             " neither authenticated nor encrypted: listen at the address of a private network or"
-            " of a VPN, or set insecure_network: true"
+            " of a VPN"
         )
     return family, where
 

@@ -29,6 +29,11 @@ class SecretError(WireError):
 class InsecureNetwork(WireError):
     """Listening there would offer unprotected traffic to everybody."""
 
+    def __init__(self, fact: str, allow: str = "insecure_network=True") -> None:
+        """`allow`: what the user gives who wants that, in the words of the place where he does."""
+        super().__init__(f"{fact}, or give {allow}")
+        self.fact = fact
+
 
 class BadFrame(WireError):
     """What came, or what shall be sent, is no message within the limits."""
