@@ -322,8 +322,3 @@ def computed_by_hooks(attributes: dict[str, Any]) -> list[tuple[str, str]]:
 def left_to_each_rank(module: torch.nn.Module) -> Any:
     """Names of tensors that DDP is to leave alone, where a user has set some."""
     return getattr(module, "_ddp_params_and_buffers_to_ignore", None)
-
-
-def standalone_compile(module: Any, examples: Any, **options: Any) -> Any:
-    """Inductor on one graph, without Dynamo. torch imports Inductor when it is first asked for."""
-    return _of(torch._inductor, "standalone_compile")(module, examples, **options)

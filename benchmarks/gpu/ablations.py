@@ -4,7 +4,6 @@
     depth K       nodes enqueued ahead of time on a stream        ahead N   tasks placed ahead
     recompute     activations may be computed once more           cudagraph the loop replaced
     clean drop    what is unchanged is not copied back: bytes and seconds that saves, of the plan
-    fused         chains of small kernels compiled as one: other last bits
 
 Each variant is timed beside eager, which stays the same; `against` is the ratio of both ratios.
 """
@@ -38,9 +37,9 @@ CASES = {
 BASE = "as it is"
 VARIANTS = (
     BASE, "in order", "depth 1", "depth 2", "depth 16", "depth 64", "ahead 0", "ahead 16",
-    "ahead 256", "no recompute", "cudagraph", "fused",
+    "ahead 256", "no recompute", "cudagraph",
 )  # fmt: skip
-SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute", "cudagraph", "fused")
+SMOKE = (BASE, "in order", "depth 2", "ahead 0", "no recompute", "cudagraph")
 
 
 def steps(smoke: bool) -> Sequence[Step]:
@@ -57,11 +56,9 @@ def measure(job: Job) -> Rows:
     bench: Bench | None = None
     for cell in job.cells:
         name, budget, variant = cell.split("; ")
-        fused = variant == "fused"
-        if bench is None or fused:
-            bench = None
+        if bench is None:
             free(job.device)
-            bench = bench_of(name, job, found, also=("fused",) if fused else ())
+            bench = bench_of(name, job, found)
         yield cell, attempt(partial(_one, bench, budget, variant, job, found))
 
 

@@ -3,7 +3,7 @@
 On a CPU the engines drive the twin of a device: its queues, events and graphs, on threads.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,12 +36,11 @@ def captured(
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     device: str,
-    also: Sequence[str] = (),
 ) -> TaskGraph:
-    """The step on `device`, wherever the module's tensors are now. `also`: passes by name."""
+    """The step on `device`, wherever the module's tensors are now."""
     more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
     loss = case.loss(module)
-    return capture_training_step(module, loss, optimizer, *batch, also=also, **more)
+    return capture_training_step(module, loss, optimizer, *batch, **more)
 
 
 def step_graph(
@@ -50,18 +49,17 @@ def step_graph(
     batch: Batch,
     device: str,
     prefill: bool,
-    also: Sequence[str] = (),
 ) -> TaskGraph:
     """A training step with an optimizer of its own, or the forward pass alone."""
     if not prefill:
-        return captured(case, module, case.optimizer(module), batch, device, also)
+        return captured(case, module, case.optimizer(module), batch, device)
     more: dict[str, Any] = {"device": torch.device(device)} if device == "cuda" else {}
 
     def step(*inputs: torch.Tensor) -> Any:
         with torch.no_grad():
             return module(*inputs)
 
-    return capture(step, *batch, also=also, **more)
+    return capture(step, *batch, **more)
 
 
 def planned_to(graph: TaskGraph, budget: str, **more: Any) -> Plan:

@@ -89,13 +89,12 @@ def measure(job: Job) -> Rows:
         yield cell, attempt(partial(_one, bench, budget, engine, job))
 
 
-def bench_of(name: str, job: Job, found: Rates, also: Sequence[str] = ()) -> Bench:
-    """`also`: passes that change the last bits."""
+def bench_of(name: str, job: Job, found: Rates) -> Bench:
     load = workloads(job.smoke)[name]
     torch.manual_seed(0)
     batch = load.case.batch(job.device)
     module = load.case.build("cpu")
-    graph = step_graph(load.case, module, batch, job.device, load.prefill, also)
+    graph = step_graph(load.case, module, batch, job.device, load.prefill)
     costs = found.costs(load.precision if job.device == "cuda" else "float32")
     machine = Machine(costs.flops, costs.h2d, costs.d2h, max(found.host.values()))
     return Bench(name, load, eagerly(load, job.device), module, graph, batch, costs, machine)

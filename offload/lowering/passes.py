@@ -2,10 +2,10 @@
 
     dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
 
-These passes keep every bit of the step's results. Passes that do not (chunked_loss, fused) run only
-for those who name them in `also`, and `explain()` says so. The search for a plan chooses where
-updates run (`host_updates`), which of them wait for the next step's forward pass (`rotation`), and
-for how many micro-batches a weight comes in at once (`micro_batches`).
+These passes keep every bit of the step's results. `chunked_loss` does not: it runs only for those
+who name it in `also`, and `explain()` says so. The search for a plan chooses where updates run
+(`host_updates`), which of them wait for the next step's forward pass (`rotation`), and for how many
+micro-batches a weight comes in at once (`micro_batches`).
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,6 @@ from offload.lowering.checks_first import checks_first
 from offload.lowering.counters import fold_counters
 from offload.lowering.dead_tasks import without_views_and_dead
 from offload.lowering.early_updates import early_updates
-from offload.lowering.fusion import fused
 from offload.lowering.host_updates import host_updates
 from offload.lowering.micro_batches import layer_by_layer
 from offload.lowering.pointwise_groups import grouped
@@ -35,7 +34,6 @@ __all__ = [
     "chunked_loss",
     "early_updates",
     "fold_counters",
-    "fused",
     "grouped",
     "host_updates",
     "in_turn",
@@ -55,7 +53,7 @@ _DEFAULT = (
     grouped,
     checks_first,
 )
-_BY_NAME = (chunked_loss, fused)
+_BY_NAME = (chunked_loss,)
 
 
 def lower(graph: TaskGraph, also: Iterable[str] = ()) -> TaskGraph:

@@ -4,7 +4,6 @@ The table has a row for each name of the seams modules of offload and loaders: i
 what we need of it. What needs CUDA is only looked up. Lightning's: test_lightning_seams.py.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -225,13 +224,6 @@ def alone(tmp_path: Path) -> Iterator[Any]:
         distributed.destroy_process_group()
 
 
-def _compiles_alone() -> bool:
-    """It is not run here: tests of fused regions do that. An unknown argument gets to it."""
-    known = inspect.signature(torch._inductor.standalone_compile).parameters
-    _raises(TypeError, lambda: t.standalone_compile(None, None, unknown=None))
-    return {"dynamic_shapes", "options"} <= known.keys()
-
-
 PLAIN = loaders.torch_seams.plain_results
 
 
@@ -319,7 +311,6 @@ TORCH: dict[str, Callable[[], bool]] = {
     "has_gradient_end_hooks": _hooked,
     "is_fused": _fused_says_so,
     "left_to_each_rank": _left_alone,
-    "standalone_compile": _compiles_alone,
 }  # fmt: skip
 RANKS = {"sync_module_states", "sync_params_and_buffers", "verify_param_shapes"}
 """Touched in a test of their own: they need a process group."""
