@@ -3,6 +3,7 @@
 open folder -> build -> fit (resumes from a checkpoint) -> judge -> report
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -28,6 +29,7 @@ from perfect.report.words import percent
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
+from perfect.runs.stderr_log import gloo_apart
 from perfect.runs.swarm_figures import swarm_table
 from trainers.elastic.errors import ElasticError
 from trainers.fleet.jobs.job_left import JobLeft
@@ -69,7 +71,9 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
                 "val_dataloaders": data.holdout,
             }
         )
-        with watched(trainer):
+        in_swarm = config.elastic is not None
+        apart = gloo_apart(folder.path / "stderr.log") if in_swarm else nullcontext()
+        with watched(trainer), apart:
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, log, trainer) | swarm_table(trainer)
             with switch.averaged(module):

@@ -177,7 +177,7 @@ def form_group(
             raise inner.error from None
         raise GroupBroken(
             f"generation {generation}: rank {rank} of {size} at {host} could not connect to the"
-            f" others within {timeout:g} s: {error}"
+            f" others within {timeout:g} s"
         ) from error
     end_when_unreachable(open_sockets() - before, timeout)
     return Group(formed, place, transfer)

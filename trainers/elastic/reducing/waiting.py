@@ -38,6 +38,5 @@ def raise_failure(work: Work, what: str) -> None:
         work.wait()
     except RuntimeError as error:
         raise GroupBroken(
-            f"{what} failed: {error}. A member has died or its connection was cut: abandon this"
-            " group and form the next generation"
+            f"{what} failed, because a member has died or its connection was cut"
         ) from error

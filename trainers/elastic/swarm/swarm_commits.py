@@ -136,7 +136,9 @@ class SwarmCommits:
                 planned = True
                 self._leave_group()
             except (GenerationEnded, GroupBroken) as error:
-                planned, why, ended_at = False, str(error), ended_at or time.monotonic()
+                planned, ended_at = False, ended_at or time.monotonic()
+                of_gloo = error.__cause__
+                why = f"{error} ({of_gloo})" if of_gloo else str(error)
                 log.warning("step %d goes on in the next generation: %s", self._step, error)
                 self._leave_group()
 
