@@ -55,6 +55,8 @@ class SearchConfig(Section):
     at_once: Count = 4
     """So many jobs are in the fleet at the same time."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    storage: str | None = None
+    """Optuna keeps its study at this URL, such as sqlite:///search.db (None: nowhere)."""
 
     @model_validator(mode="after")
     def _check_pruner(self) -> "SearchConfig":

@@ -37,6 +37,7 @@ def fit_of(grid: Grid, fleet: Fleet) -> Callable[[], FleetResult]:
         trials=search.trials,
         at_once=search.at_once,
         seed=search.seed,
+        storage=search.storage,
     ).fit
 
 

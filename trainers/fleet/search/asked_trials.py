@@ -22,6 +22,10 @@ class AskedTrials:
         self._path = folder / SEARCH_FILE
         self._asked: dict[str, dict[str, Any]] | None = None
 
+    def exist(self) -> bool:
+        """Whether a search has begun in this folder."""
+        return self._path.exists()
+
     def note(self, job: str, params: Mapping[str, Any]) -> None:
         """Keep the parameters of a job. Raise `FleetError` if it had others before a restart."""
         if self._asked is None:

@@ -61,6 +61,7 @@ def optuna_search_of(
     trials: int,
     at_once: int,
     seed: int,
+    storage: str | None = None,
 ) -> OptunaSearch:
     """Return a search for the best combination of `values`, which a sampler such as "TPESampler"
     chooses. `make` gets one of the values of each key, and is pickled if the fleet has
@@ -81,6 +82,7 @@ def optuna_search_of(
         trials=trials,
         at_once=at_once,
         seed=seed,
+        storage=storage,
     )
 
 

@@ -1,5 +1,6 @@
 """Optuna itself, which is imported only when somebody searches."""
 
+import re
 from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from trainers.fleet.deciding.fleet_error import FleetError
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.storages import BaseStorage
 
 NEEDS = MappingProxyType(
     {
@@ -28,13 +30,26 @@ def import_optuna() -> ModuleType:
     return optuna
 
 
+def stored_study(storage: "str | BaseStorage", name: str, **options: Any) -> "Study":
+    """Return the study of this name as its storage has it, or a new one there."""
+    try:
+        return study_in_memory(storage=storage, study_name=name, load_if_exists=True, **options)
+    except Exception as error:  # SQLAlchemy's, Optuna's, or that of a driver
+        url = re.sub(r"//[^/@]*@", "//...@", str(storage))  # without a password
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FleetError(
+            f"storage={url!r} cannot be used ({why}): give a URL such as sqlite:///search.db"
+        ) from error
+
+
 def study_in_memory(**options: Any) -> "Study":
     """Return a new study. Optuna would write a line about it to the user's terminal."""
     optuna = import_optuna()
+    options = {"study_name": "fleet", **options}  # Hyperband goes by its name
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return optuna.create_study(study_name="fleet", **options)  # Hyperband goes by its name
+        return optuna.create_study(**options)
     finally:
         optuna.logging.set_verbosity(verbosity)
 

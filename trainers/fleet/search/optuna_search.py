@@ -5,27 +5,34 @@
     ...
     restarted    the same asks and tells, in the order of the fleet's journal; then it goes on
 
-Nothing of Optuna is kept on a disk: the answers of a sampler with a seed follow from what it was
-told, and in which order. `asked_trials.py` checks that they do.
+Without `storage` nothing of Optuna is kept on a disk: the answers of a sampler with a seed follow
+from what it was told, and in which order. `asked_trials.py` checks that they do. With it, a search
+goes on with the trials that the storage has, and asks only for new ones.
 """
 
 import copy
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.search.asked_trials import AskedTrials
-from trainers.fleet.search.optuna_package import check_needs, import_optuna, study_in_memory
+from trainers.fleet.search.optuna_package import (
+    check_needs,
+    import_optuna,
+    stored_study,
+    study_in_memory,
+)
 from trainers.fleet.search.searched_job import Make, SearchedJob
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
 
 OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 
@@ -66,11 +73,13 @@ class OptunaSearch:
         trials: int = 20,
         at_once: int = 4,
         seed: int = 0,
+        storage: "str | BaseStorage | None" = None,
     ) -> None:
         """`space`: Optuna's distributions by the name of the parameter, or a function that calls
         `trial.suggest_...`. `make(params)` returns the arguments of `Fleet.add` as a dict, or a
         program; it is called in the job's own turn. Each job is seeded with `seed` plus its
-        number."""
+        number. `storage`: Optuna's, or its URL (sqlite:///search.db); the study there has the name
+        of the fleet's folder."""
         optuna = import_optuna()
         if not isinstance(sampler, optuna.samplers.BaseSampler):
             raise FleetError(
@@ -93,10 +102,12 @@ class OptunaSearch:
         self._sampler = sampler
         self._space = space
         self._make = make
+        self._storage = storage
         self._trials, self._at_once, self._seed = trials, at_once, seed
         self._states = optuna.trial.TrialState
         self._study: Study | None = None
-        self._asked: dict[str, Trial] = {}
+        self._asked: dict[str, Trial | None] = {}
+        """By job. None: the storage has its end."""
         self._kept = AskedTrials(fleet.folder)
         self._exhausted = False
 
@@ -119,8 +130,11 @@ class OptunaSearch:
                 "a search compares its jobs by a metric, and the fleet watches none: give"
                 ' Fleet(metric="val_loss")'
             )
-        self._check_seeded()
-        self._study = self._new_study(self._sampler)
+        if self._storage is None:
+            self._check_seeded()
+            self._study = self._new_study(self._sampler)
+        else:
+            self._study = self._stored_study(self._storage)
         self._study.stop = self._no_more
         self._fleet.on_end(self._ended)
         for _ in range(self._at_once):
@@ -132,6 +146,20 @@ class OptunaSearch:
             direction="maximize" if self._fleet.mode == "max" else "minimize",
             sampler=copy.deepcopy(sampler),
         )
+
+    def _stored_study(self, storage: "str | BaseStorage") -> "Study":
+        direction = "maximize" if self._fleet.mode == "max" else "minimize"
+        sampler, name = copy.deepcopy(self._sampler), str(self._fleet.folder)
+        study = stored_study(storage, name, direction=direction, sampler=sampler)
+        if (known := len(study.get_trials(deepcopy=False))) and not self._kept.exist():
+            raise FleetError(
+                f"the storage has a study {name!r} with {known} trials, and the folder has none of"
+                " their jobs: delete that study, or give another folder"
+            )
+        drawn = study_in_memory(direction=direction, sampler=sampler)
+        for _ in range(known):  # else a sampler with a seed would draw the same numbers again
+            self._suggested(drawn)
+        return study
 
     def _no_more(self) -> None:
         """Take the place of `Study.stop`, which a sampler calls that has no other point. Optuna
@@ -159,16 +187,31 @@ class OptunaSearch:
         number = len(self._asked)
         if number == self._trials or self._exhausted:
             return
-        trial = self._suggested(self.study)
+        trial, params = self._trial(number)
         job = f"trial-{number:04}"
-        self._kept.note(job, trial.params)
+        self._kept.note(job, params)
         self._asked[job] = trial
-        self._fleet.add_program(job, SearchedJob(self._make, trial.params, self._seed + number))
+        self._fleet.add_program(job, SearchedJob(self._make, params, self._seed + number))
+
+    def _trial(self, number: int) -> "tuple[Trial | None, Mapping[str, Any]]":
+        """Return the next trial, None if it has ended already, and its parameters."""
+        known = self.study.get_trials(deepcopy=False)
+        if number < len(known) and known[number].state.is_finished():
+            return None, known[number].params
+        if number < len(known):
+            trial = import_optuna().trial.Trial(self.study, known[number]._trial_id)
+        else:
+            trial = self._suggested(self.study)
+        return trial, trial.params
 
     def _ended(self, result: JobResult, seen: Mapping[int, float]) -> None:
-        trial = self._asked.get(result.name)
-        if trial is None:
+        if result.name not in self._asked:
             return  # the user has added it
+        if (trial := self._asked[result.name]) is not None:
+            self._tell_end(trial, result, seen)
+        self._add_next()
+
+    def _tell_end(self, trial: "Trial", result: JobResult, seen: Mapping[int, float]) -> None:
         for step, value in sorted(seen.items()):
             trial.report(value, step)
         if result.state == "finished" and result.metric is not None:
@@ -178,7 +221,6 @@ class OptunaSearch:
         else:
             trial.set_user_attr("why", result.why or f"it never logged {self._fleet.metric}")
             self.study.tell(trial, state=self._states.FAIL)
-        self._add_next()
 
     def _tell(self, trial: "Trial", value: float) -> None:
         if math.isnan(value):  # Optuna takes no NaN as a value

@@ -1,0 +1,65 @@
+"""A search whose study is in a storage of Optuna's: a kill, a restart, a storage that is wrong."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_fleet import FakeFleet, Killed
+
+from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.search import OptunaSearch
+
+optuna = pytest.importorskip("optuna")
+Random = optuna.samplers.RandomSampler
+SPACE = {"lr": optuna.distributions.FloatDistribution(1e-3, 1.0, log=True)}
+
+
+class Fleet(FakeFleet):
+    def add_program(self, name: str, program: Any) -> None:
+        super().add_program(name, lambda seat: program.make(program.params)(seat))
+
+
+def make(params: Mapping[str, Any]) -> Any:
+    loss = math.log10(params["lr"] / 0.1) ** 2
+    return lambda seat: {10 * rung: loss + 1 / rung for rung in range(1, 5)}
+
+
+def search_of(fleet: FakeFleet, url: str, sampler: Any = None) -> OptunaSearch:
+    given = {"trials": 8, "at_once": 3, "storage": url}
+    return OptunaSearch(fleet, sampler or Random(seed=2), SPACE, make, **given)
+
+
+@pytest.mark.parametrize("killed_after", [1, 17])
+@pytest.mark.parametrize("sampler", [Random(seed=2), Random()], ids=["seed", "no seed"])
+def test_a_stored_study_goes_on_after_a_kill_and_asks_nothing_twice(
+    sampler: Any, killed_after: int, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/search.db"
+    killed = Fleet(tmp_path / "fleet", kill_after=killed_after)
+    with pytest.raises(Killed):
+        search_of(killed, url, sampler).fit()
+    before = optuna.load_study(study_name=str(killed.folder), storage=url).trials
+    assert 3 <= len(before) < 8
+    search = search_of(Fleet(killed.folder, journal=killed.journal), url, sampler)
+    result = search.fit()
+    after = optuna.load_study(study_name=str(killed.folder), storage=url).trials
+    assert [t.params for t in after[: len(before)]] == [t.params for t in before]
+    assert len({t.params["lr"] for t in after}) == len(after) == 8, "no numbers are drawn again"
+    assert {t.state for t in after} == {optuna.trial.TrialState.COMPLETE}
+    for trial in after:
+        job = result.jobs[f"trial-{trial.number:04}"]
+        assert trial.value == job.metric
+
+
+def test_a_storage_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> None:
+    for url in ("search.db", "sqlite:////no/such/folder/search.db", "nodb://me:secret@host/x"):
+        with pytest.raises(FleetError, match=r"cannot be used .*give a URL such as") as error:
+            search_of(Fleet(tmp_path), url).fit()
+        assert "\n" not in str(error.value) and "secret" not in str(error.value)
+    url = f"sqlite:///{tmp_path}/search.db"
+    search_of(Fleet(tmp_path), url).fit()
+    (tmp_path / "search.json").unlink()
+    with pytest.raises(FleetError, match="with 8 trials, and the folder has none of their jobs"):
+        search_of(Fleet(tmp_path), url).fit()
