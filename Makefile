@@ -1,4 +1,5 @@
-# make demo      train on generated pictures: without reuse, with a cache, with reuse, in half the memory
+# make demo      four promises, each against what one would do otherwise, and runs/demo/index.html
+# make demo-long train on its pictures: without reuse, with a cache, with reuse, in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
@@ -13,7 +14,7 @@ UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 ## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-ci test-all backends ray mutants check
+.PHONY: help demo demo-long test test-ci test-all backends ray mutants check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -30,12 +31,15 @@ help:
 	touch $@
 
 demo: .venv/run
+	$(BIN)/python examples/demo runs/demo
+
+LONG := fresh cached reuse reuse_offload
+demo-long: .venv/run
 	$(BIN)/python examples/make_pictures.py runs/demo/pictures
-	$(BIN)/perfect-train configs/demo/fresh.yaml --out runs/demo/fresh
-	$(BIN)/perfect-train configs/demo/cached.yaml --out runs/demo/cached
-	$(BIN)/perfect-train configs/demo/reuse.yaml --out runs/demo/reuse
-	$(BIN)/perfect-train configs/demo/reuse_offload.yaml --out runs/demo/reuse_offload
-	$(BIN)/perfect-compare $(addprefix runs/demo/,fresh cached reuse reuse_offload)
+	set -e; for run in $(LONG); do \
+		$(BIN)/perfect-train configs/demo/$$run.yaml --out runs/demo-long/$$run; \
+	done
+	$(BIN)/perfect-compare $(addprefix runs/demo-long/,$(LONG))
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu"
 

@@ -2,10 +2,10 @@
 
     python examples/make_pictures.py FOLDER     ->  FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
 
-A picture has 1920x1440 pixels. It shows one shape, of random colour, size, place and turn, on a
-random background with clutter and sensor noise. The class is the shape. Decoding a picture takes
-several milliseconds, as for a photo, and the classes are easy to learn. So training waits for
-decoding, which is what the demo shows.
+A picture shows one shape, of random colour, size, place and turn, on a random background with
+clutter. The class is the shape, and easy to learn. Training pictures have 1280x960 pixels and
+sensor noise: decoding one takes several milliseconds, as for a photo, so training waits for it.
+Test pictures are the same scenes before they are enlarged. They are cheap, so there are many.
 """
 
 import math
@@ -20,16 +20,17 @@ import simplejpeg
 from PIL import Image, ImageDraw
 from rich.console import Console
 
-WIDTH, HEIGHT = 1920, 1440
-SKETCH = 4  # shapes are drawn this much smaller and enlarged: it is quick, and edges are soft
+WIDTH, HEIGHT = 1280, 960
+SKETCH = 480, 360  # shapes are drawn at this size and enlarged: it is quick, and edges are soft
 MAX_TURN = 0.4  # radians
-TRAIN_A_CLASS, VAL_A_CLASS = 80, 40
+TRAIN_A_CLASS, VAL_A_CLASS = 80, 240
 NOISE = np.tile(
     np.random.default_rng(1).normal(0, 9, (HEIGHT, WIDTH, 3)).astype(np.int16), (1, 2, 1)
 )  # twice as wide as a picture, which takes it from a random column on
 
 Point = tuple[float, float]
 Shape = Callable[[ImageDraw.ImageDraw, float, float, float, float, tuple[int, ...]], None]
+Draw = Callable[[Shape, np.random.Generator], Image.Image]
 
 
 def polygon(corners: Sequence[Point]) -> Shape:
@@ -93,8 +94,8 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def draw_picture(shape: Shape, rng: np.random.Generator) -> bytes:
-    width, height = WIDTH // SKETCH, HEIGHT // SKETCH
+def sketch(shape: Shape, rng: np.random.Generator) -> Image.Image:
+    width, height = SKETCH
     corners = rng.integers(70, 186, (3, 4, 3), dtype=np.uint8)  # a smooth, muted background
     picture = Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(picture)
@@ -106,29 +107,35 @@ def draw_picture(shape: Shape, rng: np.random.Generator) -> bytes:
     behind = np.asarray(picture)[int(y), int(x)].astype(int)
     colour = tuple(int(c) for c in np.where(behind > 127, behind - 100, behind + 100))
     shape(pen, x, y, radius, rng.uniform(-MAX_TURN, MAX_TURN), colour)
-    large = np.asarray(picture.resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR))
+    return picture
+
+
+def photo(shape: Shape, rng: np.random.Generator) -> Image.Image:
+    large = np.asarray(sketch(shape, rng).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR))
     begin = int(rng.integers(WIDTH))
     pixels = np.add(large, NOISE[:, begin : begin + WIDTH], dtype=np.int16)
     np.clip(pixels, 0, 255, out=pixels)
-    return simplejpeg.encode_jpeg(pixels.astype(np.uint8), quality=90, colorsubsampling="420")
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
-def make(root: Path) -> int:
-    """Draw the pictures that are missing under `root`. Return how many there are in all."""
+def make(root: Path, train: int = TRAIN_A_CLASS, val: int = VAL_A_CLASS) -> int:
+    """Draw the pictures that are missing under `root`, so many of each class. Return how many there
+    are in all."""
     jobs = [
-        (root / split / name / f"{number:04d}.jpg", shape)
-        for split, count in (("train", TRAIN_A_CLASS), ("val", VAL_A_CLASS))
+        (root / split / name / f"{number:04d}.jpg", draw, shape)
+        for split, draw, count in (("train", photo, train), ("val", sketch, val))
         for name, shape in SHAPES.items()
         for number in range(count)
     ]
 
-    def work(job: tuple[Path, Shape]) -> None:
-        path, shape = job
+    def work(job: tuple[Path, Draw, Shape]) -> None:
+        path, draw, shape = job
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             seed = zlib.crc32("/".join(path.parts[-3:]).encode())  # a picture is always the same
             part = path.with_suffix(".part")
-            part.write_bytes(draw_picture(shape, np.random.default_rng(seed)))
+            picture = np.asarray(draw(shape, np.random.default_rng(seed)))
+            part.write_bytes(simplejpeg.encode_jpeg(picture, quality=90, colorsubsampling="420"))
             part.rename(path)
 
     with ThreadPoolExecutor() as pool:
@@ -142,4 +149,4 @@ if __name__ == "__main__":
     console = Console(stderr=True)
     with console.status("drawing pictures"):
         total = make(Path(sys.argv[1]))
-    console.print(f"{total} pictures of {WIDTH}x{HEIGHT} pixels in {sys.argv[1]}", highlight=False)
+    console.print(f"{total} pictures in {sys.argv[1]}", highlight=False)
