@@ -1,4 +1,4 @@
-"""Runs the demo: `python examples/demo [FOLDER]`, which `make demo` does.
+"""Runs the demo: `python examples/demo FOLDER`, which `make demo` does.
 
     draw pictures | import torch
     equal decodes | a model that does not fit, kill -9     side by side, a core each
@@ -7,11 +7,11 @@
 The last lines say what came of each promise. Exit code 1: one of them did not hold.
 """
 
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from children import BEGUN, Child, Died, say
@@ -21,7 +21,7 @@ DRAW = Path(__file__).parents[1] / "make_pictures.py"
 
 def main(folder: Path) -> int:
     pictures, work = folder / "pictures", folder / "work"
-    shutil.rmtree(work, ignore_errors=True)
+    rmtree(work, ignore_errors=True)
     say("drawing pictures, and importing torch and Lightning")
     with subprocess.Popen([sys.executable, str(DRAW), str(pictures)]) as drawing:
         import equal_decodes
@@ -32,13 +32,12 @@ def main(folder: Path) -> int:
         import perfect.train  # noqa: F401  which every child needs
     if drawing.returncode:
         return 1
-    first = begin(equal_decodes, work / "equal_decodes", pictures)
-    others = [
-        end(begin(too_large, work / "too_large")),
-        end(begin(killed, work / "killed", pictures)),
-    ]
-    last = [end(first), end(begin(four_rates, work / "four_rates", pictures))]
-    return show([last[0], *others, last[1]], folder / "index.html")
+    decodes = begin(equal_decodes, work / "equal_decodes", pictures)
+    fits = end(begin(too_large, work / "too_large"))
+    resumed = end(begin(killed, work / "killed", pictures))
+    outcomes = [end(decodes), fits, resumed]
+    outcomes += [end(begin(four_rates, work / "four_rates", pictures))]
+    return show(outcomes, folder / "index.html")
 
 
 def begin(promise: Any, folder: Path, *args: Any) -> tuple[Any, Child]:
@@ -70,4 +69,4 @@ def show(outcomes: list[Any], page: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")))
+    sys.exit(main(Path(sys.argv[1])))

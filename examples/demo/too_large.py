@@ -61,28 +61,25 @@ def run(folder: Path, samples: int = 8192, room: int = 550, budget: int = 200) -
     status = Path("/proc/self/status").read_text().split()
     limit = int(status[status.index("VmData:") + 1]) * 1024 + room * MIB
     ours = OffloadStrategy(f"{budget}MiB", host_dir=folder)
-    found = []
-    for what, how in (
-        ("plain Lightning without a limit", ("auto", None)),
-        ("plain Lightning below the limit", ("auto", limit)),
-        ("OffloadStrategy below the limit", (ours, limit)),
-    ):
+
+    def ended(what: str, strategy: Any, limit: int | None) -> list[float] | str:
         say(f"{PROMISE}: {what}")
-        found.append(Child(folder / "steps.log", train, *how, samples).result())
-    return judge(*found, f"RLIMIT_DATA of {limit // MIB:,} MiB", f"{room} MiB beside torch")
+        return Child(folder / "steps.log", train, strategy, limit, samples).result()
+
+    free = ended("plain Lightning without a limit", "auto", None)
+    plain = ended("plain Lightning below the limit", "auto", limit)
+    found = ended("OffloadStrategy below the limit", ours, limit)
+    return judge(free, plain, found, f"{limit // MIB:,} MiB, {room} MiB beside torch")
 
 
-def judge(free: Any, plain: Any, ours: Any, limit: str, beside: str) -> Outcome:
+def judge(free: Any, plain: Any, ours: Any, limit: str) -> Outcome:
     """The promise holds if plain Lightning died of the limit, and ours has the free run's bits."""
     died, same = isinstance(plain, str), isinstance(ours, list) and ours == free
-    losses = "losses equal to a run without a limit, bit for bit"
+    losses = "the losses of a run without a limit, bit for bit"
     return Outcome(
         PROMISE,
-        f"trains under an {limit}, {losses}" if same else f"{ours} instead of {free}",
+        f"trains below {limit}, with {losses}" if same else f"{ours} instead of {free}",
         f"plain Lightning ends: {plain}" if died else "plain Lightning fits, too",
         died and same,
-        (
-            note(f"The limit leaves {beside}. What a step does not need now is in a file."),
-            note(f"The losses: {', '.join(map(str, free))}"),
-        ),
+        (note(f"The limit is RLIMIT_DATA. Losses: {', '.join(map(str, free))}"),),
     )
