@@ -50,7 +50,8 @@ def judge(runs: dict[str, Any], tested: int) -> Outcome:
             colour = ORANGE if name == "reuse" else BLUE
             axes.plot([at, at], [100 * end for end in ends], color=colour, linewidth=3)
             axes.plot(at, mean, "o", color=colour)
-            axes.annotate(f"   {what.split(':')[0]}", (at, mean), color=colour, va="center")
+            label, offset = what.split(":")[0], {"xytext": (8, -3), "textcoords": "offset points"}
+            axes.annotate(label, (at, mean), color=colour, **offset)
         axes.set_xlim(0, 1.4 * max(decodes.values()))
         axes.set_xlabel("pictures decoded")
 

@@ -54,6 +54,7 @@ def judge(together: float, alone: float, rate: float, same: bool, curves: Any) -
     def draw(axes: Any) -> None:
         for (name, curve), colour in zip(curves.items(), (ORANGE, BLUE, GREEN, INK), strict=True):
             axes.plot(*curve, "o-", color=colour, label=name, ms=3)
+        axes.set_yscale("log")
         axes.set_xlabel("optimizer step")
         axes.legend(frameon=False, fontsize=8)
 

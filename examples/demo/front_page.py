@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from perfect.report.page import Html, page, plot, section, table
 from perfect.report.panels import STYLE, to_svg
 
-CSS = """figure { margin: 4px 0 16px; max-width: 560px } td { min-width: 5.5em }
-.held, .FAILED { color: #00694d } .FAILED { color: #d55e00 }"""
+CSS = """figure { margin: 16px 0; max-width: 560px } td:first-child { color: var(--muted) }
+table { margin: 0 0 12px } td + td { width: 100% } td { overflow-wrap: anywhere }
+.held { color: #00694d } .FAILED { color: #d55e00 }"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,12 @@ def drawn(title: str, draw: Callable[[Axes], object]) -> str | None:
 def write_page(outcomes: Sequence[Outcome], seconds: float, path: Path) -> None:
     held = sum(one.held for one in outcomes)
     lead = f"{held} of {len(outcomes)} promises held in this run, which took {seconds:.0f} seconds."
-    rows = [
-        (one.promise, one.ours, one.otherwise, Html(f"<b class={one.verdict}>{one.verdict}</b>"))
-        for one in outcomes
-    ]
-    promises = table(("what", "ours", "otherwise", "verdict"), rows, range(4))
-    more = [section(one.promise, *one.parts) for one in outcomes]
-    parts = [f"<style>{CSS}</style>", section("The promises", promises), *more]
-    path.write_text(page("Four promises", lead, parts), encoding="utf-8")
+    sections = [section(one.promise, _lines(one), *one.parts) for one in outcomes]
+    whole = page("Four promises", lead, [f"<style>{CSS}</style>", *sections])
+    path.write_text(whole, encoding="utf-8")
+
+
+def _lines(one: Outcome) -> str:
+    verdict = Html(f"<b class={one.verdict}>{one.verdict}</b>")
+    lines = (("ours", one.ours), ("otherwise", one.otherwise), ("verdict", verdict))
+    return table((), lines, words=(0, 1))

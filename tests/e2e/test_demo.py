@@ -64,7 +64,7 @@ def test_every_promise_is_run_and_the_page_has_them_all(tmp_path: Path) -> None:
     assert killed.startswith("held") and "tensors of the last checkpoint equal" in killed
     assert "with the weights of a run by itself" in rates
     text = Path(page.split(maxsplit=1)[1]).read_text()
-    assert text.count("<figure") == 2 and text.count("<h2>") == 5
+    assert text.count("<figure") == 2 and text.count("<h2>") == 4
 
 
 def test_a_promise_that_does_not_hold_is_said_to_have_failed(
