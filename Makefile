@@ -1,6 +1,7 @@
 # make demo      four promises, each against what one would do otherwise, and runs/demo/index.html
 # make demo-long train on its pictures: without reuse, with a cache, with reuse, in half the memory
 # make test      the quick tests, JOBS=2 at a time; make test-ci: what CI runs; make test-all: all
+# make slow-tests  the quick tests, and which of them are dear: 1.0 is a fixed loop on this machine
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
 # make mutants   puts over a hundred faults into a copy, one at a time: which tests notice each
@@ -14,7 +15,7 @@ UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 ## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-long test test-ci test-all backends ray mutants check
+.PHONY: help demo demo-long test slow-tests test-ci test-all backends ray mutants check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -46,6 +47,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -
 ## The tiers are explained in tests/conftest.py.
 test: .venv/dev
 	$(PYTEST) --tier test
+
+slow-tests: .venv/dev
+	$(PYTEST) --tier test --slow-tests
 
 test-ci: .venv/dev
 	$(PYTEST) --tier ci

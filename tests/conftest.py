@@ -13,13 +13,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import simplejpeg
+from slow_tests import SlowTests
 
 HERE = Path(__file__).parent
 SMOKE = (
@@ -66,13 +67,12 @@ TIERS = {"test": ("unit", "property", *SMOKE), "ci": EVERYTHING, "all": EVERYTHI
 """What each tier collects under tests/. What is marked `full` is left out but in tier `all`."""
 PERCENT = {"test": 25, "ci": 100, "all": 400}
 """How many of the examples that a property asks for it gets: `products.examples`."""
-UNIT_SECONDS = 0.5
-"""CPU seconds that a unit test may take in tier `test`."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, default="test", help="what runs: test < ci < all")
+    parser.addoption("--slow-tests", action="store_true", help="list the dearest tests at the end")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, percent in PERCENT.items():
         hypothesis.settings.register_profile(name, max_examples=percent, deadline=None)
     hypothesis.settings.load_profile(tier)
+    if config.getoption("slow_tests"):
+        config.pluginmanager.register(SlowTests())
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(HERE / part) for part in TIERS[tier]]
 
@@ -91,50 +93,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-class Collecting:
-    """The CPU seconds that the collector has taken."""
-
-    def __init__(self) -> None:
-        self.seconds = self._begun = 0.0
-        gc.callbacks.append(self)
-
-    def __call__(self, phase: str, _: object) -> None:
-        if phase == "start":
-            self._begun = time.thread_time()
-        else:
-            self.seconds += time.thread_time() - self._begun
-
-
-_collecting = Collecting()
-
-
 def pytest_collection_finish() -> None:
-    """What is imported by now never becomes garbage. A collection that walked through it took half
-    a second of whichever test it fell into."""
+    """What is imported by now never becomes garbage: no collection walks through it again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries tell of objects that are left at the end
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Unit tests are those that nobody waits for. CPU time, so that a busy machine fails none; of
-    this thread alone, because those of torch's teams spin for a while after each operation, and
-    whichever test is first to need the allocator has a compiler run."""
-    before, collected = time.thread_time(), _collecting.seconds
-    result = yield
-    # A pass of the collector over all that the session keeps belongs to no test.
-    seconds = time.thread_time() - before - (_collecting.seconds - collected)
-    is_unit = item.path.is_relative_to(HERE / "unit")
-    if is_unit and item.config.getoption("tier") == "test" and seconds > UNIT_SECONDS:
-        pytest.fail(
-            f"{seconds:.2f} CPU seconds, a unit test has {UNIT_SECONDS}: make it smaller, or move"
-            f" it from {item.path.relative_to(HERE)} to tests/integration"
-        )
-    return result
 
 
 def leaks() -> list[str]:
