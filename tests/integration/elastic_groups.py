@@ -18,6 +18,8 @@ from trainers.elastic.reducing import Graveyard, GroupPlace, form_group
 HOST = "127.0.0.1"
 TRANSFER = 3.0
 """So long a piece of a reduce may be under way between members, in seconds."""
+FOR_EVER = 1000.0
+"""Seconds that no test waits: what ends before has ended for another reason."""
 
 
 class Files:
@@ -51,17 +53,15 @@ class Ended(Exception):
 
 
 class Deadline:
-    """An `alive` that raises once its time is over, or a file is there, and notes when it did."""
+    """An `alive` that raises once its time is over, or a file is there."""
 
     def __init__(self, seconds: float, word: Path | None = None) -> None:
         """`word`: whoever makes this file says that the generation has ended."""
         self._end = time.monotonic() + seconds
         self._word = word
-        self.raised = 0.0
 
     def __call__(self) -> None:
         if time.monotonic() > self._end or (self._word and self._word.exists()):
-            self.raised = time.monotonic()
             raise Ended
 
 
@@ -116,7 +116,7 @@ def member(settings: dict[str, Any]) -> None:
     try:
         place = GroupPlace(1, settings["rank"], settings["size"], HOST)
         files = Files(Path(settings["folder"]))
-        group = form_group(files, place, 60.0, always, graveyard, TRANSFER)
+        group = form_group(files, place, 60.0, always, graveyard, settings["transfer"])
         answer = job(group, told, **settings["options"])
         group.abandon(graveyard)
         del group
@@ -137,6 +137,7 @@ class Members:
         size: int,
         folder: Path,
         environment: dict[str, str] | None = None,
+        transfer: float = TRANSFER,
         **options: Any,
     ) -> None:
         usual = {
@@ -147,6 +148,7 @@ class Members:
             "size": size,
             "folder": str(folder),
             "environment": environment or {},
+            "transfer": transfer,
             "options": options,
         }
         self.processes: list[Process] = []

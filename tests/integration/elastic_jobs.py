@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,9 +82,7 @@ def exchanges(group: Group, _: Told) -> list[list[bytes]]:
     return gathered
 
 
-def reduces_for_ever(
-    group: Group, told: Told, where: str, seconds: float
-) -> tuple[str, float, bool]:
+def reduces_for_ever(group: Group, told: Told, where: str, seconds: float) -> tuple[str, bool]:
     """Reduce until the group breaks, or a file says that the generation has ended. Whoever sees it
     break makes that file, as a member tells its anchor."""
     word = Path(where, "ended")
@@ -97,9 +96,9 @@ def reduces_for_ever(
             alive()
     except GroupBroken as error:
         word.touch()
-        return str(error), time.monotonic(), bool((mine == group.rank).all())
+        return str(error), bool((mine == group.rank).all())
     except Ended:
-        return "ended", alive.raised, bool((mine == group.rank).all())
+        return "ended", bool((mine == group.rank).all())
 
 
 class FreezingFiles(Files):
@@ -117,8 +116,8 @@ class LeftAlone:
     error: str
     seconds: float
     """How long it has waited."""
-    late: float
-    """How long after its generation had ended, if it had."""
+    still_forming: bool
+    """Whether torch was still waiting for the frozen member by then."""
     left: list[str]
     """The threads that were still there at the end."""
 
@@ -134,15 +133,15 @@ def forms_with_a_frozen_member(
         form_group(FreezingFiles(Path(where)), place, 60.0, always, Graveyard())
     before = tasks()
     graveyard, alive = Graveyard(), Deadline(ends_after)
-    began, error, late = time.monotonic(), "", 0.0
+    began, error = time.monotonic(), ""
     try:
         form_group(Files(Path(where)), place, timeout, alive, graveyard).abandon(graveyard)
     except (Ended, GroupBroken) as raised:
         error = type(raised).__name__
-        late = time.monotonic() - alive.raised if alive.raised else 0.0
     seconds = time.monotonic() - began
+    still_forming = "elastic-forming" in {thread.name for thread in threading.enumerate()}
     graveyard.close()
-    return LeftAlone(error, seconds, late, left_over(before))
+    return LeftAlone(error, seconds, still_forming, left_over(before))
 
 
 @dataclass(frozen=True, slots=True)

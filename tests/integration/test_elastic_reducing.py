@@ -3,7 +3,6 @@
 import gc
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from products import only_first
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_groups import (
+    FOR_EVER,
     HOST,
     TRANSFER,
     Deadline,
@@ -88,40 +88,36 @@ def test_everybody_gets_the_bytes_of_everybody_by_rank(nursery: Nursery, tmp_pat
     assert answers == [expected] * 3
 
 
-@pytest.mark.parametrize(("told", "late"), [(True, 0.5), (False, TRANSFER + 0.5)])
+@pytest.mark.parametrize(("told", "transfer"), [(True, FOR_EVER), (False, TRANSFER)])
 def test_a_killed_member_ends_the_reduce_of_the_others_and_sums_survive(
-    told: bool, late: float, nursery: Nursery, tmp_path: Path
+    told: bool, transfer: float, nursery: Nursery, tmp_path: Path
 ) -> None:
     """An anchor learns of a death from the closed connection, and tells the others at once. Without
     its word gloo wakes nobody who is in the middle of a message, and a reduce ends by its time."""
-    how: dict[str, Any] = {"where": str(tmp_path), "seconds": 100.0}
+    how: dict[str, Any] = {"where": str(tmp_path), "seconds": FOR_EVER, "transfer": transfer}
     with Members(nursery, reduces_for_ever, 3, tmp_path, **how) as members:
         assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
         members.processes[1].kill()
-        killed = time.monotonic()
         if told:
             tmp_path.joinpath("ended").touch()
         survivors = [members.answer(0), members.answer(2)]
-    errors = [text for text, *_ in survivors if text != "ended"]
+    errors = [text for text, _ in survivors if text != "ended"]
     assert told or errors
     for text in errors:
         assert "generation 1" in text and f"the reduce of {BIG} numbers failed" in text
-    assert all(intact for *_, intact in survivors)
-    assert max(when - killed for _, when, _ in survivors) < late, survivors
+    assert all(intact for _, intact in survivors)
 
 
 def test_a_stopped_member_ends_the_wait_by_alive_and_leaves_no_thread(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {"where": str(tmp_path), "seconds": 2.0}
+    how: dict[str, Any] = {"where": str(tmp_path), "seconds": 2.0, "transfer": FOR_EVER}
     with Members(nursery, reduces_for_ever, 3, tmp_path, **how) as members:
         assert [members.heard(rank) for rank in range(3)] == ["begins"] * 3
-        begun = time.monotonic()
         members.processes[1].kill(signal.SIGSTOP)
         stopped = [members.answer(0), members.answer(2)]
-    assert any(text == "ended" for text, *_ in stopped)
-    assert all(intact for *_, intact in stopped)
-    assert all(when - begun < 2.5 for text, when, _ in stopped if text == "ended")
+    assert any(text == "ended" for text, _ in stopped)
+    assert all(intact for _, intact in stopped)
 
 
 @pytest.mark.parametrize("count", only_first(300, 1000))
@@ -140,10 +136,12 @@ def test_abandoned_generations_leave_memory_flat_and_no_thread(
             assert told.resident[-1] - told.resident[0] < 4 << 20
 
 
-def beside_a_frozen_member(nursery: Nursery, where: Path, ends_after: float) -> list[Any]:
-    """What the two others tell of a group that has a second to form. The anchor, which these
-    tests play, ends the generation after so many seconds."""
-    how: dict[str, Any] = {"timeout": 1.0, "ends_after": ends_after}
+def beside_a_frozen_member(
+    nursery: Nursery, where: Path, timeout: float, ends_after: float
+) -> list[Any]:
+    """What the two others tell of a group that has `timeout` seconds to form. The anchor, which
+    these tests play, ends the generation after `ends_after` seconds."""
+    how: dict[str, Any] = {"timeout": timeout, "ends_after": ends_after}
     with Members(nursery, forms_with_a_frozen_member, 3, where, where=str(where), **how) as members:
         return [members.answer(0), members.answer(2)]
 
@@ -151,17 +149,17 @@ def beside_a_frozen_member(nursery: Nursery, where: Path, ends_after: float) -> 
 def test_a_member_that_stops_while_the_group_forms_holds_nobody_up(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    for told in beside_a_frozen_member(nursery, tmp_path, ends_after=0.5):
+    for told in beside_a_frozen_member(nursery, tmp_path, timeout=10.0, ends_after=0.5):
         assert (told.error, told.left) == ("Ended", [])
-        assert 0 < told.late < 0.5
+        assert told.still_forming
 
 
 def test_members_wait_for_one_that_does_not_connect_as_long_as_was_said(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    for told in beside_a_frozen_member(nursery, tmp_path, ends_after=60.0):
+    for told in beside_a_frozen_member(nursery, tmp_path, timeout=1.0, ends_after=FOR_EVER):
         assert (told.error, told.left) == ("GroupBroken", [])
-        assert 1.0 <= told.seconds < 3.0
+        assert told.seconds >= 1.0
 
 
 class Empty:

@@ -1,6 +1,7 @@
 """Steps that ran, priced by what each of their nodes took."""
 
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def test_kernels_take_what_they_took_and_what_the_loop_took_before_them(
     plan = offload.plan(graph, int(0.6 * whole.peak_bytes), costs=Costs(h2d=1e12, d2h=1e12))
     traces = []
     with Runner(plan, engine) as runner:
+        if engine == "serial":  # each node takes a second: seconds that no machine changes
+            runner.stage.engine._clock = map(float, itertools.count()).__next__
         for batch in case.batches():
             runner(*batch)
             traces.append(runner.trace)
@@ -39,7 +42,7 @@ def test_kernels_take_what_they_took_and_what_the_loop_took_before_them(
         assert trace.computed - 1e-9 <= seconds <= trace.seconds + 1e-9
         assert measured.predicted_seconds >= seconds - 1e-9
         if engine == "serial":  # copies and kernels would have run side by side
-            assert measured.predicted_seconds <= 1.02 * trace.seconds
+            assert measured.predicted_seconds <= trace.seconds + 1e-9
     assert plan.measured(traces).remade().measurement is not None
 
 

