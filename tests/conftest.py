@@ -127,7 +127,7 @@ def no_leaks() -> Iterator[None]:
     if not leaks():
         return
     gc.collect()  # a generator that was left half way closes when it is collected
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while leaked := leaks():
         if time.monotonic() > deadline:
             pytest.fail(f"leaked: {', '.join(leaked)}")

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def eventually(holds: Callable[[], object]) -> None:

@@ -22,7 +22,6 @@ def run_script(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("preset", only_first("smoke", "S1-tiny", "S2-tiny", "S3-tiny"))
-@pytest.mark.timeout(300)
 def test_every_path_of_the_accuracy_driver_runs(tmp_path: Path, preset: str) -> None:
     run_script("benchmarks/perfect_accuracy.py", "--preset", preset, "--out", str(tmp_path))
     assert (tmp_path / f"perfect_accuracy_{preset}.jsonl").stat().st_size > 0
@@ -58,7 +57,6 @@ def test_the_loader_benchmark_runs(tmp_path: Path, pictures: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_large_data_sets_runs(tmp_path: Path) -> None:
     said = run_script("benchmarks/loader_scale.py", "--smoke", "--out", str(tmp_path))
     [report] = tmp_path.glob("*_loader_scale.json")
@@ -68,7 +66,6 @@ def test_the_benchmark_of_large_data_sets_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
     tmp_path: Path, pictures: Path
 ) -> None:
@@ -95,7 +92,6 @@ def test_the_comparison_with_peers_measures_what_is_there_and_names_what_is_not(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", ["planner", "overhead", "orders", "hand_overs"])
 def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> None:
     said = run_script("benchmarks/offload_cpu.py", part, "--smoke", "--out", str(tmp_path))
@@ -105,7 +101,6 @@ def test_every_part_of_the_offload_benchmark_runs(tmp_path: Path, part: str) -> 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_study_of_jobs_that_share_a_device_runs(tmp_path: Path) -> None:
     said = run_script("benchmarks/fleet_tails.py", "--smoke", "--out", str(tmp_path))
     [report] = tmp_path.glob("*_fleet_tails.json")
@@ -117,7 +112,6 @@ def test_the_study_of_jobs_that_share_a_device_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_study_of_swapped_sub_models_runs_and_micro_batches_hide_the_copies(
     tmp_path: Path,
 ) -> None:
@@ -133,7 +127,6 @@ def test_the_study_of_swapped_sub_models_runs_and_micro_batches_hide_the_copies(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_offload_benchmark_trains_as_eager_does_to_the_bit(tmp_path: Path) -> None:
     run_script(
         "benchmarks/offload_cpu.py", "models", "--smoke", "--only", "gpt2-small", "resnet18",
@@ -168,7 +161,6 @@ def test_every_part_of_the_strategys_benchmark_runs_and_finds_no_difference(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
     run_script("benchmarks/strategy_cpu.py", "plan", "--smoke", "--out", str(tmp_path))
     [report] = tmp_path.glob("*_strategy_cpu_plan.json")
@@ -180,7 +172,6 @@ def test_the_strategys_real_peak_is_the_planned_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part", only_first("hand_over", "turns", "devices", "stopping", "schedules", "kills")
 )
-@pytest.mark.timeout(300)
 def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:
     said = run_script("benchmarks/fleet_cpu.py", part, "--smoke", "--out", str(tmp_path))
     assert "| " in said
@@ -192,7 +183,6 @@ def test_the_fleet_benchmark_runs(tmp_path: Path, part: str) -> None:
     "part",
     only_first("preemptions", "capture", "cost", "latency", "parked_loaders", "shared_input"),
 )
-@pytest.mark.timeout(300)
 def test_the_sharing_benchmark_runs_and_finds_no_wrong_bit(tmp_path: Path, part: str) -> None:
     run_script("benchmarks/sharing_cpu.py", part, "--smoke", "--out", str(tmp_path))
     (kept,) = tmp_path.glob("*.json")
@@ -249,7 +239,6 @@ def test_the_survey_of_modules_plans_two_of_them_with_plain_lightnings_bits(
 
 
 @pytest.mark.full
-@pytest.mark.timeout(200)
 def test_the_survey_of_modules_says_what_to_install_for_a_module(tmp_path: Path) -> None:
     if importlib.util.find_spec("timm") is not None:
         pytest.skip("timm is installed, so none of its models lacks a package")
@@ -285,7 +274,6 @@ def test_the_survey_of_pipelines_checks_what_is_served_of_two_of_them(tmp_path: 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(200)
 def test_the_survey_of_pipelines_says_what_to_install_for_a_pipeline(tmp_path: Path) -> None:
     if importlib.util.find_spec("webdataset") is not None:
         pytest.skip("webdataset is installed, so its pipelines lack no package")

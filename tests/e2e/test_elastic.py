@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_programs import Programs, Recipe, equal
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_peers_that_come_and_die_train_both_phases_alike_and_a_replay_is_equal(

@@ -3,12 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_programs import Programs, Recipe, equal
 
-pytestmark = pytest.mark.timeout(300)
 HEARTBEAT = 10.0
 """A new anchor waits as long before a run begins, and a busy machine expels nobody."""
 ALIKE = ("phases", "switches", "trace", "accuracy", "best_accuracy", "steps")

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_programs import Programs, Recipe, equal
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(300)
 Train = Callable[..., tuple[int, Path]]
 
 

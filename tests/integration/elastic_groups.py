@@ -71,8 +71,8 @@ def tasks() -> set[str]:
 
 
 def left_over(before: set[str]) -> list[str]:
-    """The names of threads that are not gone within 5 s. A joined one takes a moment to end."""
-    end = time.monotonic() + 5
+    """The names of threads that are not gone within a minute. A joined one takes a moment to end."""
+    end = time.monotonic() + 60
     while (more := tasks() - before) and time.monotonic() < end:
         os.sched_yield()
     return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in more]
@@ -178,7 +178,7 @@ class Members:
         """What the job of a member returned; it left no thread behind and its process ends."""
         kind, value, threads = self.heard(rank)
         assert (kind, threads) == ("done", [])
-        assert self.processes[rank].wait(30) == 0
+        assert self.processes[rank].wait(60) == 0
         return value
 
     def answers(self) -> list[Any]:

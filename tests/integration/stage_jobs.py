@@ -128,7 +128,7 @@ class Held:
     def _around(self, kernel: Callable[..., None], reads: Any, writes: Any) -> None:
         if self._holds and self._begun and self._go_on:
             self._begun.set()
-            assert self._go_on.wait(20.0)
+            assert self._go_on.wait(60)
         if self.error is not None:
             self.struck.set()
             raise self.error

@@ -15,8 +15,6 @@ import torch
 from loaders import ReuseLoader, passes
 from loaders.workers.prefetcher import Prefetcher
 
-pytestmark = pytest.mark.timeout(30)
-
 BATCH = 4
 STEP = 0.040
 """Seconds of a training step: training takes 100 samples a second."""

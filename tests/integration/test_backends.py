@@ -154,7 +154,7 @@ def test_many_threads_may_ask_at_once(source: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not wrong
 
 

@@ -15,8 +15,6 @@ from loaders.errors import CacheError
 sys.path.insert(0, str(Path(__file__).parent))
 from cache_contents import MIB, NAME, SAMPLES, fill, holds, offer
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def data_of(folder: Path, writer: int = 0) -> Path:
     return folder / NAME / f"writer-{writer}.data"

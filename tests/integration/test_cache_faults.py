@@ -22,9 +22,6 @@ from loaders.errors import CacheError
 sys.path.insert(0, str(Path(__file__).parent))
 from cache_contents import MIB, NAME, SAMPLES, fill, holds, offer, picture
 
-pytestmark = pytest.mark.timeout(60)
-
-
 # ---- killed -------------------------------------------------------------------------------------
 
 WRITER = """
@@ -238,7 +235,7 @@ def test_four_threads_that_offer_and_read_see_whole_samples_and_keep_the_limit(
 
     def work(number: int, cache: DecodedCache) -> None:
         try:
-            start.wait(10)
+            start.wait(60)
             for i in np.random.default_rng(number).permutation(ids).tolist():
                 holds(cache, (i * 7) % ids)
                 accepted[number] += offer(cache, i)
@@ -297,7 +294,7 @@ from loaders.cache.disk_cache import DiskCache
 DiskCache(Path({str(tmp_path)!r}), 2**26, "data-of-today", 0).read(0)[0].zero_()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=50, check=False
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=100, check=False
     )
     assert done.returncode == -signal.SIGSEGV
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:

@@ -26,7 +26,6 @@ from loaders.sources.datasets import PictureArrays
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    pytest.mark.timeout(120),
 ]
 
 SIDE = 40

@@ -18,7 +18,6 @@ from trainers.elastic.replaying.step_log import read_history
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True}
 SHORT = 3.0

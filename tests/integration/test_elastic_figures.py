@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks.swarms.peer import Net
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 from trainers.elastic.replaying.step_log import read_lines
@@ -13,7 +11,6 @@ from trainers.elastic.replaying.step_log import read_lines
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, fault, hold
 
-pytestmark = pytest.mark.timeout(300)
 BATCH, STEPS = 32, 12
 USUAL: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "samples": BATCH * STEPS, "reuse": 1}
 

@@ -95,7 +95,7 @@ def test_what_is_given_waits_for_a_reduce(donor: Donor) -> None:
         resting.start()
         resting.join(0.1)
         assert resting.is_alive()
-    resting.join(20)
+    resting.join(60)
     assert not resting.is_alive()
     rest()  # no reduce is under way
 

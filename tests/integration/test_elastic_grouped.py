@@ -42,7 +42,7 @@ from dealt_peer import (
 )
 from planned_peer import alone, assert_equal, data
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,6 @@ from benchmarks.swarms.swarm import Nursery, Swarm, until
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True, "checkpoints": 3}
 PEERS = "abcd"

@@ -12,7 +12,6 @@ from benchmarks.swarms.swarm import Nursery, Process, Swarm, until
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 36
 USUAL: dict[str, Any] = {
     "steps": STEPS, "sum": "exact", "loader_callback": True, "logged": True,

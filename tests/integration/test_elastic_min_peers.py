@@ -11,7 +11,6 @@ from benchmarks.swarms.swarm import Nursery, Process, Swarm
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault
 
-pytestmark = pytest.mark.timeout(300)
 STEPS = 17
 USUAL: dict[str, Any] = {**CHECKED, "steps": STEPS}
 """A validation after every fourth step, and the second pass begins with step 13."""

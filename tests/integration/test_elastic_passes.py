@@ -6,8 +6,6 @@ import pytest
 
 from benchmarks.swarms.swarm import Nursery, Swarm
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize(("samples", "times"), [(32, 1), (64, 0)])
 def test_a_peer_says_once_that_passes_of_one_step_let_nobody_in(

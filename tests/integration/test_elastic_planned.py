@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,8 +13,6 @@ from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import HEARTBEAT
 
-pytestmark = pytest.mark.timeout(300)
-
 OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
     "manual optimization": (
         {"odd": "manual", "clip": None}, "manual optimization steps when it wants",

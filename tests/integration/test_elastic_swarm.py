@@ -12,8 +12,6 @@ from benchmarks.swarms.swarm import Nursery, Process, Swarm
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_swarms import CHECKED, HEARTBEAT, STEPS, assert_exact, by_step, fault, hold
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True)
 class Told:

@@ -132,7 +132,7 @@ def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
     fleet, told, meddled = make(tmp_path, quantum=1), threading.Event(), threading.Event()
 
     def meddle() -> None:
-        assert told.wait(30)
+        assert told.wait(60)
         kind = JobKind(21)
         fleet.add(
             "late", kind.module, train=kind.train, val=kind.val, trainer=kind.trainer, seed=21
@@ -143,7 +143,7 @@ def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
     def watch(state: FleetState, event: Event) -> None:
         if isinstance(event, Planned):
             told.set()
-            assert meddled.wait(30)  # before any job has ended
+            assert meddled.wait(60)  # before any job has ended
 
     fleet._watch = watch
     other = threading.Thread(target=meddle)

@@ -62,7 +62,7 @@ class Devices:
             inputs.close()
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
         self.service.close()
         self._listener.close()

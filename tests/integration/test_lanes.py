@@ -125,7 +125,7 @@ def test_a_room_that_is_left_while_another_is_made_is_given_back(
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             if index == last[-1] and threading.current_thread() is not threading.main_thread():
                 reading.set()
-                assert going.wait(20)
+                assert going.wait(60)
             return super().__getitem__(index)
 
     with LaneLoader(loader(Slow(100), workers=3), 8) as peer:
@@ -133,7 +133,7 @@ def test_a_room_that_is_left_while_another_is_made_is_given_back(
         bits(peer, 0)
         one = peer.stats.buffer_bytes
         peer.advance()
-        assert reading.wait(20)
+        assert reading.wait(60)
         made = LaneReading.room
 
         def slowly(*given: Any) -> LaneRoom:

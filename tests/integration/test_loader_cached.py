@@ -15,8 +15,6 @@ from loaders.cache.fingerprint import VERIFIED
 from loaders.errors import CacheError
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
-pytestmark = pytest.mark.timeout(30)
-
 AUGMENT = Chain([PadCrop(2), Flip()])
 SAMPLES = 40
 KINDS = ["ram", "disk"]

@@ -18,8 +18,6 @@ from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
 from loaders.sources.datasets import picture_folder
 
-pytestmark = pytest.mark.timeout(30)
-
 BATCH = 4
 AUGMENT = Chain([PadCrop(2), Flip()])
 

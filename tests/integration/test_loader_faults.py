@@ -13,8 +13,6 @@ from torch.utils.data import IterableDataset
 from loaders import ReuseLoader
 from loaders.errors import LoaderError, SampleShapeError, SourceError
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Numbers:
     """Sample i is i, unless `read` does something else; tells who was read on which thread."""
@@ -225,7 +223,7 @@ def test_after_a_whole_pass_the_workers_fill_the_buffer_for_the_next_and_end() -
     for _ in loader:
         pass
     for thread in decode_threads():
-        thread.join(10)
+        thread.join(60)
     assert not decode_threads()
 
 
@@ -272,7 +270,7 @@ def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> Non
     loader = ReuseLoader(Numbers(24, read), 4, 2, buffer_batches=3, shuffle=False, workers=1)
     old = iter(loader)
     next(old)
-    assert reading.wait(10)
+    assert reading.wait(60)
     new, served = iter(loader), []
     with contextlib.suppress(LoaderError):  # refusing a second iterator is right, too
         for batch in new:

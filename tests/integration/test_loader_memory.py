@@ -15,8 +15,6 @@ from loaders.errors import BufferTooSmall
 from loaders.pipeline import AHEAD, HELD
 from loaders.pixels.augmentation import Chain, RandomResizedCrop
 
-pytestmark = pytest.mark.timeout(120)
-
 PICTURE = 3 * 8 * 8
 LABEL = 8
 SAMPLE = PICTURE + LABEL

@@ -23,8 +23,6 @@ from loaders.pixels.augmentation import Chain, Flip, PadCrop
 from loaders.sources.datasets import PictureArrays
 from loaders.workers import prefetcher as prefetch
 
-pytestmark = pytest.mark.timeout(30)
-
 AUGMENT = Chain([PadCrop(2), Flip()])
 
 
@@ -280,7 +278,7 @@ def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_nex
         if i == 10 and not old:
             old.append(threading.current_thread())
             hangs.set()
-            go_on.wait(10)
+            go_on.wait(60)
             return torch.full((3, 4, 4), 99, dtype=torch.uint8), 999
         return torch.full((3, 4, 4), i, dtype=torch.uint8), i
 
@@ -294,14 +292,14 @@ def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_nex
     loader = ReuseLoader(Hanging(), 4, 3, buffer_batches=3, shuffle=False, workers=1)
     left = iter(loader)
     next(left)
-    assert hangs.wait(10)
+    assert hangs.wait(60)
     left.close()  # type: ignore[attr-defined]
     ids = []
     for _pictures, labels in loader:
         ids += labels.tolist()
         if not go_on.is_set():
             go_on.set()
-            old[0].join(10)
+            old[0].join(60)
     loader.close()
     assert 999 not in ids
 

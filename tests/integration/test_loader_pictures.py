@@ -13,8 +13,6 @@ from loaders.errors import DecodeError, SourceError
 from loaders.pixels.augmentation import Flip
 from loaders.sources.datasets import PictureArrays, cifar10, picture_folder
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def notes(error: BaseException) -> str:
     return "; ".join(getattr(error, "__notes__", []))

@@ -22,7 +22,6 @@ from loaders.errors import PassEnded, WorkerDied
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 pytestmark = [
-    pytest.mark.timeout(120),
     # Python 3.12 warns of fork where threads live; these tests ask for it by name.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]

@@ -22,7 +22,6 @@ from loaders.augment import Chain, RandomResizedCrop
 from loaders.errors import DecodeError
 from loaders.sources import picture_folder
 
-pytestmark = pytest.mark.timeout(120)
 HEIGHT, WIDTH = 37, 53
 KINDS: dict[str, dict[str, Any]] = {
     "420.jpg": {"subsampling": 2},

@@ -15,7 +15,6 @@ from loaders.errors import BufferTooSmall, SampleShapeError
 
 HERE = Path(__file__).parent
 SIZE = 20
-pytestmark = pytest.mark.timeout(120)
 both = pytest.mark.parametrize("reading", [{}, {"worker_kind": "process"}], ids=str)
 
 

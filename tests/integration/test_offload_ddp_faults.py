@@ -13,7 +13,6 @@ import pytest
 SCRIPT = Path(__file__).with_name("offload_ranks_faults.py")
 LIMIT = 240.0
 """Seconds; gloo itself gives up after 300."""
-pytestmark = pytest.mark.timeout(280)
 
 
 def start(fault: str) -> list[subprocess.Popen[str]]:

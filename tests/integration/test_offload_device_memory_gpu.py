@@ -26,7 +26,6 @@ from offload.program.kernels import Call, Program, Value
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    pytest.mark.timeout(300),
 ]
 DEVICE = torch.device("cuda", 0)
 aten = torch.ops.aten

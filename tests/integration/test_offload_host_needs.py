@@ -27,7 +27,6 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.timeout(300)
 def test_no_runner_takes_more_than_its_plan_said_nor_much_less() -> None:
     root = HERE.parents[1]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

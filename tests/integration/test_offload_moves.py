@@ -272,7 +272,7 @@ def test_a_guest_comes_between_two_tensors_of_a_move(
 
         monkeypatch.setattr(passages, "in_order", ordered)
         runner.move_to(planned(job, BUDGETS[0]))
-        guest.join(20.0)
+        guest.join(60)
         job.step(runner)
     assert came.is_set() and job.is_right()
 

@@ -111,7 +111,7 @@ def test_a_step_moves_to_another_stage_between_two_of_its_nodes(jobs: Any) -> No
                     break
         finally:
             over.set()
-            thread.join(20.0)
+            thread.join(60)
         assert ways.count(IN_STEP) >= 5
     assert job.is_right()
 

@@ -172,7 +172,7 @@ def test_a_bound_call_inside_another_has_slots_of_its_own(
 @PLACED
 def test_two_threads_are_served_at_once_each_its_own(placed: Shim) -> None:
     arenas = [torch.zeros(1 << 16, dtype=torch.uint8) for _ in range(2)]
-    start = threading.Barrier(2, timeout=30)
+    start = threading.Barrier(2, timeout=60)
     wrong: list[Any] = []
 
     def work(number: int) -> None:
@@ -220,7 +220,7 @@ def test_what_the_base_gives_out_is_counted_of_all_threads(placed: Shim) -> None
         first = torch.full((1000,), 1.0)
         other = threading.Thread(target=lambda: kept.append(torch.full((500,), 1.0)))
         other.start()
-        other.join(30)
+        other.join(60)
         del first
         assert passed.live == 2000
         assert passed.peak == 6000

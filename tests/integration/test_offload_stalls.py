@@ -39,7 +39,7 @@ class Clock:
     def take(self, seconds: float, looks: int = 0) -> None:
         """After so many looks of the caller."""
         with self._looked:
-            assert self._looked.wait_for(lambda: self.looks >= looks, timeout=20)
+            assert self._looked.wait_for(lambda: self.looks >= looks, timeout=60)
             self.now += seconds
 
 

@@ -26,7 +26,6 @@ import offload_lightning as ol
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    pytest.mark.timeout(300),
     *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
 ]
 replayed = ol.replayed

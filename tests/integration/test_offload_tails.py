@@ -20,7 +20,7 @@ from offload.running.runner import Runner
 
 HERE = Path(__file__).parent
 ENGINES = ("serial", "threads", "cuda", "cudagraph")
-LONG = 20.0
+LONG = 60.0
 """Seconds after which a test gives up waiting."""
 
 

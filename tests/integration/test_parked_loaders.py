@@ -25,7 +25,6 @@ from tests.integration.loader_datasets import Pictures
 from trainers.fleet import Fleet
 
 pytestmark = [
-    pytest.mark.timeout(60),
     *(pytest.mark.filterwarnings(line) for line in QUIET),
 ]
 
@@ -45,7 +44,7 @@ class Source:
         def read(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
             for position in positions:
                 self.begun.append(position)
-                assert self.let.acquire(timeout=30)
+                assert self.let.acquire(timeout=60)
                 done(position)
 
         return DecodeWork(PassJobs.all(40), read, lambda _, serve, slots: serve.positions, 1)

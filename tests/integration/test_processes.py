@@ -22,7 +22,6 @@ every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"]
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
 without_spawning = pytest.mark.parametrize("method", ["fork", "forkserver"])
 pytestmark = [
-    pytest.mark.timeout(120),
     # Python 3.12 warns of fork where threads live; these tests ask for it by name.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]

@@ -25,7 +25,6 @@ from shared_streams import BATCHES, SIZE, Counted, lone, passes
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
-    pytest.mark.timeout(60),
 ]
 
 
@@ -92,7 +91,7 @@ def test_a_killed_consumer_frees_the_others_and_leaves_nothing_behind() -> None:
             worker.join(0.3)
             assert worker.is_alive(), "it waits for the one that takes no more"
             child.kill()
-            worker.join(30)
+            worker.join(60)
         with lone() as expected:
             assert taken == passes(expected, 3)
         # The view is where the dead one was: after its third batch, hence at the next pass.

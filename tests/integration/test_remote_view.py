@@ -292,7 +292,7 @@ def test_others_wait_for_a_view_that_is_not_opened_yet() -> None:
         assert worker.is_alive()
         assert passes(late, 1)[-1] == passes(lone(), 1)[-1]
         late.close()
-        worker.join(30)
+        worker.join(60)
         assert len(taken) == BATCHES
         assert stream.stats.extra_decodes == 0
         one.close()
@@ -318,7 +318,7 @@ def test_the_end_of_a_stream_is_told_and_nothing_is_lost() -> None:
     worker.start()
     worker.join(0.2)
     stream.close()
-    worker.join(30)
+    worker.join(60)
     assert [type(error) for error in raised] == [PassEnded]
     with pytest.raises(PassEnded, match="shared stream"):
         for _ in first:

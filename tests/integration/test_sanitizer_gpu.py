@@ -37,7 +37,6 @@ def test_the_small_plan_gives_the_same_loss_by_both_engines() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.full
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])

@@ -26,7 +26,7 @@ from offload.running.runner_memory import IN_STEP
 HERE = Path(__file__).parent
 ENGINES = ("serial", "threads", "cuda")
 BUDGETS = (20_000, 24_000, 40_000, 60_000)
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from loaders.workers.reading_thread import ReadingThread
 
 HERE = Path(__file__).parent
 SHORT = 1.0
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def held() -> Iterator[Held]:
     made.end.set()
     for thread in threading.enumerate():
         if thread.name.startswith("perfect-"):
-            thread.join(10)
+            thread.join(60)
 
 
 def values(chunk: Any) -> list[Any]:

@@ -23,7 +23,6 @@ every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"]
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
 without_spawning = pytest.mark.parametrize("method", ["fork", "forkserver"])
 pytestmark = [
-    pytest.mark.timeout(120),
     # Python 3.12 warns of fork where threads live; these tests ask for it by name.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
@@ -94,7 +93,7 @@ def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe(sets: A
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     for worker in workers:
         os.kill(worker.pid or 0, signal.SIGKILL)
         assert values(worker.read([2])) == [2]
@@ -227,7 +226,7 @@ class Reading:
             self.outcome = error
 
     def result(self) -> Any:
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
         return self.outcome
 
@@ -345,7 +344,7 @@ def test_a_program_that_forgets_to_close_ends_all_the_same(
 ) -> None:
     parent = program(method)
     ends = [watch(pid) for pid in pids(parent)]
-    _, said = parent.communicate("\n", timeout=30)
+    _, said = parent.communicate("\n", timeout=100)
     assert all(ended() for ended in ends)
     assert parent.returncode == 0
     assert said == ""
@@ -360,7 +359,7 @@ def test_a_ctrl_c_ends_parent_and_workers_without_a_word_from_these(
     ends = [watch(pid) for pid in workers]
     for pid in (*workers, parent.pid):
         os.kill(pid, signal.SIGINT)
-    _, said = parent.communicate(timeout=30)
+    _, said = parent.communicate(timeout=100)
     assert all(ended() for ended in ends)
     assert said.count("KeyboardInterrupt") == 1
 
@@ -381,7 +380,7 @@ def test_a_script_that_cannot_be_imported_is_told_what_to_do(method: str, tmp_pa
         [sys.executable, str(tmp_path / "unguarded.py")],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 1

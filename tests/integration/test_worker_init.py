@@ -13,7 +13,6 @@ from loaders.errors import SourceError
 
 HERE = Path(__file__).parent
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 

@@ -202,7 +202,6 @@ def test_a_change_of_reuse_counts_from_the_next_pass() -> None:
     assert [len(b.ids) for b in watch(ours)] == [6] * 4
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(("reuse", "later"), [(3, 1), (1, 3)])
 def test_a_change_of_reuse_within_a_pass_leaves_that_pass_alone(reuse: int, later: int) -> None:
     untouched = list(watch(loader(40, reuse=reuse)))

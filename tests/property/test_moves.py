@@ -144,7 +144,7 @@ def test_steps_that_move_at_any_node_keep_the_bits_and_run_no_node_twice(
                 ]
         finally:
             over.set()
-            thread.join(20.0)
+            thread.join(60)
         assert not thread.is_alive() and errors == []
     for name, tensor in step.tensors.items():
         assert torch.equal(tensor, final[name])

@@ -241,7 +241,7 @@ def test_a_forked_process_reads_from_the_same_file(tmp_path: Path) -> None:
         child.start()
         mine = [pictures.read(n) for n in range(40)]
         assert out.get() == mine
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
         out.close()
 

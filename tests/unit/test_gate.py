@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from offload import StepError
 from offload.gate import Gate, only_python, stand_aside
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @contextmanager

@@ -148,15 +148,15 @@ def test_what_a_job_says_goes_to_its_own_file_and_what_others_say_does_not(
             console.print(f"progress of {name}")
             logging.getLogger("perfect").warning("a word of %s", name)
             inside.set()
-            assert other_said.wait(10)
+            assert other_said.wait(60)
 
     try:
         thread = threading.Thread(target=job, args=("a",))
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
         logging.getLogger("perfect").warning("a word of the fleet")
         other_said.set()
-        thread.join(10)
+        thread.join(60)
         job("b")
         logging.getLogger("perfect").warning("the last word")
     finally:

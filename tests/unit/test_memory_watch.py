@@ -26,7 +26,7 @@ def test_a_rise_that_is_over_before_the_caller_looks_is_seen(watch_module) -> No
 
     with watch_module.MemoryWatch(used, period=0.0001) as watch:
         taken[0] = 70
-        assert seen.wait(10)
+        assert seen.wait(60)
         taken[0] = 6
         assert watch.most() == 70
         assert watch.begin() == 6
@@ -44,8 +44,8 @@ def test_a_count_that_fails_is_no_peak_of_nothing(watch_module) -> None:
         return 1
 
     with watch_module.MemoryWatch(used, period=0.0001) as watch:
-        assert failed.wait(10)
-        watch._thread.join(10)
+        assert failed.wait(60)
+        watch._thread.join(60)
         with pytest.raises(RuntimeError, match="could not be watched"):
             watch.most()
 

@@ -10,7 +10,7 @@ from offload.running.engines.serial import Serial
 from offload.running.engines.tail_crew import TailCrew
 from offload.running.engines.work import Record, StepWork
 
-LONG = 10.0
+LONG = 60.0
 
 
 def work(lanes: str, deps: list[list[int]], run: Callable[[int], None]) -> StepWork:

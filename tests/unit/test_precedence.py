@@ -62,7 +62,7 @@ def test_whoever_waits_is_told_even_of_a_change_before_it_waited(everyone: Every
         waits.start()
         assert waits.is_alive()
         Precedence().behind = False
-        waits.join(10)
+        waits.join(60)
         assert not waits.is_alive()
 
 
