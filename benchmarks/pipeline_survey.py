@@ -4,9 +4,10 @@
     python benchmarks/pipeline_survey.py --before CHECKOUT   the same with older code beside it
 
 Method  Every pipeline is written as its tutorial or repository writes it, and given unchanged to
-        `ReuseLoader.from_dataloader`; where that raises, with the change that docs/loader.md asks
-        for. Then a pass with reuse=2 is compared with the pipeline itself: structure of batches,
-        serves of each sample, draws, and a resume in mid-pass. With reuse=1 and without random
+        `ReuseLoader.from_dataloader`; where that raises, with the change that
+        docs/loader/plugging-in.md asks for. Then a pass with reuse=2 is compared
+        with the pipeline itself: structure of batches, serves of each sample,
+        draws, and a resume in mid-pass. With reuse=1 and without random
         steps, a pass has to be what the data set gives, batch by batch. Each pipeline has a
         process of its own and a time limit. Nothing is downloaded.
 Needs   pip install -e ".[survey]". A pipeline whose package is missing has a row that says so.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The system packages that `pip install 'perfect-training[ffcv]'` needs on Debian or Ubuntu: FFCV
+# The system packages that `pip install '.[ffcv]'` needs on Debian or Ubuntu: FFCV
 # comes as source, and is compiled against OpenCV and libjpeg-turbo. Run it as root or with sudo.
 set -euo pipefail
 PYTHON=${PYTHON:-python3}

@@ -95,7 +95,7 @@ class SharedStream:
     def view(
         self, batch_size: int | None = None, join: Join = "next pass", *, name: str | None = None
     ) -> LocalView:
-        """A loader of its own for one consumer. docs/loader.md says what a late one sees.
+        """A loader of its own for one consumer. docs/loader/sharing.md says what a late one sees.
         `batch_size` must divide that of the stream's loader. `name` is used where views wait."""
         one_of("join", join, ("next pass", "now"))
         self.check_process("a shared stream")

@@ -5,8 +5,8 @@
 These are torch/optim's kernels without `capturable` (which has other last bits). Only where a
 changing Python number would come in, the same product or quotient is taken with a tensor without
 dimensions. The bits are eager's where both round alike: measured on a CPU, read from the kernels'
-source for CUDA (docs/offload.md). Fused updates call torch's kernels that take the learning rate as
-a tensor.
+source for CUDA (docs/offload/gpu.md). Fused updates call torch's kernels that take the learning
+rate as a tensor.
 """
 
 from collections.abc import Sequence

@@ -3,9 +3,9 @@
     longest of a batch   12  17  30  31  64        padded to its own longest: five graphs
     lengths              |-->17  |-->31  64        padded to the next length: three graphs
 
-Every length is a graph of the step (docs/offload.md), and padding is computed like text. So it is
-the fewest lengths with which batches have at most `WASTE` more tokens than if each were padded to
-its own longest sample.
+Every length is a graph of the step (docs/offload/lengths.md), and padding is computed like text.
+So it is the fewest lengths with which batches have at most `WASTE` more tokens than if each were
+padded to its own longest sample.
 """
 
 from collections.abc import Mapping

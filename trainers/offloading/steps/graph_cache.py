@@ -146,7 +146,7 @@ class GraphCache(Generic[S]):
             came = dict.fromkeys(map(shapes_of, shapes))
             why = (
                 f"batches differ in shape ({', '.join(came)}): return batches of one shape, or pad"
-                " them to a few lengths (docs/offload.md)"
+                " them to a few lengths (docs/offload/lengths.md)"
             )
             if len(came) == 1:
                 why = "the step reads text or numbers of the batch, which differ: return tensors"
