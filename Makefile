@@ -5,6 +5,8 @@
 # make backends  install DALI and FFCV too (FFCV's system packages by apt), and test the backends
 # make ray       install Ray (500 MB), and test a fleet on two nodes, both of them on this machine
 # make mutants   puts over a hundred faults into a copy, one at a time: which tests notice each
+# make docs      builds the site of docs/ into site/, with every warning an error
+# make readme    writes the numbers and the picture of README from the result files
 # make check     ruff and pyright
 
 PYTHON ?= python3
@@ -15,7 +17,7 @@ UV := $(BIN)/uv pip install --quiet --python .venv -c constraints.txt
 ## uv leaves torch's 2,000 files to be compiled at their first import: this keeps what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-long test slow-tests test-ci test-all backends ray mutants check
+.PHONY: help demo demo-long test slow-tests test-ci test-all backends ray mutants docs readme check
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -82,6 +84,17 @@ ray: .venv/ray
 
 mutants: .venv/dev
 	$(BIN)/python tests/mutants/run.py --only "$(ONLY)" $(if $(OUT),--out $(OUT)) $(if $(GO_ON),--go-on)
+
+.venv/docs: .venv/dev
+	$(UV) -e '.[docs]'
+	touch $@
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+readme: .venv/dev
+	$(BIN)/python scripts/readme_numbers.py --write
+	$(BIN)/python benchmarks/readme_picture.py
 
 check: .venv/dev
 	$(BIN)/ruff check .

@@ -1,0 +1,170 @@
+"""The pages of the reference that are generated: YAML keys, commands, errors.
+
+YAML keys come from the schema and the docstrings below its keys, commands from their `--help`,
+errors from the docstrings of their classes.
+"""
+
+import ast
+import importlib
+import inspect
+import io
+import itertools
+import json
+import os
+import pkgutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TREES = (
+    "loaders.LoaderError", "offload.OffloadError", "perfect.errors.PerfectError",
+    "trainers.fleet.FleetError", "trainers.elastic.errors.ElasticError",
+)  # fmt: skip
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its path in the site."""
+    made = {"yaml": yaml_page(), "commands": commands_page(), "errors": errors_page()}
+    return {f"reference/{name}.md": text for name, text in made.items()}
+
+
+def commands_page() -> str:
+    """What each command prints for `--help`."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    mains = dict(scripts["project"]["scripts"])
+    mains["python -m loaders.convert"] = "loaders.convert:main"
+    parts = ["# Commands", "Each command prints this page's text for `--help`."]
+    os.environ["COLUMNS"] = "88"
+    for name, where in sorted(mains.items()):
+        module, function = where.split(":")
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            try:
+                getattr(importlib.import_module(module), function)(["--help"])
+            except SystemExit as end:
+                if end.code:
+                    raise RuntimeError(f"{name} --help ended with code {end.code}") from end
+        parts.append(f"## {name}\n\n```text\n{printed.getvalue().strip()}\n```")
+    return "\n\n".join(parts)
+
+
+def errors_page() -> str:
+    """Every error's docstring: its first paragraph is the cause, the rest says what to do."""
+    for package in ("loaders", "offload", "perfect", "trainers"):
+        for found in pkgutil.walk_packages([str(ROOT / package)], f"{package}."):
+            if "error" in found.name.rsplit(".", 1)[1]:
+                importlib.import_module(found.name)
+    parts = ["# Errors", "Each package raises errors of its own tree, and its first class catches"
+             " all of them. A message names the value; this page says what to do."]  # fmt: skip
+    for tree in TREES:
+        module, name = tree.rsplit(".", 1)
+        base = getattr(importlib.import_module(module), name)
+        rows = [error_row(cls) for cls in descendants(base)]
+        head = ["| error | cause | what to do |", "|---|---|---|"] if rows else []
+        parts += [f"## {name}", " ".join(cleaned(base)), "\n".join((*head, *rows))]
+    return "\n\n".join(parts)
+
+
+def descendants(base: type) -> Iterator[type]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from descendants(cls)
+
+
+def cleaned(cls: type) -> tuple[str, str]:
+    cause, _, remedy = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+    return " ".join(cause.split()), " ".join(remedy.split())
+
+
+def error_row(cls: type) -> str:
+    cause, remedy = cleaned(cls)
+    return f"| `{cls.__name__}` | {cause} | {remedy} |".replace("\\|", "|")
+
+
+def yaml_page() -> str:
+    """A table for each section of the YAML."""
+    schema = importlib.import_module("perfect.config.schema")
+    grids = importlib.import_module("perfect.config.grid_schema")
+    parts = ["# YAML keys", "`perfect-train` checks every key before anything runs. It refuses an"
+             " unknown key, a value of another type and a key without effect, with their lines. The"
+             " first table has the sections; a section's table has the keys in it."]  # fmt: skip
+    shown: set[str] = set()
+    for title, model in (("A run", schema.RunConfig), ("fleet", grids.FleetConfig)):
+        tree = model.model_json_schema()
+        tables(title, tree, tree.get("$defs", {}), models(model), parts, shown)
+    return "\n\n".join(parts)
+
+
+def models(model: type) -> dict[str, type]:
+    """Every class of a schema's module tree, by name."""
+    bases = {base for base in model.__mro__ if base.__module__.startswith("perfect.config")}
+    return {cls.__name__: cls for base in bases for cls in (base, *descendants(base))}
+
+
+def tables(title: str, node: dict[str, Any], defs: dict[str, Any], known: dict[str, type],
+           parts: list[str], shown: set[str]) -> None:  # fmt: skip
+    notes = key_notes(known[node["title"]])
+    rows, inner = [], []
+    for key, value in node.get("properties", {}).items():
+        default = "needed" if key in node.get("required", []) else default_of(value)
+        rows.append(f"| `{key}` | {kind(value, defs)} | {default} | {notes.get(key, '')} |")
+        inner += [(key, name) for name in references(value)]
+    head = "| key | value | default | meaning |\n|---|---|---|---|"
+    parts.append(f"## {title}\n\n" + "\n".join((head, *rows)))
+    for key, name in inner:
+        if name not in shown:
+            shown.add(name)
+            place = key if title == "A run" else f"{title}: {key}"
+            properties = defs[name]["properties"]
+            word = next((one["const"] for one in properties.values() if "const" in one), "")
+            tables(f"{place} ({word})" if word else place, defs[name], defs, known, parts, shown)
+
+
+def default_of(value: dict[str, Any]) -> str:
+    default = value.get("default")
+    if isinstance(default, dict) or "$ref" in value:
+        return ""
+    return "none" if default is None else f"`{json.dumps(default)}`"
+
+
+def references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"].rsplit("/", 1)[1]] if "$ref" in value else []
+        value = [item for key, item in value.items() if key != "discriminator"]
+        return own + references(value)
+    return [name for item in value for name in references(item)] if isinstance(value, list) else []
+
+
+WORDS = {"integer": "whole number", "number": "number", "string": "text",
+         "boolean": "true or false", "object": "keys", "null": "none"}  # fmt: skip
+SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def kind(value: dict[str, Any], defs: dict[str, Any]) -> str:
+    """What may stand there, in words."""
+    if "anyOf" in value or "oneOf" in value:
+        each = [kind(one, defs) for one in value.get("anyOf") or value["oneOf"]]
+        return " or ".join(dict.fromkeys(word for word in each if word != "none"))
+    if "$ref" in value:
+        return "a section"
+    if "enum" in value or "const" in value:
+        return ", ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
+    if value.get("type") == "array":
+        return f"list of {kind(value.get('items', {}), defs)}"
+    limits = [f"{SIGNS[k]} {value[k]}" for k in SIGNS if k in value]
+    return " ".join([WORDS.get(value.get("type", ""), "any value"), *limits])
+
+
+def key_notes(model: type) -> dict[str, str]:
+    """The docstring below each key of a section and of its bases."""
+    found: dict[str, str] = {}
+    for cls in reversed([c for c in model.__mro__ if c.__module__.startswith("perfect.")]):
+        (node,) = ast.parse(inspect.getsource(cls)).body
+        for key, note in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+            if isinstance(key, ast.AnnAssign) and isinstance(note, ast.Expr):
+                text = ast.literal_eval(note.value)
+                found[ast.unparse(key.target)] = " ".join(text.split()).replace("|", "\\|")
+    return found
