@@ -93,7 +93,7 @@ docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 readme: .venv/dev
-	$(BIN)/python scripts/readme_numbers.py --write
+	$(BIN)/python scripts/readme_numbers.py --write $(if $(DEMO),--demo $(DEMO))
 	$(BIN)/python benchmarks/readme_picture.py
 
 check: .venv/dev

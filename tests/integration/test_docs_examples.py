@@ -123,14 +123,18 @@ def test_the_fleet_of_the_first_example_stops_two_jobs_of_three(
 
 @pytest.mark.filterwarnings(*TOO_FEW, "ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
-    ("words", "shorter"),
+    ("page", "words", "shorter"),
     [
-        ("LoaderCallback()", {"max_epochs=90": "max_epochs=2"}),
-        ("PhaseSwitch(phases)", {"passes=40": "passes=2", "passes=80": "passes=2", "128": "8"}),
-        ("OffloadStrategy(", {"Trainer(": "Trainer(max_epochs=1, "}),
+        ("README.md", "LoaderCallback()", {"max_epochs=30": "max_epochs=2"}),
+        (
+            "docs/loader/plugging-in.md",
+            "PhaseSwitch(phases)",
+            {"passes=40": "passes=2", "passes=80": "passes=2", "128": "8"},
+        ),
+        ("README.md", "OffloadStrategy(", {"Trainer(": "Trainer(max_epochs=1, "}),
     ],
 )
-def test_the_readmes_examples_train(words: str, shorter: dict[str, str]) -> None:
+def test_the_examples_with_a_trainer_train(page: str, words: str, shorter: dict[str, str]) -> None:
     def trainer(**given: Any) -> L.Trainer:
         return L.Trainer(
             accelerator="cpu", logger=False, enable_checkpointing=False,
@@ -147,7 +151,7 @@ def test_the_readmes_examples_train(words: str, shorter: dict[str, str]) -> None
         "loader": make_loader(),
         "my_transform": lambda sample: sample,
     }
-    code = block_with(words, "README.md")
+    code = block_with(words, page)
     for shown, used in shorter.items():
         code = code.replace(shown, used)
     exec(code, given)
