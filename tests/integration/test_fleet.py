@@ -1,6 +1,7 @@
 """A fleet of one device: what its user sees, and that every job is what it is alone."""
 
 import gc
+import logging
 import signal
 import threading
 import weakref
@@ -161,11 +162,14 @@ def test_jobs_come_and_go_from_other_threads_while_the_fleet_runs(
 
 
 def test_an_explained_fleet_says_what_sharing_brings_and_trains_afterwards(
-    lone: Mapping[str, Outcome], tmp_path: Path
+    lone: Mapping[str, Outcome], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "lightning.pytorch")
     fleet = make(tmp_path)
     modules = {name: add(fleet, name, KINDS[name]) for name in ("adam", "sgd")}
     said = fleet.explain()
+    lines = [line for line in caplog.messages if line.startswith(("GPU", "TPU", "💡"))]
+    assert len({*lines}) == len(lines) >= 2, "each line of Lightning's banner comes once"
     assert "2 jobs on 1 device" in said and "bound" in said
     assert {job.step for job in fleet.result().jobs.values()} == {0}
     fleet.fit()

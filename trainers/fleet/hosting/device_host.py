@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import Command, Event, Start, Yield
+from trainers.fleet.hosting.banner import Banner
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.fleet.jobs.job_program import JobProgram
@@ -43,6 +44,7 @@ class DeviceHost:
         self._inputs = _inputs_of(settings)
         self._threads: dict[str, JobThread] = {}
         self._priorities: set[int] = set()
+        self._banner = Banner(says=settings.number == 0)
 
     def do(self, command: Command, job: HostedJob) -> None:
         """Let a job go on. The device must have nothing else to do, but for a Yield, which goes to
@@ -67,6 +69,7 @@ class DeviceHost:
         """End all jobs where they wait, and the stage."""
         for thread in sorted(self._threads.values(), key=lambda thread: thread.stands_aside):
             thread.end()  # a step that stands aside goes on only when nobody else has a turn
+        self._banner.close()
         self._inputs.close()
         self._tenancy.close()
 
