@@ -21,45 +21,33 @@ from perfect.grids.equal_steps import equal_steps, plans_of
 from perfect.grids.grid_fleet import build_fleet
 from perfect.grids.grid_results import widen
 from perfect.report.words import DASH, brief
-from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.prediction import explained
-
-
-class _LastState:
-    """The last state of a fleet."""
-
-    def __init__(self) -> None:
-        self.state: FleetState | None = None
-
-    def see(self, state: FleetState, _event: Event) -> None:
-        self.state = state
 
 
 def check_grid(grid: Grid, console: Console) -> int:
     """Print what every job would take, and when all would be done. Return the exit code."""
     widen(console)
-    seen = _LastState()
+    states: list[FleetState] = []
     points = grid.points or (grid.first,)  # a search chooses them in the run
     alike = equal_steps(points)
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
-        fleet = build_fleet(grid, Path(folder), seen.see, [group[0] for group in alike])
+        firsts = [group[0] for group in alike]
+        fleet = build_fleet(grid, Path(folder), lambda state, _: states.append(state), firsts)
         try:
             plans = {plan.job: plan for plan in fleet.plan()}
         finally:
             fleet.close()
-    assert seen.state is not None
     jobs: dict[str, JobState] = {}
     for group in alike:
-        first = group[0].name
-        if first in plans:
-            plans |= plans_of(group, plans[first])
+        job = states[-1].jobs[group[0].name]
+        if job.name in plans:
+            plans |= plans_of(group, plans[job.name])
         for name in (point.name for point in group):
-            job = seen.state.jobs[first]
             left = plans[name].left if name in plans else job.left
             jobs[name] = replace(job, name=name, left=left)
     jobs = {point.name: jobs[point.name] for point in points}
-    said = explained([plans[name] for name in jobs if name in plans], seen.state.settings)
+    said = explained([plans[name] for name in jobs if name in plans], states[-1].settings)
     if grid.fleet.search is not None:
         console.print("a search chooses its points in the run; this is the first one")
     console.print(_table(jobs))
