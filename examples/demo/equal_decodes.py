@@ -69,11 +69,12 @@ def judge(runs: dict[str, Any], tested: int) -> Outcome:
 
 
 def cache_line(pictures: int, epochs: int, passes: int) -> str:
+    """Say where a cache wins (docs/loader.md, "Reuse or a cache")."""
     share = percent(1 - (passes - 1) / (epochs - 1), 0)
     return (
-        f"A cache of decoded pictures wins here: it decodes {pictures:,}, as all fit (5 MB)."
-        f" It wins wherever it holds more than f = 1 - (P - 1) / (E - 1) = {share} of the decoded"
-        f" set, with P = {passes} passes of decodes for E = {epochs} epochs of training."
+        f"A cache wins here, with {pictures:,} decodes: all decoded pictures fit into memory. It"
+        f" wins wherever it holds more than f = 1 - (P - 1) / (E - 1) = {share} of them, with"
+        f" P = {passes} passes of decodes for E = {epochs} epochs of training."
     )
 
 

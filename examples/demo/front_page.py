@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from perfect.report.page import Html, page, plot, section, table
 from perfect.report.panels import STYLE, to_svg
 
-CSS = """figure { margin: 16px 0; max-width: 560px } td:first-child { color: var(--muted) }
-table { margin: 0 0 12px } td + td { width: 100% } td { overflow-wrap: anywhere }
+CSS = """figure { margin: 16px 0; max-width: 560px } table { margin: 0 0 12px }
+td:first-child { color: var(--muted); white-space: nowrap }
+td + td { width: 100%; overflow-wrap: anywhere }
 .held { color: #00694d } .FAILED { color: #d55e00 }"""
 
 
