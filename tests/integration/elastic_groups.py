@@ -71,7 +71,7 @@ def tasks() -> set[str]:
 
 
 def left_over(before: set[str]) -> list[str]:
-    """The names of threads that are not gone within a minute. A joined one takes a moment to end."""
+    """The names of threads that stay for a minute. A joined one takes a moment to end."""
     end = time.monotonic() + 60
     while (more := tasks() - before) and time.monotonic() < end:
         os.sched_yield()
