@@ -83,7 +83,6 @@ def test_a_collate_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_workers_are_taken_over(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     loader = adopt(num_workers=workers)
     assert loader.workers == max(workers, 1)
