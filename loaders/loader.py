@@ -106,10 +106,9 @@ class ReuseLoader:
         worker_init_fn: Callable[[int], object] | None = None,
         samples_per_pass: int | None = None,
     ) -> None:
-        """docs/reference/loader.md describes all arguments. At every serve
-        `augment(images, draws)` runs on a batch [N, C, H, W], or `augment(image)` on each;
-        `reaugment=False` repeats the first serve's draws. All serves share
-        those of `once(images, draws)`, which runs after decoding."""
+        """docs/reference/loader.md describes all arguments. At every serve `augment(images, draws)`
+        runs on a batch [N, C, H, W], or `augment(image)` on each; `reaugment=False` repeats the
+        first serve's draws. All serves share those of `once`, which runs after decoding."""
         order = OrderOptions(
             mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes, samples_per_pass
         )

@@ -27,23 +27,38 @@ class OffloadError(Exception):
 
 
 class CaptureError(OffloadError):
-    """A step that cannot be captured."""
+    """A step that cannot be captured.
+
+    Change the line of your code that the message names, or train without a budget.
+    """
 
 
 class TracesDiffer(CaptureError):
-    """Two traces of a step do different things."""
+    """Two traces of a step do different things.
+
+    Keep what changes from call to call in a tensor, or out of the step.
+    """
 
 
 class TensorsKept(CaptureError):
-    """A step keeps a tensor that it made in an object of Python."""
+    """A step keeps a tensor that it made in an object of Python.
+
+    Keep `tensor.detach()` outside of the step, or register a buffer.
+    """
 
 
 class GraphError(OffloadError, ValueError):
-    """A TaskGraph, or a size, that is not valid."""
+    """A TaskGraph, or a size, that is not valid.
+
+    Correct the task, the buffer or the size that the message names.
+    """
 
 
 class BudgetTooSmall(OffloadError):
-    """No plan fits into the budget."""
+    """No plan fits into the budget.
+
+    Raise the budget to what the message names, or make the batch smaller.
+    """
 
     def __init__(self, message: str, *, needed: int, task: str) -> None:
         """`needed`: the smallest budget that is enough, in bytes; `task`: the task that sets it."""
@@ -54,7 +69,10 @@ class BudgetTooSmall(OffloadError):
 
 class MemoryTooSmall(OffloadError):
     """A plan, or measuring for one, needs more memory than the machine, the process's cgroup or a
-    device has."""
+    device has.
+
+    End what else uses the memory, give a smaller budget, or raise the limit.
+    """
 
     def __init__(self, message: str, *, needed: int, left: int) -> None:
         """`needed`: the bytes that are needed; `left`: the bytes that may still be taken."""
@@ -64,11 +82,18 @@ class MemoryTooSmall(OffloadError):
 
 
 class DeviceLost(OffloadError):
-    """The device is lost to this process, with all values on it."""
+    """The device is lost to this process, with all values on it.
+
+    Start a new process from the last checkpoint. If it comes again, `CUDA_LAUNCH_BLOCKING=1`
+    names the call.
+    """
 
 
 class RaceFound(OffloadError):
-    """Nothing orders two tasks of a MemGraph that touch the same bytes."""
+    """Nothing orders two tasks of a MemGraph that touch the same bytes.
+
+    This is a fault of the planner: report it with the graph.
+    """
 
     def __init__(self, message: str, task_a: str, task_b: str, bytes: tuple[int, int, int]) -> None:
         """`bytes`: the arena (a device, or -1 for the host), the first byte, the end."""
@@ -79,12 +104,18 @@ class RaceFound(OffloadError):
 
 
 class StepError(OffloadError):
-    """A call that does not fit the captured step, or a runner that is closed."""
+    """A call that does not fit the captured step, or a runner that is closed.
+
+    Capture the step again, or give it the shapes that it was captured with.
+    """
 
 
 class AssumptionFailed(OffloadError):
     """A tensor has another value in this step than the graph assumes. The step has changed nothing
-    that outlives it."""
+    that outlives it.
+
+    Capture the step again with this batch; `OffloadStrategy` does so by itself.
+    """
 
     def __init__(
         self, message: str, *, number: int, found: int | float | bool, own: bool = False

@@ -19,7 +19,10 @@ class PerfectError(Exception):
 
 
 class ConfigError(PerfectError):
-    """A configuration is wrong. The error has one line per problem."""
+    """A configuration is wrong. The error has one line per problem.
+
+    Correct the lines that it names; `perfect-train --check` looks again and trains nothing.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -27,7 +30,10 @@ class ConfigError(PerfectError):
 
 
 class BuildError(PerfectError):
-    """A key of the configuration does not fit the data or the user's own classes."""
+    """A key of the configuration does not fit the data or the user's own classes.
+
+    Change the key that it names, or the class that the key leads to.
+    """
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(reason)
@@ -46,11 +52,17 @@ class BuildError(PerfectError):
 
 
 class PhaseError(PerfectError, ValueError):
-    """The phases cannot run, or not with this module and loader."""
+    """The phases cannot run, or not with this module and loader.
+
+    Change the phases, or the argument of the Trainer that the message names.
+    """
 
 
 class FolderError(PerfectError):
-    """This run may not write to the folder."""
+    """This run may not write to the folder.
+
+    Give another folder with `--out`, or the configuration that the folder was begun with.
+    """
 
 
 class RunError(PerfectError):
@@ -58,7 +70,10 @@ class RunError(PerfectError):
 
 
 class LossNotFinite(PerfectError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite.
+
+    Lower the learning rate, or look at the samples of the step that it names.
+    """
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(
@@ -69,7 +84,10 @@ class LossNotFinite(PerfectError):
 
 
 class Interrupted(PerfectError):
-    """The run was asked to stop and left a checkpoint."""
+    """The run was asked to stop and left a checkpoint.
+
+    The same command goes on from there.
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(f"the run stopped after step {step}")
@@ -77,4 +95,7 @@ class Interrupted(PerfectError):
 
 
 class RunFailed(PerfectError):
-    """A run of a grid could not be built. The text begins with the key."""
+    """A run of a grid could not be built. The text begins with the key.
+
+    Correct the key, and give the same command again: finished runs are kept.
+    """

@@ -1,8 +1,5 @@
-"""The pages of the reference that are generated: YAML keys, commands, errors.
-
-YAML keys come from the schema and the docstrings below its keys, commands from their `--help`,
-errors from the docstrings of their classes.
-"""
+"""The reference's generated pages: YAML keys from the schema and the docstrings below its keys,
+commands from their `--help`, errors from the docstrings of their classes."""
 
 import ast
 import importlib
@@ -14,7 +11,7 @@ import os
 import pkgutil
 import tomllib
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ TREES = (
 
 def pages() -> dict[str, str]:
     """The text of each page by its path in the site."""
-    made = {"yaml": yaml_page(), "commands": commands_page(), "errors": errors_page()}
-    return {f"reference/{name}.md": text for name, text in made.items()}
+    made = (("yaml", yaml_page()), ("commands", commands_page()), ("errors", errors_page()))
+    return {f"reference/{name}.md": text for name, text in made}
 
 
 def commands_page() -> str:
@@ -40,13 +37,10 @@ def commands_page() -> str:
     os.environ["COLUMNS"] = "88"
     for name, where in sorted(mains.items()):
         module, function = where.split(":")
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            try:
-                getattr(importlib.import_module(module), function)(["--help"])
-            except SystemExit as end:
-                if end.code:
-                    raise RuntimeError(f"{name} --help ended with code {end.code}") from end
+        with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+            getattr(importlib.import_module(module), function)(["--help"])
+        if "usage:" not in printed.getvalue():
+            raise RuntimeError(f"{name} --help has printed no help")
         parts.append(f"## {name}\n\n```text\n{printed.getvalue().strip()}\n```")
     return "\n\n".join(parts)
 
@@ -62,7 +56,7 @@ def errors_page() -> str:
     for tree in TREES:
         module, name = tree.rsplit(".", 1)
         base = getattr(importlib.import_module(module), name)
-        rows = [error_row(cls) for cls in descendants(base)]
+        rows = [f"| `{c.__name__}` | {' | '.join(cleaned(c))} |" for c in descendants(base)]
         head = ["| error | cause | what to do |", "|---|---|---|"] if rows else []
         parts += [f"## {name}", " ".join(cleaned(base)), "\n".join((*head, *rows))]
     return "\n\n".join(parts)
@@ -79,29 +73,19 @@ def cleaned(cls: type) -> tuple[str, str]:
     return " ".join(cause.split()), " ".join(remedy.split())
 
 
-def error_row(cls: type) -> str:
-    cause, remedy = cleaned(cls)
-    return f"| `{cls.__name__}` | {cause} | {remedy} |".replace("\\|", "|")
-
-
 def yaml_page() -> str:
     """A table for each section of the YAML."""
     schema = importlib.import_module("perfect.config.schema")
     grids = importlib.import_module("perfect.config.grid_schema")
     parts = ["# YAML keys", "`perfect-train` checks every key before anything runs. It refuses an"
              " unknown key, a value of another type and a key without effect, with their lines. The"
-             " first table has the sections; a section's table has the keys in it."]  # fmt: skip
+             " first table has the sections. `grid` has paths of keys with lists of values."]  # fmt: skip
     shown: set[str] = set()
+    known = {cls.__name__: cls for cls in descendants(schema.Section)}
     for title, model in (("A run", schema.RunConfig), ("fleet", grids.FleetConfig)):
         tree = model.model_json_schema()
-        tables(title, tree, tree.get("$defs", {}), models(model), parts, shown)
+        tables(title, tree, tree.get("$defs", {}), known, parts, shown)
     return "\n\n".join(parts)
-
-
-def models(model: type) -> dict[str, type]:
-    """Every class of a schema's module tree, by name."""
-    bases = {base for base in model.__mro__ if base.__module__.startswith("perfect.config")}
-    return {cls.__name__: cls for base in bases for cls in (base, *descendants(base))}
 
 
 def tables(title: str, node: dict[str, Any], defs: dict[str, Any], known: dict[str, type],
@@ -124,10 +108,9 @@ def tables(title: str, node: dict[str, Any], defs: dict[str, Any], known: dict[s
 
 
 def default_of(value: dict[str, Any]) -> str:
-    default = value.get("default")
-    if isinstance(default, dict) or "$ref" in value:
+    if isinstance(value.get("default"), dict) or "$ref" in value:
         return ""
-    return "none" if default is None else f"`{json.dumps(default)}`"
+    return f"`{json.dumps(value['default'])}`" if value.get("default") is not None else "none"
 
 
 def references(value: Any) -> list[str]:

@@ -32,9 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
     import docs_reference
 
-    pages = {f"tutorials/{book.stem}.md": page_of(book) for book in DOCS.rglob("*.ipynb")}
-    pages |= docs_reference.pages()
-    for path, text in pages.items():
+    books = {f"tutorials/{book.stem}.md": page_of(book) for book in DOCS.rglob("*.ipynb")}
+    for path, text in (books | docs_reference.pages()).items():
         files.append(File.generated(config, path, content=text))
     results = sorted(RESULTS.glob("*.md"))
     for page in results:
@@ -89,13 +88,10 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def page_of(notebook: Path) -> str:
-    """A notebook as Markdown: its cells, and what they printed."""
+    """A notebook as Markdown. Notebooks are kept without outputs."""
     parts = []
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-        printed = "".join("".join(out.get("text", [])) for out in cell.get("outputs", []))
-        if printed:
-            parts.append(f"```text\n{printed.rstrip()}\n```")
     parts.append(f"This page is the notebook `docs/tutorials/{notebook.name}`; CI runs its cells.")
     return "\n\n".join(parts)

@@ -2,7 +2,7 @@
 
     python scripts/readme_numbers.py               what differs, what has no source; exit code 1
     python scripts/readme_numbers.py --write       takes the numbers from the files
-    python scripts/readme_numbers.py --demo PAGE   takes the promises from a page of `make demo`
+    python scripts/readme_numbers.py --demo LOG    takes the promises from what `make demo` printed
 
 Behind a number stands a comment that no reader sees, `<!-- FILE > KEY > KEY -->`. FILE lies in
 benchmarks/results, or is pyproject.toml. In JSON and TOML the keys lead to a value. In Markdown
@@ -12,7 +12,6 @@ Code, links' targets and numbers that are part of a name (GPT-2, H200) are not l
 """
 
 import argparse
-import html
 import json
 import re
 import sys
@@ -24,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 NUMBER = r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?!\w)"
 FOUND = re.compile(rf"({NUMBER})(?:<!-- (.*?) -->)?")
+PROMISE = re.compile(r"^(held|FAILED) +(.+?): (.+)\. Otherwise: (.*)$", re.MULTILINE)
 SKIPPED = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 
 
@@ -100,22 +100,20 @@ def line_of(text: str, at: int) -> str:
     return text[text.rfind("\n", 0, at) + 1 :].split("\n", 1)[0]
 
 
-def promises_of(page: Path) -> dict[str, Any]:
-    """The table of the demo's page: what, ours, otherwise, verdict."""
-    table = page.read_text(encoding="utf-8").split("<table", 1)[1].split("</table>", 1)[0]
-    found: dict[str, Any] = {"measured": page.as_posix()}
-    for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL):
-        cells = [re.sub("<.*?>", "", one) for one in re.findall(r"<td.*?</td>", row, re.DOTALL)]
-        if len(cells) == 4:
-            what, *rest = (html.unescape(one).strip() for one in cells)
-            found[what] = dict(zip(("ours", "otherwise", "verdict"), rest, strict=True))
+def promises_of(log: Path) -> dict[str, Any]:
+    """What the last lines of `make demo` say: a promise, ours, otherwise, the verdict."""
+    found: dict[str, Any] = {"measured": log.as_posix()}
+    for verdict, what, ours, otherwise in PROMISE.findall(log.read_text(encoding="utf-8")):
+        found[what] = {"ours": ours, "otherwise": otherwise, "verdict": verdict}
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="take the numbers from the files")
-    parser.add_argument("--demo", type=Path, help="take the promises from this page of make demo")
+    parser.add_argument(
+        "--demo", type=Path, help="take the promises from what make demo printed into this file"
+    )
     args = parser.parse_args()
     if args.demo:
         told = json.dumps(promises_of(args.demo), indent=1, ensure_ascii=False)

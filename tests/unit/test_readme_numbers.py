@@ -41,9 +41,13 @@ def test_a_changed_digit_and_a_number_without_a_source_are_found(
     assert (written == TEXT) == (" is " in found[0])
 
 
-def test_the_promises_are_taken_from_the_demos_page(tmp_path: Path) -> None:
-    page = tmp_path / "index.html"
-    row = "".join(f"<td>{one}</td>" for one in ("A", "4,560 &amp; <b>7</b>", "none", "held"))
-    page.write_text(f"<table><tr><th>what</th></tr><tr>{row}</tr></table>", encoding="utf-8")
-    told = readme_numbers.promises_of(page)
-    assert told["A"] == {"ours": "4,560 & 7", "otherwise": "none", "verdict": "held"}
+def test_the_promises_are_taken_from_what_the_demo_printed(tmp_path: Path) -> None:
+    log = tmp_path / "demo.txt"
+    line = "held    kill -9: 85 of 85 tensors (equal). Otherwise: begin anew"
+    log.write_text(f"  12 s  kill -9: trains\n{line}\npage    index.html\n", encoding="utf-8")
+    told = readme_numbers.promises_of(log)
+    assert told.pop("measured") and told == {
+        "kill -9": {
+            "ours": "85 of 85 tensors (equal)", "otherwise": "begin anew", "verdict": "held",
+        }
+    }  # fmt: skip

@@ -17,7 +17,10 @@ class ElasticError(Exception):
 
 
 class GenerationEnded(ElasticError):
-    """The generation is over: members go to the gate, and the step goes on in the next one."""
+    """The generation is over: members go to the gate, and the step goes on in the next one.
+
+    Nothing is to be done.
+    """
 
 
 class Expelled(ElasticError):
@@ -25,20 +28,35 @@ class Expelled(ElasticError):
 
 
 class SwarmRefused(ElasticError):
-    """The swarm does not take this peer."""
+    """The swarm does not take this peer.
+
+    Give this node the key that the message names as the others have it.
+    """
 
 
 class SwarmStopped(ElasticError):
-    """Every member ends the run."""
+    """Every member ends the run.
+
+    Start the peers again: they go on from the last checkpoint.
+    """
 
 
 class LogDamaged(ElasticError):
-    """A log of a swarm cannot be read, or logs disagree."""
+    """A log of a swarm cannot be read, or logs disagree.
+
+    Give `perfect-replay` the logs of other peers of the same run.
+    """
 
 
 class ReplayDiffers(ElasticError):
-    """A step comes to other gradients than the log says."""
+    """A step comes to other gradients than the log says.
+
+    Look for versions or data that differ between the machines.
+    """
 
 
 class CannotBeElastic(ElasticError):
-    """A run has a part that a swarm cannot train exactly."""
+    """A run has a part that a swarm cannot train exactly.
+
+    Leave out the part that the message names, or train on one node.
+    """

@@ -19,15 +19,24 @@ class WireError(ElasticError):
 
 
 class AddressError(WireError, ValueError):
-    """A text is no address."""
+    """A text is no address.
+
+    Write it as HOST:PORT.
+    """
 
 
 class SecretError(WireError):
-    """A secret cannot be used."""
+    """A secret cannot be used.
+
+    Make one with `openssl rand -hex 32`, readable by its owner alone.
+    """
 
 
 class InsecureNetwork(WireError):
-    """Listening there would offer unprotected traffic to everybody."""
+    """Listening there would offer unprotected traffic to everybody.
+
+    Give the address of a private network.
+    """
 
     def __init__(self, fact: str, allow: str = "insecure_network=True") -> None:
         """`allow`: what the user gives who wants that, in the words of the place where he does."""
@@ -40,7 +49,10 @@ class BadFrame(WireError):
 
 
 class WireTimeout(WireError):
-    """The other side did not do its part in time."""
+    """The other side did not do its part in time.
+
+    Look at the other machine and at the network between them.
+    """
 
 
 class ChannelClosed(WireError):
@@ -48,8 +60,14 @@ class ChannelClosed(WireError):
 
 
 class WrongSecret(WireError):
-    """The other side does not know our secret."""
+    """The other side does not know our secret.
+
+    Copy the same key file to every node.
+    """
 
 
 class Unreachable(WireError):
-    """No address led to a channel."""
+    """No address led to a channel.
+
+    Start the anchor first, and let its port through the firewall.
+    """
