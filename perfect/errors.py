@@ -66,7 +66,10 @@ class FolderError(PerfectError):
 
 
 class RunError(PerfectError):
-    """The folder holds no run, or one that cannot be read. The text is `what; what to do`."""
+    """The folder holds no run, or one that cannot be read. The text is `what; what to do`.
+
+    Give the folder of a run.
+    """
 
 
 class LossNotFinite(PerfectError):

@@ -69,8 +69,10 @@ def descendants(base: type) -> Iterator[type]:
 
 
 def cleaned(cls: type) -> tuple[str, str]:
-    cause, _, remedy = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
-    return " ".join(cause.split()), " ".join(remedy.split())
+    """The cause; what to do, which may stand in a base."""
+    parts = [inspect.cleandoc(one.__doc__ or "").partition("\n\n") for one in cls.__mro__[:-3]]
+    remedy = next((remedy for _, _, remedy in parts if remedy), "")
+    return " ".join(parts[0][0].split()), " ".join(remedy.split())
 
 
 def yaml_page() -> str:
@@ -79,7 +81,7 @@ def yaml_page() -> str:
     grids = importlib.import_module("perfect.config.grid_schema")
     parts = ["# YAML keys", "`perfect-train` checks every key before anything runs. It refuses an"
              " unknown key, a value of another type and a key without effect, with their lines. The"
-             " first table has the sections. `grid` has paths of keys with lists of values."]  # fmt: skip
+             " first table has the sections. `grid` maps paths of keys to values."]  # fmt: skip
     shown: set[str] = set()
     known = {cls.__name__: cls for cls in descendants(schema.Section)}
     for title, model in (("A run", schema.RunConfig), ("fleet", grids.FleetConfig)):

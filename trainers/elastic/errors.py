@@ -24,7 +24,10 @@ class GenerationEnded(ElasticError):
 
 
 class Expelled(ElasticError):
-    """This peer is no member any more. Starting it again lets it join."""
+    """This peer is no member any more.
+
+    Start it again: it joins as a new peer.
+    """
 
 
 class SwarmRefused(ElasticError):

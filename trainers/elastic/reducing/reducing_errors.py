@@ -10,7 +10,10 @@ from trainers.elastic.errors import ElasticError
 
 
 class ReducingError(ElasticError):
-    """Base of what goes wrong in a group of one generation."""
+    """Base of what goes wrong in a group of one generation.
+
+    The members form a group again by themselves.
+    """
 
 
 class GroupBroken(ReducingError):
@@ -22,4 +25,7 @@ class FrameError(ReducingError):
 
 
 class FixedPointError(ReducingError):
-    """A number has no place in the range of fixed-point sums."""
+    """A number has no place in the range of fixed-point sums.
+
+    Lower the learning rate, or give `sum: fast`.
+    """

@@ -15,7 +15,10 @@ from trainers.elastic.errors import ElasticError
 
 
 class WireError(ElasticError):
-    """Base of what goes wrong between two peers."""
+    """Base of what goes wrong between two peers.
+
+    The swarm goes on without the other side; start that side again.
+    """
 
 
 class AddressError(WireError, ValueError):
