@@ -10,7 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "README.md"
-PAGES = [ROOT / "README.md", RESULTS, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    RESULTS,
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TOPS = ("benchmarks", "configs", "docs", "examples", "loaders", "offload", "perfect", "scripts")
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join((*TOPS, 'tests', 'trainers'))})/[\w./+*-]*[\w*]")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
