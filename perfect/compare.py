@@ -5,10 +5,10 @@
                                              +--> the same numbers: compare.json
                                              +--> accuracy over steps, decodes, seconds
 
-The other runs are measured against the first. A run has the same colour everywhere. If a folder is
-wrong, every wrong folder is reported in one line (`compare: FOLDER: what; what to do`), the exit
-code is 2, and nothing is written. An unfinished run is shown and marked; it has no speed-up and
-cannot be the best.
+The other runs are measured against `--baseline`, or else the first run without reuse. A run has
+the same colour everywhere. If a folder is wrong, every wrong folder is reported in one line
+(`compare: FOLDER: what; what to do`), the exit code is 2, and nothing is written. An unfinished run
+is shown and marked; it has no speed-up and cannot be the best.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from perfect.errors import RunError
 from perfect.report.curves import accuracy_figure
 from perfect.report.line_keys import KEY_CSS, line_key
 from perfect.report.measures import (
+    baseline_of,
     cells,
     common_parent,
     differences,
@@ -37,7 +38,7 @@ from perfect.report.measures import (
 )
 from perfect.report.page import Html, note, page, plot, section, table
 from perfect.report.results import Run, read_run
-from perfect.report.words import DASH, percent, times
+from perfect.report.words import DASH, accuracy, fewer, times
 
 Cell = TypeVar("Cell", str, Text)
 WRITTEN = ("compare.html", "compare.json")
@@ -45,14 +46,14 @@ ABREAST = 5
 """More runs than this are shown as rows instead of columns."""
 
 
-def comparison(runs: Sequence[Run]) -> str:
+def comparison(runs: Sequence[Run], baseline: Run) -> str:
     """Return the page as HTML."""
     names = [line_key(i, label) for i, label in enumerate(labels(runs))]
     rows = [
         (name, [Html(f"<b>{escape(text)}</b>") if best else text for text, best in line])
-        for name, line in cells(runs)
+        for name, line in cells(runs, baseline)
     ]
-    differ = differences([run.table("config") for run in runs])
+    differ = differences(runs)
     key = Html("<p class=key>" + " ".join(f"<span>{name}</span>" for name in names) + "</p>")
     folders = [
         (name, run.folder, run.status, run.record.get("seed", DASH))
@@ -63,7 +64,7 @@ def comparison(runs: Sequence[Run]) -> str:
         section(
             "Figures",
             _side_by_side(names, rows),
-            note(f"{_CAPTION} {' '.join(remarks(runs))}"),
+            note(f"{_CAPTION} {' '.join(remarks(runs, baseline))}"),
         ),
         section(
             "Accuracy",
@@ -77,35 +78,42 @@ def comparison(runs: Sequence[Run]) -> str:
         ),
         section("Folders", table(("", "Folder", "Status", "Seed"), folders, words=(0, 1, 2))),
     ]
-    return page("Comparison of runs", headline(runs), parts)
+    return page("Comparison of runs", headline(runs, baseline), parts)
 
 
 _CAPTION = (
-    "The speed-up is in wall time, against the first run. Decodes saved are counted against"
-    " decoding at every serve of the same run. The best of the completed runs is bold."
+    "Decodes saved are counted against decoding at every serve of the same run. The best of the"
+    " completed runs is bold."
 )
 CSS = """
 table { width: auto } th, td { padding-right: 30px } td:first-child { white-space: nowrap }
 """
 
 
-def headline(runs: Sequence[Run]) -> str:
-    """Compare the last completed run with the first in one sentence."""
-    done = [(run, name) for run, name in zip(runs, labels(runs), strict=True) if run.completed]
-    if len(done) < 2 or done[0][0] is not runs[0]:
+def headline(runs: Sequence[Run], baseline: Run) -> str:
+    """Compare each other completed run with the baseline in one sentence."""
+    named = list(zip(runs, labels(runs), strict=True))
+    others = [(run, name) for run, name in named if run.completed and run is not baseline]
+    if not others or not baseline.completed or len(runs) > ABREAST:
         return f"{len(runs)} runs side by side."
-    (first, reference), (last, name) = done[0], done[-1]
+    [reference] = [name for run, name in named if run is baseline]
+    return " ".join(
+        f'"{name}" against "{reference}": {_against(baseline, run) or "nothing to compare"}.'
+        for run, name in others
+    )
+
+
+def _against(baseline: Run, run: Run) -> str:
     parts = []
-    before, after = first.number("accuracy"), last.number("accuracy")
+    before, after = baseline.number("accuracy"), run.number("accuracy")
     if before is not None and after is not None:
-        parts.append(f"{percent(after)} accuracy against {percent(before)}")
-    ratio = speed_up(last, first)
+        parts.append(f"{accuracy(after)} accuracy against {accuracy(before)}")
+    ratio = speed_up(run, baseline)
     if ratio is not None:
         parts.append(f"{times(ratio)} as fast")
-    if first.decodes and last.decodes is not None:
-        change = 1 - last.decodes / first.decodes
-        parts.append(f"{percent(abs(change))} {'fewer' if change >= 0 else 'more'} decodes")
-    return f'"{name}" against "{reference}": {", ".join(parts) or "nothing to compare"}.'
+    if baseline.decodes and run.decodes is not None:
+        parts.append(fewer(1 - run.decodes / baseline.decodes))
+    return ", ".join(parts)
 
 
 def _grid(
@@ -125,12 +133,12 @@ def _side_by_side(
     return table(("", *head), body, words=(0,) if numbers else range(len(head) + 1))
 
 
-def terminal_table(runs: Sequence[Run]) -> Table:
+def terminal_table(runs: Sequence[Run], baseline: Run) -> Table:
     """Return the same table for the terminal."""
     names = [Text(label) for label in labels(runs)]
     rows = [
         (Text(name), [Text(text, style="bold" if best else "") for text, best in line])
-        for name, line in cells(runs)
+        for name, line in cells(runs, baseline)
     ]
     head, body = _grid(names, rows)
     made = Table(box=None, pad_edge=False)
@@ -170,6 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="the page (default: compare.html beside the runs); its numbers lie beside it as .json",
     )
+    parser.add_argument(
+        "--baseline",
+        metavar="RUN",
+        help="the folder or name of the run that the others are measured against (default: the"
+        " first without reuse)",
+    )
     args = parser.parse_args(argv)
     if args.out is not None and args.out.suffix == ".json":
         parser.error(f"--out {args.out}: this is the page's path; end it in .html")
@@ -178,21 +192,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     # RUNS/* also matches what an earlier comparison wrote.
     folders = [path for path in args.runs if not (path.name in WRITTEN and path.is_file())]
     runs, problems = _read_all(folders or args.runs)
-    page_path = args.out
+    page_path, baseline = args.out, None
     if not problems:
+        try:
+            baseline = baseline_of(runs, args.baseline)
+        except RunError as error:
+            problems.append(f"--baseline {args.baseline}: {error}")
+    if baseline is not None:
         page_path = args.out or (common_parent([run.folder for run in runs]) / "compare.html")
         try:
-            page_path.write_text(comparison(runs), encoding="utf-8")
-            numbers = json.dumps(kept(runs), indent=1) + "\n"
+            page_path.write_text(comparison(runs, baseline), encoding="utf-8")
+            numbers = json.dumps(kept(runs, baseline), indent=1) + "\n"
             page_path.with_suffix(".json").write_text(numbers, encoding="utf-8")
         except OSError as error:
             problems.append(f"{page_path}: {error.strerror}; give another --out")
-    if problems:
+    if baseline is None or problems:
         for problem in problems:
             err.print(Text(f"compare: {problem}"), soft_wrap=True)
         return 2
-    out.print(terminal_table(runs))
-    for remark in remarks(runs):
+    out.print(terminal_table(runs, baseline))
+    for remark in remarks(runs, baseline):
         out.print(Text(remark), soft_wrap=True)
     out.print(Text(str(page_path)), soft_wrap=True)
     return 0

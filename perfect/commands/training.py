@@ -25,7 +25,7 @@ from perfect.commands.judge import judge
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import Interrupted, LossNotFinite, PhaseError, RunError
 from perfect.report import write_report
-from perfect.report.words import percent
+from perfect.report.words import accuracy
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
@@ -58,6 +58,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         name=folder.path.name,
         seed=config.seed,
         config=plain,
+        chosen=config.model_dump(mode="json", exclude_defaults=True),
         resumed_at=folder.resumed_at(resumed_step),
     )
     folder.write(run)
@@ -112,9 +113,7 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
         console.print(f"the report could not be written: {error}", highlight=False)
         return
     if run.get("accuracy") is not None:
-        console.print(
-            f"{run['accuracy_on']} accuracy {percent(run['accuracy'], 2)}", highlight=False
-        )
+        console.print(f"{run['accuracy_on']} accuracy {accuracy(run['accuracy'])}", highlight=False)
     if run.get("perplexity") is not None:
         said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
         console.print(f"{said} (exp of the mean loss)", highlight=False)

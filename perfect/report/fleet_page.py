@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from perfect.report import words
 from perfect.report.fleet_figures import DOES, TOLD_APART, WORKS, metric_figure, timeline_figure
 from perfect.report.fleet_record import STATES, FleetRecord, JobRecord, read_fleet
 from perfect.report.line_keys import KEY_CSS, line_key
@@ -89,7 +90,7 @@ def _judged(job: JobRecord) -> list[str]:
     said = []
     if job.run is not None:
         if (accuracy := job.run.number("accuracy")) is not None:
-            said.append(f"{job.run.record.get('accuracy_on')} accuracy {percent(accuracy, 2)}")
+            said.append(f"{job.run.record.get('accuracy_on')} accuracy {words.accuracy(accuracy)}")
         if (perplexity := job.run.number("perplexity")) is not None:
             said.append(f"{job.run.record.get('perplexity_on')} perplexity {perplexity:.4g}")
     return said
@@ -124,12 +125,12 @@ def _jobs(fleet: FleetRecord) -> str:
         cells.append(DASH if job.metric is None else f"{job.metric:.5g}")
         found = job.run
         if accuracy:
-            cells.append(percent(found.number("accuracy"), 2) if found else DASH)
+            cells.append(words.accuracy(found.number("accuracy")) if found else DASH)
         if perplexity:
             figure = found.number("perplexity") if found else None
             cells.append(DASH if figure is None else f"{figure:.4g}")
         why = f": {job.why}" if job.why and job.state in ("stopped", "failed") else ""
-        cells += [count(job.step), duration(job.seconds), f"{job.state}{why}"]
+        cells += [count(job.step), words.seconds(job.seconds), f"{job.state}{why}"]
         rows.append(cells)
     return table(head, rows, words=(1, len(head) - 1))
 
@@ -169,7 +170,7 @@ def _waits(fleet: FleetRecord) -> str | None:
             sum(s.end - s.begin for job in of for s in job.spells if s.phase == phase)
             for phase in phases
         ]
-        return [name, *(duration(seconds) if seconds else DASH for seconds in spent)]
+        return [name, *(words.seconds(seconds) if seconds else DASH for seconds in spent)]
 
     works = sum(s.end - s.begin for job in jobs for s in job.spells if s.phase in WORKS)
     whole = fleet.seconds * len(fleet.devices)

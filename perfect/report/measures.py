@@ -4,23 +4,26 @@
     Accuracy         98.80 %   97.40 %      measures(first): Run -> number -> text
     Speed-up          1.00x     2.02x       cells(runs): the texts, and which is the best
 
-The other runs are measured against the first. An unfinished run is shown and marked; it has no
-speed-up and cannot be the best.
+The other runs are measured against one of them, the baseline. An unfinished run is shown and
+marked; it has no speed-up and cannot be the best.
 """
 
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from perfect.report.results import Run
-from perfect.report.words import DASH, count, duration, passes, percent, size, times
+import yaml
 
-OFFLOADED = ("Transfer stall", "Step memory", "Memory budget")
+from perfect.errors import RunError
+from perfect.report.results import Run
+from perfect.report.words import DASH, accuracy, count, passes, percent, seconds, size, times
+
+SOME = ("Transfer stall", "Step memory", "Memory budget", "Process memory", "GPU memory")
 """These measures are shown if a run has them."""
 
 
@@ -34,31 +37,50 @@ class Measure:
     best: Literal["max", "min"] | None = None
 
 
-def measures(first: Run) -> tuple[Measure, ...]:
-    """Return all measures that are compared. The speed-up is against `first`."""
+def measures(baseline: Run) -> tuple[Measure, ...]:
+    """Return all measures that are compared. The speed-up is against the baseline."""
     return (
-        Measure("Accuracy", lambda run: run.number("accuracy"), lambda x: percent(x, 2), "max"),
-        Measure("Wall time", lambda run: run.number("wall_seconds"), duration, "min"),
-        Measure("Speed-up", lambda run: speed_up(run, first), times, "max"),
+        Measure("Accuracy", lambda run: run.number("accuracy"), accuracy, "max"),
+        Measure("Wall time", lambda run: run.number("wall_seconds"), seconds, "min"),
+        Measure("Speed-up", lambda run: speed_up(run, baseline), times, "max"),
         Measure("Decodes", lambda run: run.decodes, count, "min"),
         Measure("Decodes saved", lambda run: run.saved, percent, "max"),
         Measure("Fresh passes", lambda run: run.fresh_passes, passes, "min"),
         Measure("Served", lambda run: run.number("served_samples"), count),
-        Measure("Stall", lambda run: run.number("stall_seconds"), duration, "min"),
+        Measure("Stall", lambda run: run.number("stall_seconds"), seconds, "min"),
         Measure("Stall share", lambda run: run.stall_share, percent, "min"),
         Measure("Transfer stall", lambda run: run.transfer_share, percent, "min"),
         Measure("Step memory", lambda run: run.table("offload").get("peak_bytes"), size, "min"),
         Measure("Memory budget", lambda run: run.table("offload").get("budget_bytes"), size),
+        Measure("Process memory", lambda run: run.number("process_peak_bytes"), size, "min"),
+        Measure("GPU memory", lambda run: run.number("allocated_peak_bytes"), size, "min"),
         Measure("Steps", lambda run: run.number("steps"), count),
         Measure("Peak lr", peak_lr, lambda x: DASH if x is None else f"{x:.3g}"),
     )
 
 
-def speed_up(run: Run, first: Run) -> float | None:
-    """Return how many times faster than the first run; None unless both are finished."""
-    seconds, reference = run.number("wall_seconds"), first.number("wall_seconds")
-    done = run.completed and first.completed
-    return reference / seconds if done and seconds and reference else None
+def baseline_of(runs: Sequence[Run], named: str | None) -> Run:
+    """Return the run that the user names by its name or folder, or else the first one without
+    reuse; the first, if there is none."""
+    if named is None:
+        return next((run for run in runs if without_reuse(run)), runs[0])
+    for run in runs:
+        if named == run.name or Path(named).resolve() == run.folder.resolve():
+            return run
+    names = ", ".join(run.name for run in runs)
+    raise RunError(f"is none of the runs; give one of {names}")
+
+
+def without_reuse(run: Run) -> bool:
+    phases = run.table("config").get("phases") or run.rows("phases")
+    return bool(phases) and all(phase.get("reuse", 1) == 1 for phase in phases)
+
+
+def speed_up(run: Run, baseline: Run) -> float | None:
+    """Return how many times faster than the baseline; None unless both are finished."""
+    took, reference = run.number("wall_seconds"), baseline.number("wall_seconds")
+    done = run.completed and baseline.completed
+    return reference / took if done and took and reference else None
 
 
 def peak_lr(run: Run) -> float | None:
@@ -67,20 +89,23 @@ def peak_lr(run: Run) -> float | None:
     return float(max(seen)) if seen else None
 
 
-def cells(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, bool]]]]:
+def cells(runs: Sequence[Run], baseline: Run) -> list[tuple[str, list[tuple[str, bool]]]]:
     """Return for each measure its name, and for each run the text and whether it is the best."""
-    offloaded = any(run.table("offload") for run in runs)
-    told = [m for m in measures(runs[0]) if offloaded or m.name not in OFFLOADED]
-    return [(m.name, _cells(m, runs)) for m in told]
+    return [
+        (m.name, _cells(m, runs))
+        for m in measures(baseline)
+        if m.name not in SOME or any(m.value(run) is not None for run in runs)
+    ]
 
 
-def kept(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def kept(runs: Sequence[Run], baseline: Run) -> list[dict[str, Any]]:
     """Return the same figures as numbers, and what each run ran on: for a program to read."""
     return [
         {
             "run": label, "folder": str(run.folder), "status": run.status,
+            "baseline": run is baseline,
             "seed": run.record.get("seed"), "accuracy_on": run.record.get("accuracy_on"),
-            **{measure.name: measure.value(run) for measure in measures(runs[0])},
+            **{measure.name: measure.value(run) for measure in measures(baseline)},
             "environment": run.table("environment"), "config": run.table("config"),
         }
         for run, label in zip(runs, labels(runs), strict=True)
@@ -114,9 +139,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
+def remarks(runs: Sequence[Run], baseline: Run) -> list[str]:
     """Return what a reader must know before believing the table."""
-    said = []
+    [name] = [name for run, name in zip(runs, labels(runs), strict=True) if run is baseline]
+    kind = ", which is without reuse" if without_reuse(baseline) else ""
+    said = [f"Speed-ups are in wall time, against {name}{kind}."]
+    if any(run.number("process_peak_bytes") for run in runs):
+        said.append("Process memory is the most that was resident: Python and libraries included.")
     open_runs = [
         label for label, r in zip(labels(runs), runs, strict=True) if r.status == "running"
     ]
@@ -138,7 +167,7 @@ def _same_losses(runs: Sequence[Run]) -> list[str]:
     named = list(zip(runs, labels(runs), strict=True))
     for number, (run, name) in enumerate(named):
         for other, before in named[:number]:
-            differ = differences([run.table("config"), other.table("config")])
+            differ = differences([run, other])
             alike = {key.partition(".")[0] for key, _ in differ} == {"offload"}
             if not (alike and run.completed and other.completed):
                 continue
@@ -162,22 +191,54 @@ def compared_losses(run: Run, other: Run) -> tuple[int, float | None]:
     return count, min(steps)[0] if steps else None
 
 
-def differences(configs: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ, with the value in every config."""
-    flat = [_flat(config) for config in configs]
-    keys = dict.fromkeys(key for config in flat for key in config)
-    rows = [(key, [config.get(key, DASH) for config in flat]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+ABSENT: Any = object()
+Setting = tuple[Any, Any]
+"""A value of a configuration, and of it what differs from the defaults."""
 
 
-def _flat(value: object, at: str = "") -> dict[str, str]:
-    if isinstance(value, Mapping) and value:
-        parts = [(f"{at}.{key}" if at else str(key), part) for key, part in value.items()]
-    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
-        parts = [(f"{at}[{i}]", part) for i, part in enumerate(value)]
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return the settings that differ, with the value in every run. A section that only some runs
+    have is one setting, without its defaults."""
+    found = [(run.table("config"), run.table("chosen") or run.table("config")) for run in runs]
+    return list(_differences(found, ""))
+
+
+def _differences(settings: Sequence[Setting], at: str) -> Iterator[tuple[str, list[str]]]:
+    values = [value for value, _ in settings]
+    if all(isinstance(value, Mapping) for value in values):
+        keys = dict.fromkeys(key for value in values for key in value)
+        parts = [(f"{at}.{key}" if at else str(key), key) for key in keys]
+    elif all(_is_nest(value) for value in values):
+        parts = [(f"{at}[{i}]", i) for i in range(max(map(len, values)))]
     else:
-        return {at: value if isinstance(value, str) else json.dumps(value, default=str)}
-    return {key: text for name, part in parts for key, text in _flat(part, name).items()}
+        some = any(isinstance(value, Mapping) for value in values)
+        texts = [DASH if some and value is None else _text(value, given)
+                 for value, given in settings]  # fmt: skip
+        if len(set(texts)) > 1:
+            yield at, texts
+        return
+    for name, key in parts:
+        yield from _differences([(_part(v, key), _part(given, key)) for v, given in settings], name)
+
+
+def _is_nest(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value)
+
+
+def _part(whole: Any, key: Any) -> Any:
+    try:
+        return whole[key]
+    except (KeyError, IndexError, TypeError):
+        return ABSENT
+
+
+def _text(value: object, given: object) -> str:
+    if value is ABSENT:
+        return DASH
+    if isinstance(value, Mapping):
+        told = {} if given is ABSENT else given
+        return yaml.safe_dump(told, default_flow_style=True, sort_keys=False, width=1000).strip()
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def common_parent(folders: Sequence[Path]) -> Path:

@@ -16,7 +16,7 @@ from perfect.report.page import note, plot, section, table
 from perfect.report.panels import embedded
 from perfect.report.results import Run
 from perfect.report.time_bars import PARTS, Time, time_bars
-from perfect.report.words import DASH, brief, count, duration, percent, size, times
+from perfect.report.words import DASH, brief, count, percent, seconds, size, times
 
 Row = Mapping[str, Any]  # Any: rows of run.json
 TRUSTED = 0.1
@@ -38,7 +38,7 @@ def stalls_section(run: Run) -> str:
         return section("Where the time goes", note(told))
     head = ("", "Training", *(name.capitalize() for name, *_ in PARTS.values()))
     rows = [
-        (time.name, duration(time.seconds), *(percent(time.share(part)) for part in PARTS))
+        (time.name, seconds(time.seconds), *(percent(time.share(part)) for part in PARTS))
         for time in spent
     ]
     return section(

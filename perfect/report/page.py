@@ -7,8 +7,12 @@
 These functions take text and escape it, once, because a user may have written it. A table's cell is
 text unless it is `Html`; code that makes an `Html` of its own escapes the text in it. A section
 without content has no heading.
+
+On a narrow screen, a row of a table with a head becomes a block of lines, `name of the column:
+cell`, and a figure keeps a size at which its text can be read, and is moved sideways in its box.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -21,16 +25,23 @@ def table(
     head: Sequence[object], rows: Iterable[Sequence[object]], words: Sequence[int] = (0,)
 ) -> str:
     """Return an HTML table. The columns `words` are aligned left, the others as numbers."""
+    names = [re.sub("<.*?>", "", cell) if isinstance(cell, Html) else escape(str(cell))
+             for cell in head]  # fmt: skip
+    of = [f' data-of="{name}"' if name else "" for name in names]
 
-    def line(tag: str, cells: Sequence[object]) -> str:
+    def line(tag: str, cells: Sequence[object], of: Sequence[str] = ()) -> str:
         kinds = ("" if i in words else " class=n" for i in range(len(cells)))
         texts = (cell if isinstance(cell, Html) else escape(str(cell)) for cell in cells)
-        made = (f"<{tag}{kind}>{text}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
+        made = (
+            f"<{tag}{kind}{name}>{text}</{tag}>"
+            for kind, name, text in zip(kinds, of or [""] * len(cells), texts, strict=True)
+        )
         return f"<tr>{''.join(made)}</tr>"
 
     top = f"<thead>{line('th', head)}</thead>" if head else ""
-    body = "\n".join(line("td", row) for row in rows)
-    return f"<div class=wide><table>{top}<tbody>\n{body}\n</tbody></table></div>"
+    body = "\n".join(line("td", row, of) for row in rows)
+    kind = " class=headed" if head else ""
+    return f"<div class=wide><table{kind}>{top}<tbody>\n{body}\n</tbody></table></div>"
 
 
 def section(title: str, *content: str | None) -> str:
@@ -42,7 +53,8 @@ def section(title: str, *content: str | None) -> str:
 def plot(svg: str | None, caption: str = "", broad: bool = False) -> str | None:
     """Return a figure with its caption. A `broad` one is wider than the text if there is room."""
     told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return svg and f"<figure{' class=broad' if broad else ''}>{svg}{told}</figure>"
+    kind = " class=broad" if broad else ""
+    return svg and f"<figure{kind}><div class=wide>{svg}</div>{told}</figure>"
 
 
 def note(text: str) -> str:
@@ -101,6 +113,16 @@ tr { break-inside: avoid }
 pre { background: #f5f7f9; border-radius: 4px; padding: 14px 16px; margin: 0; white-space: pre-wrap;
   font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace }
 .wide { overflow-x: auto }
+@media screen and (max-width: 700px) {
+  main { padding: 24px 16px 48px } h1 { font-size: 24px } .lead { font-size: 16px }
+  figure svg { min-width: 800px }
+  .headed, .headed tbody { display: block } .headed thead { display: none }
+  .headed tr { display: block; border-bottom: 1px solid var(--rule); padding: 8px 0 }
+  .headed td { display: flex; justify-content: space-between; gap: 20px; border: 0; padding: 1px 0;
+    text-align: right; white-space: normal; overflow-wrap: anywhere }
+  .headed td:first-child { font-weight: 600; text-align: left }
+  .headed td[data-of]::before { content: attr(data-of); color: var(--muted); font-weight: 400;
+    text-align: left; flex-shrink: 0; max-width: 55% } }
 @media print { main { padding: 0; max-width: none } body { font-size: 12px } @page { margin: 16mm }
   .wide { overflow: visible } }
 """

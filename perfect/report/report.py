@@ -14,14 +14,14 @@ from pathlib import Path
 
 import yaml
 
-from perfect.report import plots
+from perfect.report import plots, words
 from perfect.report.offloading import memory_section, stalls_section, steps_section
 from perfect.report.page import note, page, plot, section, table
 from perfect.report.plots import Slopes
 from perfect.report.results import Run, read_run
 from perfect.report.story import Story
 from perfect.report.swarm_section import swarm_section
-from perfect.report.words import DASH, count, duration, fewer, passes, percent
+from perfect.report.words import DASH, count, duration, fewer, passes, percent, size
 
 
 def write_report(run_dir: Path) -> Path:
@@ -73,9 +73,9 @@ def summary(run: Run) -> str:
     steps = f"{count(run.number('steps') or 0)} steps"
     accuracy, best = run.number("accuracy"), run.number("best_accuracy")
     if accuracy is not None:
-        said = f"{percent(accuracy)} {_accuracy_on(run)} after {steps}"
+        said = f"{words.accuracy(accuracy)} {_accuracy_on(run)} after {steps}"
     elif best is not None:
-        said = f"{percent(best)} best hold-out accuracy in {steps}"
+        said = f"{words.accuracy(best)} best hold-out accuracy in {steps}"
     elif (perplexity := run.number("perplexity")) is not None:
         said = f"{_perplexity_on(run)} {perplexity:.2f} a token after {steps}"
     else:
@@ -133,8 +133,8 @@ def _alerts(run: Run) -> str:
 def _key_figures(run: Run) -> str:
     label = _accuracy_on(run)
     figures = [
-        (percent(run.number("accuracy"), 2), label[0].upper() + label[1:]),
-        (percent(run.number("best_accuracy"), 2), "Best on hold-out"),
+        (words.accuracy(run.number("accuracy")), label[0].upper() + label[1:]),
+        (words.accuracy(run.number("best_accuracy")), "Best on hold-out"),
     ]
     if (perplexity := run.number("perplexity")) is not None:
         figures = [(f"{perplexity:.2f}", _perplexity_on(run).capitalize())]
@@ -244,8 +244,8 @@ def _decodes(run: Run) -> str:
         f"<div class=bar>{bar}</div>",
         table(("", "Samples", "Passes", "Of served"), rows),
         note(
-            f"The reuse buffer took {(run.number('buffer_bytes') or 0) / 2**20:.3g} MiB; putting"
-            f" batches together took {duration(run.number('serve_seconds'))}."
+            f"The reuse buffer took {size(run.number('buffer_bytes') or 0)}; putting batches"
+            f" together took {duration(run.number('serve_seconds'))}."
             f"{replaced if skipped else ''}"
         ),
     )

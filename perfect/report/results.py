@@ -27,9 +27,10 @@ SHAPE: Mapping[str, str] = MappingProxyType(
             ("accuracy", "best_accuracy", "perplexity", "steps", "wall_seconds",
              "stall_seconds", "serve_seconds", "decoded_samples", "extra_decodes",
              "served_samples", "buffer_bytes", "fresh_passes", "train_samples",
-             "cached_samples", "skipped_samples"), "number"),
+             "cached_samples", "skipped_samples", "process_peak_bytes",
+             "allocated_peak_bytes"), "number"),
         **dict.fromkeys(("phases", "switches", "trace", "resumed_at"), "list"),
-        **dict.fromkeys(("environment", "config", "offload"), "mapping"),
+        **dict.fromkeys(("environment", "config", "chosen", "offload"), "mapping"),
     }
 )  # fmt: skip
 

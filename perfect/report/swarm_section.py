@@ -11,9 +11,10 @@ from html import escape
 from math import inf
 from typing import Any
 
+from perfect.report import words
 from perfect.report.page import note, section, table
 from perfect.report.results import Run
-from perfect.report.words import DASH, brief, count, duration, percent, size
+from perfect.report.words import DASH, brief, count, percent, size
 
 Row = Mapping[str, Any]  # Any: rows of run.json
 MOST_ROWS = 40
@@ -94,7 +95,7 @@ def _generations(generations: Sequence[Row]) -> str:
     rows = [
         (
             count(row["generation"]),
-            duration(row["seconds"]),
+            words.seconds(row["seconds"]),
             count(row["step"]),
             count(row["steps"]),
             ", ".join(row["members"]),

@@ -1,11 +1,12 @@
 """Formats numbers for readers: short, with a unit, and a dash for an unknown one.
 
-    percent 0.4051 -> 40.5 %        count    24000 -> 24,000      passes 14.4 -> 14.4
-    fewer   0.4    -> 40 % fewer    duration   150 -> 2.5 min     times  2.02 -> 2.02x
-    brief   0.0123 -> 12.3 ms       size     2**20 -> 1.0 MiB
+    percent 0.4051 -> 40.5 %          accuracy 0.9775 -> 97.75 %    passes   14.4 -> 14.4
+    fewer   0.4    -> 40.0 % fewer    seconds     150 -> 150.0 s    times    2.02 -> 2.02x
+    brief   0.0123 -> 12.3 ms         size      2**30 -> 1,024.0 MiB
+    count   24000  -> 24,000          duration    150 -> 2.5 min
 
 The report, the comparison and the terminal use these functions, so the same number looks the same
-everywhere.
+everywhere. Times in a table are `seconds`, so that they can be compared; one alone is a `duration`.
 """
 
 DASH = "\N{EN DASH}"
@@ -15,6 +16,10 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 def percent(share: float | None, digits: int = 1) -> str:
     # + 0.0 removes the minus before a zero.
     return DASH if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
+
+
+def accuracy(share: float | None) -> str:
+    return percent(share, 2)
 
 
 def count(number: float | None) -> str:
@@ -39,6 +44,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
 
 
+def seconds(number: float | None) -> str:
+    return DASH if number is None else f"{number:,.1f} s"
+
+
 def brief(seconds: float | None) -> str:
     """Format the time of a step: `12.3 ms`."""
     if seconds is None or seconds >= 99.95:
@@ -53,10 +62,8 @@ def size(nbytes: float | None) -> str:
     """Format bytes of memory: `147.0 MiB`."""
     if nbytes is None:
         return DASH
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes:.0f} B"
+    mib = nbytes / 2**20
+    return f"{mib:,.1f} MiB" if mib >= 0.1 or not mib else f"{mib:.2g} MiB"
 
 
 def times(ratio: float | None) -> str:
@@ -69,7 +76,7 @@ def fewer(saved: float | None) -> str:
         return "nothing served yet"
     if abs(saved) < 0.0005:
         return "no decodes saved"
-    return f"{_round(abs(100 * saved))} % {'fewer' if saved > 0 else 'more'} decodes"
+    return f"{percent(abs(saved))} {'fewer' if saved > 0 else 'more'} decodes"
 
 
 def _round(number: float) -> str:

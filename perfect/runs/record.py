@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -129,9 +130,10 @@ def write_run(path: Path, run: dict[str, Any]) -> None:
 
 
 def describe_run(
-    *, name: str, seed: int, config: dict[str, Any], resumed_at: list[int]
+    *, name: str, seed: int, config: dict[str, Any], chosen: dict[str, Any], resumed_at: list[int]
 ) -> dict[str, Any]:
-    """Return what is known of a run before its first step."""
+    """Return what is known of a run before its first step. `chosen` is what of its configuration
+    differs from the defaults."""
     return {
         "status": "running",
         "name": name,
@@ -146,6 +148,7 @@ def describe_run(
         "resumed_at": resumed_at,
         "environment": environment(),
         "config": config,
+        "chosen": chosen,
     }
 
 
@@ -169,6 +172,8 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
         "skipped_samples": stats.skipped if stats else 0,  # on this rank
         "served_samples": ranks * stats.served if stats else 0,
         "buffer_bytes": ranks * stats.buffer_bytes if stats else 0,
+        "process_peak_bytes": process_peak_bytes(),
+        "allocated_peak_bytes": torch.cuda.max_memory_allocated() or None,
         "train_samples": samples,
         "in_memory": loader is not None and in_memory(loader),
         "fresh_passes": ranks * stats.decoded / samples if stats and samples else 0.0,
@@ -177,6 +182,14 @@ def measured(switch: PhaseSwitch, log: RunLog, trainer: L.Trainer) -> dict[str, 
         "trace": [asdict(look) for look in switch.policy.trace],
         **({} if offload is None else {"offload": offload}),
     }
+
+
+def process_peak_bytes() -> int | None:
+    """Return the most memory of this process that was ever resident at the same time. Jobs of a
+    fleet that share a process share this number; where nobody counts it is None."""
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else "")
+    return int(found[1]) * 1024 if found else None
 
 
 def environment() -> dict[str, Any]:

@@ -213,7 +213,7 @@ def test_run_json_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_has_not_begun_has_everything_that_is_promised_but_the_numbers() -> None:
-    run = describe_run(name="x", seed=3, config={"seed": 3}, resumed_at=[7])
+    run = describe_run(name="x", seed=3, config={"seed": 3}, chosen={}, resumed_at=[7])
     assert run["status"] == "running"
     assert (run["seed"], run["steps"], run["resumed_at"]) == (3, 0, [7])
     assert run["accuracy"] is None
