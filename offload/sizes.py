@@ -47,5 +47,11 @@ def say_size(nbytes: int) -> str:
     return f"{size:.1f} {UNITS[unit]}" if unit else f"{nbytes} B"
 
 
+def size_to_give(nbytes: int) -> str:
+    """Return the least size with a unit that is enough, as a user would write it: `6MiB`."""
+    unit = "MiB" if nbytes >= 1 << 20 else "KiB"
+    return f"{-(-nbytes // _bytes_of(unit))}{unit}"
+
+
 def _bytes_of(unit: str) -> int:
     return (1024 if "i" in unit else 1000) ** "BKMGT".index(unit[0])

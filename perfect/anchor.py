@@ -9,18 +9,18 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 
+from perfect.command_line import new_parser, run_command
 from trainers.elastic.anchor.anchor import Anchor
 from trainers.elastic.deciding.roster import Settings
 from trainers.elastic.wire import Address, InsecureNetwork, WireError, read_secret
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     usual = Settings()
-    parser = argparse.ArgumentParser(
-        prog="perfect-anchor", description="Let peers of a swarm meet."
-    )
+    parser = new_parser("perfect-anchor", "Let peers of a swarm meet.")
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="often port 29400")
     parser.add_argument("--secret-file", required=True, help="every peer has a copy of it")
     parser.add_argument(
@@ -48,7 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--insecure-network", action="store_true", help="allow to listen on all interfaces"
     )
-    args = parser.parse_args(argv)
+    return run_command(parser, lambda args: _listen(parser, args), argv)
+
+
+def _listen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.min_peers < 1:
         parser.error(f"--min-peers {args.min_peers}: give 1 or more")
     if not args.heartbeat > 0:

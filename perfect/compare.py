@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perfect.command_line import new_parser, run_command
 from perfect.errors import RunError
 from perfect.report.curves import accuracy_figure
 from perfect.report.line_keys import KEY_CSS, line_key
@@ -171,7 +172,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program, and return its exit code."""
-    parser = argparse.ArgumentParser(prog="perfect-compare", description="Show runs side by side.")
+    parser = new_parser("perfect-compare", "Show runs side by side.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument(
         "--out",
@@ -184,7 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the folder or name of the run that the others are measured against (default: the"
         " first without reuse)",
     )
-    args = parser.parse_args(argv)
+    return run_command(parser, lambda args: _compare(parser, args), argv)
+
+
+def _compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.out is not None and args.out.suffix == ".json":
         parser.error(f"--out {args.out}: this is the page's path; end it in .html")
     # With soft_wrap a long path is not broken.

@@ -10,39 +10,27 @@ step is equal, 1 a step differs, 2 a folder holds no run of a swarm, or logs dis
 import argparse
 import logging
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import lightning as L
-import torch
-from rich.console import Console
-
-from perfect.assembly import (
-    InReplay,
-    build_data,
-    build_module,
-    build_phase_switch,
-    build_trainer,
-)
-from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig
-from perfect.config.yaml_reader import read_config
-from perfect.errors import PerfectError
-from perfect.runs.record import RunLog
-from trainers.elastic.errors import ElasticError, LogDamaged, ReplayDiffers
-
-NEVER = 1 << 60
-"""So many steps no run has."""
+from perfect.command_line import importing, new_parser, run_command
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="perfect-replay", description="Train a swarm's run again."
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = new_parser("perfect-replay", "Train a swarm's run again.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a peer's run folder")
-    args = parser.parse_args(argv)
+    return run_command(parser, _replay, argv)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    sys.stderr.write("importing PyTorch and Lightning\n")
+    with importing():
+        from rich.console import Console
+
+        from perfect.commands.replaying import replay
+        from perfect.errors import PerfectError
+        from trainers.elastic.errors import ElasticError, ReplayDiffers
     console = Console(soft_wrap=True)
     warnings.filterwarnings("ignore", module="lightning")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
@@ -57,74 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     console.print(said, highlight=False)
     return 0
-
-
-def replay(runs: Sequence[Path], console: Console) -> str:
-    """Return what is equal. Raise `ReplayDiffers` with the first step that is not."""
-    logs = [log for run in runs for log in _logs_of(run)]
-    config = read_config(runs[0] / "config.yaml")[0]
-    budget = None if config.offload is None else config.offload.budget
-    berth = InReplay(console, logs, budget)
-    steps = berth.replay.history.steps
-    if not steps:
-        raise LogDamaged(
-            f"the logs of {', '.join(map(str, runs))} do not reach back to the first step: give the"
-            " folders of peers that were there, too"
-        )
-    with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
-        module, ended = _train(config, berth, Path(scratch))
-    said = f"equal: {berth.replay.replayed.compared} steps"
-    finals = [run / "final.ckpt" for run in runs if (run / "final.ckpt").exists()]
-    if not ended or not finals:
-        return said
-    for final in finals:
-        _compare(module, final)
-    return f"{said}, and the final weights"
-
-
-def _logs_of(run: Path) -> list[Path]:
-    logs = sorted((run / "elastic").glob("*.jsonl"))
-    if not logs or not (run / "config.yaml").exists():
-        raise LogDamaged(
-            f"{run} is no run folder of a peer: it has no config.yaml with elastic/*.jsonl beside"
-        )
-    return logs
-
-
-def _train(config: RunConfig, berth: InReplay, scratch: Path) -> tuple[L.LightningModule, bool]:
-    """Return the trained module, and whether all phases have ended."""
-    config = config.model_copy(
-        update={"loggers": [], "checkpoint": CheckpointConfig(every_steps=NEVER), "elastic": None}
-    )
-    L.seed_everything(config.seed, verbose=False)
-    data = build_data(config)
-    try:
-        module = build_module(config, data.num_classes)
-        switch = build_phase_switch(config)
-        log = RunLog(scratch, berth.clock)
-        trainer = build_trainer(config, scratch, switch, log, berth, data)
-        if not isinstance(config.switch, PlateauSwitch):
-            trainer.limit_val_batches = 0  # Only a plateau depends on what validation sees.
-        loaders: dict[str, Any] = (
-            {"datamodule": data.datamodule}
-            if data.datamodule is not None
-            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
-        )
-        trainer.fit(module, **loaders)
-        with switch.averaged(module):
-            state = {name: value.clone() for name, value in module.state_dict().items()}
-        module.load_state_dict(state)
-        return module, switch.policy.finished
-    finally:
-        data.close()
-
-
-def _compare(module: L.LightningModule, final: Path) -> None:
-    theirs = torch.load(final, map_location="cpu", weights_only=True)["state_dict"]
-    mine = module.state_dict()
-    for name, value in theirs.items():
-        if not torch.equal(value, mine[name].cpu()):
-            raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")
 
 
 if __name__ == "__main__":

@@ -11,59 +11,108 @@ configuration or the folder is wrong, 130 Ctrl-C stopped it.
 
 import argparse
 import logging
+import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
-from rich.logging import RichHandler
 
-from loaders import LoaderError
-from offload import DeviceLost, OffloadError
-from perfect.assembly import Alone, Berth, InSwarm
-from perfect.commands.check import print_plan
-from perfect.commands.training import train_run
-from perfect.config.grid import Grid
-from perfect.config.grid_reader import read_recipe
-from perfect.config.schema import RunConfig, dump_config
-from perfect.errors import (
-    BuildError,
-    ConfigError,
-    FolderError,
-    Interrupted,
-    LossNotFinite,
-    PhaseError,
-)
-from perfect.grids.grid_check import check_grid
-from perfect.grids.grid_run import run_grid
-from perfect.runs.folder import RunFolder
-from trainers.elastic.errors import ElasticError, Expelled
-from trainers.fleet import FleetError
+from perfect.command_line import TRACEBACKS, importing, new_parser, run_command, show_traceback
 
-MOST_RETURNS = 20
-"""So often an expelled peer joins again."""
+if TYPE_CHECKING:
+    from perfect.config.grid import Grid
+    from perfect.config.schema import RunConfig
+    from perfect.config.yaml_reader import Source
+
+log = logging.getLogger(__name__)
+
+OURS = ("perfect", "loaders", "offload", "trainers", "trainers.offloading")
+TOLD = ("perfect", "trainers.offloading")
+"""What these say is told without --verbose."""
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Lightning tells a process its rank by the first of these that is set."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="perfect-train", description="Train as a YAML file says.")
-    parser.add_argument("config", type=Path)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = new_parser("perfect-train", "Train as a YAML file says.")
+    parser.add_argument("config", type=Path, help="the YAML file of a run, or of a grid of runs")
     parser.add_argument("--check", action="store_true", help="print what would run, and exit")
     parser.add_argument("--out", type=Path, help="run folder (default: runs/NAME of the YAML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="a key in place of the file's, such as loader.batch_size=64; may be repeated",
+    )
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--resume", action="store_true", help="refuse to begin a new run")
+    before.add_argument(
+        "--fresh", action="store_true", help="begin a new run; an old one in its folder is renamed"
+    )
     parser.add_argument("--join", help="anchors of a swarm to train with: HOST:PORT[,HOST:PORT...]")
     parser.add_argument("--name", default="", help="this node's name in the swarm")
-    args = parser.parse_args(argv)
-    out = args.out or Path("runs") / args.config.stem
+    said = parser.add_mutually_exclusive_group()
+    said.add_argument("-v", "--verbose", action="store_true", help="say more")
+    said.add_argument("-q", "--quiet", action="store_true", help="say only errors and results")
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    return run_command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, soft_wrap=True)
-    _configure_logging(console)
+    _configure_logging(args, console)
+    if args.check and args.fresh:
+        return _refuse(console, ["--fresh renames a folder, and --check changes none: give one"])
+    log.info("reading %s", args.config)
+    with importing():
+        from perfect.config.grid_reader import read_recipe
+        from perfect.errors import ConfigError, FolderError
+        from perfect.runs.kept_runs import check_resumable, put_aside
+    out = args.out or Path("runs") / args.config.stem
     try:
-        recipe, source = read_recipe(args.config)
+        recipe, source = read_recipe(args.config, args.settings)
+        if wrong := _wrong_options(args, recipe):
+            return _refuse(console, [source.at(("elastic",), wrong)])
+        if args.resume:
+            check_resumable(out)
+        if args.fresh and not is_other_rank() and (old := put_aside(out)):
+            _say(console, f"the run that was in {out} is in {old} now")
     except ConfigError as error:
         return _refuse(console, error.problems)
-    if wrong := _wrong_options(args, recipe):
-        return _refuse(console, [source.at(("elastic",), wrong)])
+    except FolderError as error:
+        return _refuse(console, [str(error)])
+    return _do(args, recipe, source, out, console)
+
+
+def _do(
+    args: argparse.Namespace,
+    recipe: "RunConfig | Grid",
+    source: "Source",
+    out: Path,
+    console: Console,
+) -> int:
+    """Import what trains, and do what the options say."""
+    log.info("importing PyTorch and Lightning")
+    with importing():
+        from offload import OffloadError
+        from perfect.assembly import Alone
+        from perfect.commands.check import print_plan
+        from perfect.commands.training import train, train_as_peer
+        from perfect.config.schema import RunConfig
+        from perfect.errors import BuildError, FolderError, PhaseError
+        from perfect.grids.grid_check import check_grid
+        from perfect.grids.grid_run import run_grid
+        from perfect.runs.folder import RunFolder
+        from trainers.fleet import FleetError
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR if args.quiet else logging.WARNING)
     try:
-        if isinstance(recipe, Grid):
+        if not isinstance(recipe, RunConfig):
             shown = Console(soft_wrap=True)
             return check_grid(recipe, shown) if args.check else run_grid(recipe, out, console)
         if args.check:
@@ -80,59 +129,19 @@ def main(argv: list[str] | None = None) -> int:
     except (FolderError, FleetError, PhaseError) as error:
         return _refuse(console, [str(error)])
     except OffloadError as error:  # --check found what would end the run
+        show_traceback()
         _say(console, str(error), style="red")
         return 1
 
 
-def train_as_peer(
-    config: RunConfig, folder: RunFolder, console: Console, join: str, name: str
-) -> int:
-    """Train with a swarm to the end of the run. A peer that is expelled comes again."""
-    for _ in range(MOST_RETURNS):
-        try:
-            return train(config, folder, InSwarm(console, folder, join, name))
-        except Expelled as error:
-            _say(console, f"expelled: {error}; this peer joins again")
-    _say(console, f"this peer was expelled {MOST_RETURNS} times, and gives up", style="red")
-    return 1
-
-
-def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
-    """Train from the last checkpoint, or from the beginning, to the end of the run."""
-    console, errors = berth.console, Console(stderr=True, soft_wrap=True)
-    errors = errors if console.quiet else console
-    if folder.open(dump_config(config)) == "completed":
-        console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
-        return 0
-    try:
-        train_run(config, folder, berth)
-    except Interrupted as error:
-        console.print(f"{error}; the same command resumes it", highlight=False)
-        return 130
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
-        console.print("stopped at once; the same command resumes the run from its last checkpoint")
-        return 130
-    except OffloadError as error:
-        _say(errors, str(error), style="red")
-        if isinstance(error, DeviceLost):
-            _say(errors, _how_to_continue(folder))
-        return 1
-    except Expelled:
-        raise
-    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
-        _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
-        return 1
-    return 0
-
-
 def is_other_rank() -> bool:
     """Whether Lightning has started this process for another rank than the first."""
-    return bool(getattr(rank_zero_only, "rank", 0))
+    return int(next((os.environ[name] for name in RANKS if name in os.environ), 0)) > 0
 
 
-def _wrong_options(args: argparse.Namespace, recipe: RunConfig | Grid) -> str | None:
+def _wrong_options(args: argparse.Namespace, recipe: "RunConfig | Grid") -> str | None:
     """Say what the options and the section `elastic` miss of each other."""
-    elastic = recipe.elastic if isinstance(recipe, RunConfig) else None
+    elastic = getattr(recipe, "elastic", None)
     if elastic is None and (args.join or args.name):
         option = "--join" if args.join else "--name"
         return f"is missing, but {option} was given: give elastic: {{secret_file: FILE}}"
@@ -141,35 +150,39 @@ def _wrong_options(args: argparse.Namespace, recipe: RunConfig | Grid) -> str | 
     return None
 
 
-def _how_to_continue(folder: RunFolder) -> str:
-    """Say how to continue after a device was lost. This process cannot use the device any more."""
-    step = folder.checkpoint_step()
-    if step is None:
-        return "there is no checkpoint yet: the same command begins anew"
-    return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
-
-
 def _refuse(console: Console, problems: list[str]) -> int:
+    show_traceback()
     for problem in problems:
         _say(console, problem)
     return 2
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    """Print the text as it is: brackets in an error are not markup."""
-    console.print(text, style=style, highlight=False, markup=False)
+def _configure_logging(args: argparse.Namespace, console: Console) -> None:
+    from rich.logging import RichHandler
 
-
-def _configure_logging(console: Console) -> None:
     handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
-    logging.getLogger("perfect").setLevel(logging.ERROR if is_other_rank() else logging.INFO)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    only_errors = args.quiet or is_other_rank()
+    usual = logging.ERROR if args.quiet else logging.WARNING
+    logging.basicConfig(level=usual, handlers=[handler], format="%(message)s", force=True)
+    for name in OURS:
+        logging.getLogger(name).setLevel(
+            logging.ERROR if only_errors
+            else logging.DEBUG if args.verbose
+            else logging.INFO if name in TOLD
+            else logging.NOTSET
+        )  # fmt: skip
+    TRACEBACKS.setLevel(logging.DEBUG if args.traceback else logging.INFO)
+    if args.quiet:
+        warnings.simplefilter("ignore")
     # Lightning 2.6 under torch 2.15 warns of its own code, which users cannot change.
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
     # A run may have no hold-out, and --check says so.
     warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """Print the text as it is: brackets in an error are not markup."""
+    console.print(text, style=style, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

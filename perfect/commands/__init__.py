@@ -1,6 +1,6 @@
 """The parts of `perfect-train`: training a run, the check, the plans, the final accuracy.
 
-May import: assembly, callbacks, config, errors, loaders, loaders.cache,
+May import: assembly, callbacks, command_line, config, errors, loaders, loaders.cache,
     loaders.order, loaders.slots, method, offload, offload.memory, offload.sizes,
     report, runs, trainers, trainers.elastic, trainers.elastic.deciding, trainers.elastic.peer,
     trainers.fleet.jobs, trainers.lightning_seams.

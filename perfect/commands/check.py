@@ -1,5 +1,6 @@
 """Says what a configuration would run, without training: `perfect-train --check`."""
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ from perfect.runs.record import RunLog
 from trainers.elastic.peer.elastic_fit import CLOSED_TO_NEWCOMERS
 from trainers.elastic.peer.lane_shares import steps_of_pass
 
+log = logging.getLogger(__name__)
+
 ALIGNED = 64
 """Bytes of gaps in a cached sample, at the most, for a picture and a label."""
 
@@ -47,6 +50,7 @@ ALIGNED = 64
 def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     """Print the phases, memory and plans of a run. Everything is built and one sample is decoded,
     so that errors appear here and not in training."""
+    log.info("looking at the data: %s", config.data.class_path or config.data.root)
     data = build_data(config, prepare=False)
     module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)

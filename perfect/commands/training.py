@@ -1,9 +1,10 @@
-"""Trains one run from YAML to report, alone or as a job of a fleet.
+"""Trains one run from YAML to report, alone, as a peer of a swarm, or as a job of a fleet.
 
 open folder -> build -> fit (resumes from a checkpoint) -> judge -> report
 """
 
-from contextlib import nullcontext
+import logging
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import lightning as L
@@ -11,9 +12,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from loaders import LoaderError
-from offload import OffloadError
+from offload import DeviceLost, OffloadError
 from perfect.assembly import (
     Berth,
+    InSwarm,
     build_data,
     build_module,
     build_phase_switch,
@@ -21,18 +23,80 @@ from perfect.assembly import (
     to_blame,
     watched,
 )
+from perfect.command_line import show_traceback
 from perfect.commands.judge import judge
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import Interrupted, LossNotFinite, PhaseError, RunError
-from perfect.report import write_report
+from perfect.report.report import write_report
 from perfect.report.words import accuracy
 from perfect.runs.folder import RunFolder
+from perfect.runs.kept_runs import held
 from perfect.runs.record import RunLog, describe_run, measured
 from perfect.runs.stall_log import stall_log
 from perfect.runs.stderr_log import gloo_apart
 from perfect.runs.swarm_figures import swarm_table
-from trainers.elastic.errors import ElasticError
+from trainers.elastic.errors import ElasticError, Expelled
 from trainers.fleet.jobs.job_left import JobLeft
+
+log = logging.getLogger(__name__)
+
+MOST_RETURNS = 20
+"""So often an expelled peer joins again."""
+
+
+def train_as_peer(
+    config: RunConfig, folder: RunFolder, console: Console, join: str, name: str
+) -> int:
+    """Train with a swarm to the end of the run. A peer that is expelled comes again."""
+    for _ in range(MOST_RETURNS):
+        try:
+            return train(config, folder, InSwarm(console, folder, join, name))
+        except Expelled as error:
+            _say(console, f"expelled: {error}; this peer joins again")
+    _say(console, f"this peer was expelled {MOST_RETURNS} times, and gives up", style="red")
+    return 1
+
+
+def train(config: RunConfig, folder: RunFolder, berth: Berth) -> int:
+    """Train from the last checkpoint, or from the beginning, to the end of the run."""
+    console, errors = berth.console, Console(stderr=True, soft_wrap=True)
+    errors = errors if console.quiet else console
+    if folder.open(dump_config(config)) == "completed":
+        console.print(f"{folder.path} is complete: see {folder.report}", highlight=False)
+        return 0
+    try:
+        train_run(config, folder, berth)
+    except Interrupted as error:
+        console.print(f"{error}; the same command resumes it", highlight=False)
+        return 130
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the former into the latter
+        _say(console, f"stopped at once; {_how_to_continue(folder)}")
+        return 130
+    except OffloadError as error:
+        show_traceback()
+        _say(errors, str(error), style="red")
+        if isinstance(error, DeviceLost):
+            _say(errors, _how_to_continue(folder))
+        return 1
+    except Expelled:
+        raise
+    except (LossNotFinite, LoaderError, PhaseError, ElasticError) as error:
+        show_traceback()
+        _say(errors, "; ".join([str(error), *getattr(error, "__notes__", [])]), style="red")
+        return 1
+    return 0
+
+
+def _how_to_continue(folder: RunFolder) -> str:
+    """Say what the same command does after an end at once."""
+    step = folder.checkpoint_step()
+    if step is None:
+        return "there is no checkpoint yet: the same command begins anew"
+    return f"the same command resumes from the last checkpoint: {folder.checkpoint}, step {step}"
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    console.print(text, style=style, highlight=False, markup=False)
 
 
 def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
@@ -41,17 +105,18 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     plain = dump_config(config)
     folder.open(plain)
     L.seed_everything(config.seed, verbose=False)
+    log.info("looking at the data: %s", config.data.class_path or config.data.root)
     data = build_data(config)
     module = build_module(config, data.num_classes)
     switch = build_phase_switch(config)
-    log = RunLog(folder.path, berth.clock, own_folder=berth.own_folder)
-    trainer = build_trainer(config, folder.path, switch, log, berth, data)
+    run_log = RunLog(folder.path, berth.clock, own_folder=berth.own_folder)
+    trainer = build_trainer(config, folder.path, switch, run_log, berth, data)
     resumed_step = folder.checkpoint_step()
     ckpt = None if resumed_step is None else berth.begins_with(folder.checkpoint)
     if ckpt is None:
         resumed_step = None
     if resumed_step is not None:
-        log.resume(resumed_step)
+        run_log.resume(resumed_step)
         berth.console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
     folder.begin(plain)
     run = describe_run(
@@ -63,6 +128,8 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     )
     folder.write(run)
     status = "failed"
+    while_here = ExitStack()
+    while_here.enter_context(held(folder.path))
     try:
         loaders: dict[str, Any] = (
             {"datamodule": data.datamodule}
@@ -76,9 +143,10 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         apart = gloo_apart(folder.path / "stderr.log") if in_swarm else nullcontext()
         with watched(trainer), apart:
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
-            run |= measured(switch, log, trainer) | swarm_table(trainer)
+            run |= measured(switch, run_log, trainer) | swarm_table(trainer)
             with switch.averaged(module):
                 trainer.save_checkpoint(folder.final, weights_only=True)
+            log.info("measuring the accuracy of the final weights")
             run |= judge(trainer, module, data, switch)
         status = "completed"
     except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
@@ -96,16 +164,18 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         run["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        log.save()
+        run_log.save()
         if status != "completed":
-            run |= measured(switch, log, trainer) | swarm_table(trainer)
+            run |= measured(switch, run_log, trainer) | swarm_table(trainer)
         folder.write(run | {"status": status})
         _report(folder, run, trainer, berth.console)
         data.close()
+        while_here.close()
 
 
 @rank_zero_only
 def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console: Console) -> None:
+    log.info("drawing the report")
     try:
         stall_log(trainer).draw(folder.path)
         report = write_report(folder.path)

@@ -16,6 +16,7 @@ from perfect.config.grid_schema import FleetConfig, GridSections
 from perfect.config.key_paths import parts_of, why_not
 from perfect.config.point_names import key_names, point_name, unlike
 from perfect.config.schema import RunConfig
+from perfect.config.settings import with_settings
 from perfect.config.yaml_reader import (
     UNREADABLE,
     Document,
@@ -40,9 +41,10 @@ OVERRIDDEN = (
 """A key of the run, the phases' own key that is used in its place, and where its value is."""
 
 
-def read_recipe(path: Path) -> tuple[RunConfig | Grid, Source]:
-    """Return what a file describes, or raise ConfigError with everything that is wrong."""
-    document = read_document(path)
+def read_recipe(path: Path, settings: Sequence[str] = ()) -> tuple[RunConfig | Grid, Source]:
+    """Return what a file describes, with the values of --set, or raise ConfigError with everything
+    that is wrong."""
+    document = with_settings(read_document(path), settings)
     if not {"grid", "fleet"} & document.data.keys():
         return run_of(document)
     return _Reading(document).grid(), document.source

@@ -18,10 +18,10 @@ def parts_of(path: str) -> Parts:
     return tuple(int(part) if part.isdecimal() else part for part in path.split("."))
 
 
-def why_not(path: str, data: Mapping[str, Any]) -> str | None:
+def why_not(path: str, data: Mapping[str, Any], root: type[BaseModel] = RunConfig) -> str | None:
     """Return why no value can be put at this path of a run; None if one can. `data` is the run as
     it is written, which says how long its lists are."""
-    here: list[Any] = [RunConfig]
+    here: list[Any] = [root]
     value: Any = data
     done: list[str] = []
     for part in parts_of(path):
@@ -39,17 +39,19 @@ def why_not(path: str, data: Mapping[str, Any]) -> str | None:
             found = [m for model in models if part in model.model_fields
                      for m in _members(model.model_fields[str(part)].annotation)]  # fmt: skip
             if not found:
-                return _unknown(path, done, models, bool(lists))
+                return _unknown(path, done, models, leaves(root), bool(lists))
             here, value = found, value.get(part) if isinstance(value, dict) else None
         done.append(str(part))
     if any(_is_model(m) for kind in here for m in (kind, *_inner(kind))):
-        inside = [one for one in leaves() if one.startswith(f"{_general(path)}.")]
+        inside = [one for one in leaves(root) if one.startswith(f"{_general(path)}.")]
         inside.sort(key=lambda one: (len(one), one))
         return f"'{path}' holds other keys: give one of them, such as '{inside[0]}'"
     return None
 
 
-def _unknown(path: str, done: Sequence[str], models: Sequence[type[BaseModel]], many: bool) -> str:
+def _unknown(
+    path: str, done: Sequence[str], models: Sequence[type[BaseModel]], keys: set[str], many: bool
+) -> str:
     if many:
         place = ".".join(done)
         return f"unknown key '{path}'; {place} is a list: give a number, such as '{place}.0'"
@@ -59,8 +61,8 @@ def _unknown(path: str, done: Sequence[str], models: Sequence[type[BaseModel]], 
     if near and part != near[0]:
         return f"unknown key '{path}'; did you mean '{'.'.join((*done, near[0], *rest))}'?"
     last = path.rpartition(".")[2]
-    same = sorted(one for one in leaves() if one.rpartition(".")[2] == last)
-    near = same or difflib.get_close_matches(path, sorted(leaves()), n=1)
+    same = sorted(one for one in keys if one.rpartition(".")[2] == last)
+    near = same or difflib.get_close_matches(path, sorted(keys), n=1)
     place = f"in {'.'.join(done)} known: " if done else "known: "
     hint = f"did you mean '{near[0]}'?" if near else f"{place}{', '.join(known) or 'none'}"
     return f"unknown key '{path}'; {hint}"

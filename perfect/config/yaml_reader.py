@@ -30,10 +30,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The line of each key of a file."""
+    """The line of each key of a file, or the option that set it."""
 
     name: str
-    lines: dict[Path_, int]
+    lines: dict[Path_, int | str]
 
     def at(self, path: Path_, reason: str) -> str:
         """Return `file:line: key: reason`. A missing key gets the line of its parent."""
@@ -42,8 +42,10 @@ class Source:
             here = tuple(int(part) if str(part).isdecimal() else part for part in path)
         while here and here not in self.lines:
             here = here[:-1]
-        key = ".".join(str(part) for part in path)
-        where = f"{self.name}:{self.lines.get(here, 1)}"
+        line = self.lines.get(here, 1)
+        where = line if isinstance(line, str) else f"{self.name}:{line}"
+        known = isinstance(line, str) and here == path  # the option names the key already
+        key = "" if known else ".".join(str(part) for part in path)
         return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
 
 
@@ -85,11 +87,16 @@ def read_document(path: Path) -> Document:
         raise ConfigError([f"{path}:{line}: this is not YAML: {reason}"]) from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError([f"{path}:1: the file must have sections: model:, data:, phases:"])
-    lines: dict[Path_, int] = {}
+    lines: dict[Path_, int | str] = {}
     problems: list[str] = []
     source = Source(str(path), lines)
     data = _construct(node, (), lines, source, problems)
     return Document(source, data, tuple(problems))
+
+
+def read_value(text: str) -> Any:
+    """Return the value that a text stands for in a file."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def check_run(data: dict[str, Any], source: Source) -> tuple[RunConfig | None, list[Problem]]:
@@ -135,7 +142,7 @@ _Loader.add_implicit_resolver(
 
 
 def _construct(
-    node: yaml.Node, path: Path_, lines: dict[Path_, int], source: Source, problems: list[str]
+    node: yaml.Node, path: Path_, lines: dict[Path_, int | str], source: Source, problems: list[str]
 ) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):

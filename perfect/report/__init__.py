@@ -7,7 +7,3 @@ Nothing here imports torch or Lightning, so a report can be made on a machine wi
 
 May import: errors.
 """
-
-from perfect.report.report import write_report
-
-__all__ = ["write_report"]

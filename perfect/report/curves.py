@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from perfect.report.metrics import Column
 from perfect.report.panels import BLUE, GREEN, ORANGE, draw_line, panels, put_title, to_svg
@@ -54,6 +53,8 @@ def curve(run: Run, column: str, total: str) -> Curve:
 
 def accuracy_figure(runs: Sequence[Run]) -> str | None:
     """Draw panels side by side with one axis of accuracy. Each has a curve for every run."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     drawn = [[curve(run, column, total) for run in runs] for _, column, total in AXES]
     if not any(len(c.x) or c.end for curves in drawn for c in curves):
         return None

@@ -13,6 +13,8 @@ Margins are the same in every figure, so figures below one another line up. Figu
 are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
 
+from __future__ import annotations  # matplotlib takes a second to import, and --help needs none
+
 import io
 import re
 import warnings
@@ -20,13 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from types import MappingProxyType
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from perfect.report.metrics import Column
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, INK, MUTED, RULE = (
     "#0072B2", "#D55E00", "#009E73", "#1f2933", "#66717e", "#c9d0d8",
@@ -53,6 +55,9 @@ def panels(
     heights: Sequence[float], gap: float = 0.0, top: float = 0.3, columns: int = 1
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Yield a figure in our style, with rows of `columns` panels. Heights are in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     bottom, between = 0.42, 0.22
     height = sum(heights) + gap * (len(heights) - 1) + top + bottom
     width = (WIDTH - MARGIN_LEFT - MARGIN_RIGHT - between * (columns - 1)) / columns
@@ -114,6 +119,8 @@ def say(axes: Axes, x: float, y: float, text: str, offset: tuple[float, float], 
 def to_svg(figure: Figure, title: str) -> str:
     """Return the figure as an <svg> element. It is as wide as its container, has no prologue, has
     no ids in common with another figure on the page, and refers to nothing outside."""
+    import matplotlib
+
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -4,6 +4,7 @@ On a terminal it is a bar that stays in place, and in a swarm a table of the mem
 Elsewhere (a log file, CI) one line is printed at each validation.
 """
 
+import logging
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,8 @@ from perfect.callbacks.train_loaders import decoded_by_all, in_memory
 from perfect.report.words import percent
 from perfect.runs.record import RunLog
 from perfect.runs.swarm_board import swarm_board, swarm_words
+
+log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 0.25
 
@@ -56,7 +59,9 @@ class RunProgress(L.Callback):
         self._shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._shows(trainer) and self._console.is_terminal:
+        if self._shows(trainer) and not self._console.is_terminal:
+            log.info("training %s steps", self._switch.total_steps)
+        elif self._shows(trainer):
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=self._console)
             self._task = self._bar.add_task("", total=self._switch.total_steps)
@@ -98,7 +103,8 @@ class RunProgress(L.Callback):
         self._stop()
 
     def _shows(self, trainer: L.Trainer) -> bool:
-        return self._own_folder or trainer.is_global_zero
+        """Whoever wants only errors sees no progress (`perfect-train -q`)."""
+        return log.isEnabledFor(logging.WARNING) and (self._own_folder or trainer.is_global_zero)
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfect.errors import RunError
-from perfect.report import write_report
+from perfect.report.report import write_report
 from perfect.report.results import read_run
 
 RUN: dict[str, Any] = {

@@ -9,6 +9,7 @@ or, where these have no end, after `MOST` captures. A run with a budget needs it
 something else, and never stops.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from time import monotonic
 
 from offload import CaptureError
 from trainers.offloading.hardware.meter import TimeSpent
+
+log = logging.getLogger(__name__)
 
 LEAST = 8
 """So many captures are nothing to worry about."""
@@ -91,6 +94,7 @@ class CaptureTally:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count the capture that is made in this block."""
+        log.info("capturing and planning a step")
         begun = monotonic()
         yield
         self._recent.append(True)

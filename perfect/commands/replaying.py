@@ -1,0 +1,93 @@
+"""Trains a swarm's run again in one process, from its logs, and compares what it comes to."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from rich.console import Console
+
+from perfect.assembly import (
+    InReplay,
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_trainer,
+)
+from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig
+from perfect.config.yaml_reader import read_config
+from perfect.runs.record import RunLog
+from trainers.elastic.errors import LogDamaged, ReplayDiffers
+
+NEVER = 1 << 60
+"""So many steps no run has."""
+
+
+def replay(runs: Sequence[Path], console: Console) -> str:
+    """Return what is equal. Raise `ReplayDiffers` with the first step that is not."""
+    logs = [log for run in runs for log in _logs_of(run)]
+    config = read_config(runs[0] / "config.yaml")[0]
+    budget = None if config.offload is None else config.offload.budget
+    berth = InReplay(console, logs, budget)
+    steps = berth.replay.history.steps
+    if not steps:
+        raise LogDamaged(
+            f"the logs of {', '.join(map(str, runs))} do not reach back to the first step: give the"
+            " folders of peers that were there, too"
+        )
+    with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
+        module, ended = _train(config, berth, Path(scratch))
+    said = f"equal: {berth.replay.replayed.compared} steps"
+    finals = [run / "final.ckpt" for run in runs if (run / "final.ckpt").exists()]
+    if not ended or not finals:
+        return said
+    for final in finals:
+        _compare(module, final)
+    return f"{said}, and the final weights"
+
+
+def _logs_of(run: Path) -> list[Path]:
+    logs = sorted((run / "elastic").glob("*.jsonl"))
+    if not logs or not (run / "config.yaml").exists():
+        raise LogDamaged(
+            f"{run} is no run folder of a peer: it has no config.yaml with elastic/*.jsonl beside"
+        )
+    return logs
+
+
+def _train(config: RunConfig, berth: InReplay, scratch: Path) -> tuple[L.LightningModule, bool]:
+    """Return the trained module, and whether all phases have ended."""
+    config = config.model_copy(
+        update={"loggers": [], "checkpoint": CheckpointConfig(every_steps=NEVER), "elastic": None}
+    )
+    L.seed_everything(config.seed, verbose=False)
+    data = build_data(config)
+    try:
+        module = build_module(config, data.num_classes)
+        switch = build_phase_switch(config)
+        log = RunLog(scratch, berth.clock)
+        trainer = build_trainer(config, scratch, switch, log, berth, data)
+        if not isinstance(config.switch, PlateauSwitch):
+            trainer.limit_val_batches = 0  # Only a plateau depends on what validation sees.
+        loaders: dict[str, Any] = (
+            {"datamodule": data.datamodule}
+            if data.datamodule is not None
+            else {"train_dataloaders": data.train, "val_dataloaders": data.holdout}
+        )
+        trainer.fit(module, **loaders)
+        with switch.averaged(module):
+            state = {name: value.clone() for name, value in module.state_dict().items()}
+        module.load_state_dict(state)
+        return module, switch.policy.finished
+    finally:
+        data.close()
+
+
+def _compare(module: L.LightningModule, final: Path) -> None:
+    theirs = torch.load(final, map_location="cpu", weights_only=True)["state_dict"]
+    mine = module.state_dict()
+    for name, value in theirs.items():
+        if not torch.equal(value, mine[name].cpu()):
+            raise ReplayDiffers(f"{name} in {final} is not what the replay comes to")

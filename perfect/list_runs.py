@@ -1,0 +1,140 @@
+"""`perfect-runs ls|show|cp|rm`: what has run, where, in which state, how accurately.
+
+    ls [FOLDER ...]     a line for each run and grid below (default: runs)
+    show RUN            all that a run has come to, and its files
+    cp RUN TO           a copy that goes on elsewhere: perfect-train TO/config.yaml --out TO
+    rm RUN ... [--yes]  removes them; it asks before, and leaves what a process trains in
+
+Only records are read, so no torch is imported. Exit codes: 0 done, 2 a folder is none of a run, 130
+Ctrl-C.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfect.command_line import new_parser, run_command
+from perfect.errors import FolderError, PerfectError, RunError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = new_parser("perfect-runs", "List, show, copy and remove what has run.")
+    actions = parser.add_subparsers(metavar="ls|show|cp|rm", required=True)
+    listed = actions.add_parser("ls", help="a line for each run and grid below these folders")
+    listed.add_argument("folders", nargs="*", type=Path, default=[Path("runs")], metavar="FOLDER")
+    listed.set_defaults(act=_list)
+    shown = actions.add_parser("show", help="all that a run has come to")
+    shown.add_argument("folder", type=Path, metavar="RUN")
+    shown.set_defaults(act=_show)
+    copied = actions.add_parser("cp", help="copy a run, which goes on from there")
+    copied.add_argument("folder", type=Path, metavar="RUN")
+    copied.add_argument("to", type=Path, metavar="TO")
+    copied.set_defaults(act=_copy)
+    removed = actions.add_parser("rm", help="remove runs")
+    removed.add_argument("folders", nargs="+", type=Path, metavar="RUN")
+    removed.add_argument("--yes", action="store_true", help="do not ask")
+    removed.set_defaults(act=_remove)
+    return run_command(parser, _act, argv)
+
+
+def _act(args: argparse.Namespace) -> int:
+    try:
+        return args.act(args)
+    except PerfectError as error:
+        sys.stderr.write(f"perfect-runs: {error}\n")
+        return 2
+
+
+def _list(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from perfect.report.words import DASH, duration, percent
+    from perfect.runs.kept_runs import kept_below
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("run", "state", "steps", "accuracy", "time"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    for folder in (kept for root in args.folders for kept in kept_below(root)):
+        state, record = _state_of(folder)
+        seconds = record.get("wall_seconds")
+        table.add_row(
+            str(folder),
+            state,
+            str(record.get("steps", DASH)),
+            percent(record.get("accuracy")),
+            DASH if seconds is None else duration(seconds),
+        )
+    if not table.row_count:
+        where = ", ".join(map(str, args.folders))
+        raise FolderError(f"there is no run in {where}: give the folder that holds your runs")
+    console = Console()
+    console.width = console.width if console.is_terminal else max(console.width, 160)
+    console.print(table)
+    return 0
+
+
+def _state_of(folder: Path) -> tuple[str, dict[str, object]]:
+    """Return a run's state in a word, and its record. A run that says that it is running, and whose
+    process is gone, was killed."""
+    from perfect.report.results import read_run
+    from perfect.runs.kept_runs import is_held
+
+    if (folder / "grid.yaml").is_file():
+        return "a grid, running" if is_held(folder) else "a grid", {}
+    if not (folder / "run.json").is_file():
+        return "running" if is_held(folder) else "not begun", {}
+    try:
+        record = dict(read_run(folder).record)
+    except RunError as error:
+        return str(error), {}
+    killed = record["status"] == "running" and not is_held(folder)
+    return "killed" if killed else record["status"], record
+
+
+def _show(args: argparse.Namespace) -> int:
+    from perfect.report.results import read_run
+
+    folder = args.folder
+    record = dict(read_run(folder).record)
+    said = {"folder": folder, "state": _state_of(folder)[0]}
+    told = ("seed", "accuracy", "accuracy_on", "perplexity", "best_accuracy", "steps",
+            "wall_seconds", "decoded_samples", "served_samples", "error")  # fmt: skip
+    said |= {key: record[key] for key in told if record.get(key) is not None}
+    said |= {f"phase {row['name']}": f"steps {row['first_step']} to {row['last_step']}"
+             for row in record.get("phases", [])}  # fmt: skip
+    said["files"] = ", ".join(sorted(path.name for path in folder.iterdir()))
+    for name, value in said.items():
+        sys.stdout.write(f"{name.replace('_', ' '):16} {value}\n")
+    return 0
+
+
+def _copy(args: argparse.Namespace) -> int:
+    from perfect.runs.kept_runs import copy_kept
+
+    copy_kept(args.folder, args.to)
+    kind = "grid.yaml" if (args.to / "grid.yaml").is_file() else "config.yaml"
+    sys.stdout.write(f"it goes on with: perfect-train {args.to / kind} --out {args.to}\n")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    from perfect.runs.kept_runs import check_removable
+
+    for folder in args.folders:
+        check_removable(folder)
+    if not args.yes:
+        if not sys.stdin.isatty():
+            raise FolderError("rm asks before it removes, and nobody can answer here: give --yes")
+        asked = input(f"remove {', '.join(map(str, args.folders))}? [y/N] ")
+        if asked.strip().lower() not in ("y", "yes"):
+            return 0
+    for folder in args.folders:
+        shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The folders of runs and grids as `perfect-runs` and the options --resume and --fresh handle them.
+
+A process that trains in a folder holds it: the system frees that at the process's end, however it
+comes. Nothing here imports torch.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfect.errors import FolderError
+
+KINDS = ("config.yaml", "grid.yaml")
+"""One of these makes a folder that of a run, or of a grid."""
+GOES_ON = ("last.ckpt", "final.ckpt", "journal.jsonl", "elastic")
+"""From one of these a run goes on, or is seen to be complete."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder during this block. Other ranks of a run need not."""
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a lock of the folder; None if another process has one, or the system has none."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened
+
+
+def is_kept(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in KINDS)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process trains in this folder now."""
+    lock = _lock(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is None and sys.platform != "win32"
+
+
+def kept_below(root: Path) -> Iterator[Path]:
+    """Yield the folders of runs and grids at `root` and below; a grid's jobs come after it."""
+    if is_kept(root):
+        yield root
+    if (root / "config.yaml").is_file() or not root.is_dir():
+        return
+    for entry in sorted(root.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from kept_below(entry)
+
+
+def check_resumable(folder: Path) -> None:
+    """Raise `FolderError` if there is nothing in the folder to go on from."""
+    if not (is_kept(folder) and any((folder / name).exists() for name in GOES_ON)):
+        raise FolderError(
+            f"--resume: {folder} holds no run with a checkpoint: leave out --resume to begin one"
+        )
+
+
+def put_aside(folder: Path) -> Path | None:
+    """Rename the folder of a run, and return its new name; None if there was no run."""
+    if not is_kept(folder):
+        return None
+    _check_not_held(folder)
+    numbers = (n for n in range(1, sys.maxsize))
+    old = next(
+        path for n in numbers if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists()
+    )
+    folder.rename(old)
+    return old
+
+
+def copy_kept(folder: Path, to: Path) -> None:
+    """Copy the folder of a run to a new place, whole or not at all."""
+    _check_kept(folder)
+    _check_not_held(folder)
+    if to.exists():
+        raise FolderError(f"{to} exists: give a place where nothing is")
+    part = to.with_name(f"{to.name}.part")
+    try:
+        shutil.copytree(folder, part, symlinks=True)
+        part.rename(to)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise FolderError(f"{to} could not be written: {error}") from error
+
+
+def check_removable(folder: Path) -> None:
+    _check_kept(folder)
+    _check_not_held(folder)
+
+
+def _check_kept(folder: Path) -> None:
+    if not is_kept(folder):
+        what = "holds no run" if folder.is_dir() else "is no folder"
+        raise FolderError(f"{folder} {what}: perfect-runs ls lists those that there are")
+
+
+def _check_not_held(folder: Path) -> None:
+    if is_held(folder):
+        raise FolderError(f"a process trains in {folder}: end it first, with Ctrl-C")

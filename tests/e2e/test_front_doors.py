@@ -1,0 +1,164 @@
+"""How every command begins: what it says before anything heavy is imported, and what it refuses."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import perfect
+from perfect import anchor, compare, list_runs, replay, train
+from perfect.command_line import importing
+from perfect.runs.kept_runs import held
+
+Recipe = dict[str, Any]
+Train = Callable[..., tuple[int, Path]]
+
+LIGHT = """
+import contextlib, importlib, io, sys
+bad = sys.argv[1]
+calls = [(name, ["--help"]) for name in ("train", "compare", "anchor", "replay", "list_runs")]
+calls += [(name, ["--no-such-option"]) for name, _ in calls]
+calls += [("train", ["--version"]), ("train", ["--print-completion", "bash"]), ("train", [bad]),
+          ("train", [bad, "--set", "loader.batchsize=3"]), ("list_runs", ["ls", sys.argv[2]])]
+for name, options in calls:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = importlib.import_module(f"perfect.{name}").main(options)
+        except SystemExit as left:
+            code = left.code
+    heavy = {"torch", "lightning", "matplotlib"} & sys.modules.keys()
+    print(name, *options[:1], code, *heavy)
+"""
+
+
+def test_no_command_imports_torch_for_its_help_an_option_or_a_wrong_yaml(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("model: {name: resnet8}\ndata: {nam: cifar10}\nphases: []\n")
+    script = [sys.executable, "-c", LIGHT, str(bad), str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=100, check=True)
+    names = ("train", "compare", "anchor", "replay", "list_runs")
+    assert done.stdout.splitlines() == [
+        *(f"{name} --help 0" for name in names),
+        *(f"{name} --no-such-option 2" for name in names),
+        "train --version 0",
+        "train --print-completion 0",
+        *[f"train {bad} 2"] * 2,
+        "list_runs ls 2",
+    ]
+
+
+def test_python_m_perfect_lists_every_command() -> None:
+    command = [sys.executable, "-m", "perfect"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    for name in ("train", "runs", "compare", "anchor", "replay"):
+        assert f"\nperfect-{name}" in f"\n{said}"
+
+
+@pytest.mark.parametrize("command", [train, compare, anchor, replay, list_runs])
+def test_every_command_says_its_version(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.split()[1] == perfect.__version__
+
+
+def test_ctrl_c_is_one_line_also_while_libraries_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_run", interrupted)
+    assert train.main(["run.yaml"]) == 130
+    assert capsys.readouterr().err == "perfect-train: stopped by Ctrl-C\n"
+    left: list[int] = []
+    monkeypatch.setattr("os._exit", left.append)
+    with importing():
+        signal.raise_signal(signal.SIGINT)
+    assert left == [130]
+    assert capsys.readouterr().err == "stopped by Ctrl-C before anything began\n"
+
+
+# ---- perfect-train ------------------------------------------------------------------------------
+
+
+def test_values_of_set_are_checked_and_kept_and_what_is_wrong_names_the_option(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["--set", "loader.batchsize=3", "--set", "loader.batch_size=x", "--set", "seed"]
+    assert train(recipe, *wrong)[0] == 2
+    said = capfd.readouterr().err.splitlines()
+    assert "--set loader.batch_size=x: must be a valid integer, not 'x'" in said
+    assert any("--set loader.batchsize=3: unknown key" in line for line in said)
+    assert any("--set seed: give a key and its value" in line for line in said)
+    given = ["--set", "loader.batch_size=10", "--set", "phases.0.passes=1", "--quiet"]
+    code, folder = train(recipe, *given)
+    assert code == 0
+    assert "importing" not in capfd.readouterr().err
+    kept = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (kept["loader"]["batch_size"], kept["phases"][0]["passes"]) == (10, 1)
+    assert train(recipe)[0] == 2
+    assert "loader.batch_size is 10 there, 8 here" in capfd.readouterr().err
+    assert train(recipe, *given, "--resume")[0] == 0
+
+
+def test_set_of_a_key_that_a_grid_sweeps_is_refused(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe |= {"grid": {"optimizer.lr": [0.1, 0.2]}, "fleet": {}}
+    options = ["--set", "optimizer.lr=1.0", "--set", "fleet.quantum=none"]
+    assert train(recipe, *options)[0] == 2
+    said = capfd.readouterr().err
+    assert "--set optimizer.lr=1.0: has no effect, as grid gives optimizer.lr its values" in said
+    assert "--set fleet.quantum=none: must be a valid integer" in said
+
+
+def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(recipe, "--resume")[0] == 2
+    assert "holds no run with a checkpoint" in capfd.readouterr().err
+    recipe["phases"] = [{"name": "only", "steps": 2}]
+    del recipe["ema"]
+    _, folder = train(recipe)
+    before = (folder / "run.json").read_bytes()
+    with held(folder):
+        assert train(recipe, "--fresh")[0] == 2
+        assert "a process trains in" in capfd.readouterr().err
+    assert train(recipe, "--fresh")[0] == 0
+    assert (folder.with_name("run.old-1") / "run.json").read_bytes() == before
+    # ---- perfect-runs, on the two folders
+    root = folder.parent
+    assert list_runs.main(["ls", str(root)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [str(folder), "completed", "2"],
+        [str(root / "run.old-1"), "completed", "2"],
+    ]
+    assert list_runs.main(["show", str(folder)]) == 0
+    assert "state            completed" in capfd.readouterr().out
+    assert list_runs.main(["cp", str(folder), str(root / "copy")]) == 0
+    assert (root / "copy" / "final.ckpt").exists()
+    assert list_runs.main(["cp", str(folder), str(root / "copy")]) == 2
+    assert list_runs.main(["rm", str(root)]) == 2
+    assert "holds no run" in capfd.readouterr().err
+    assert list_runs.main(["rm", str(root / "copy")]) == 2  # nobody can answer here
+    with held(root / "copy"):
+        assert list_runs.main(["rm", "--yes", str(root / "copy")]) == 2
+    assert list_runs.main(["rm", "--yes", str(root / "copy")]) == 0
+    assert not (root / "copy").exists() and folder.exists()
+
+
+def test_traceback_shows_where_an_error_came_from(
+    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe["loader"]["batch_size"] = 4000
+    assert train(recipe, "--check")[0] == 2
+    assert "Traceback" not in capfd.readouterr().err
+    assert train(recipe, "--check", "--traceback")[0] == 2
+    assert "build_data" in capfd.readouterr().err
