@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from perfect.command_line import new_parser, run_command
 from perfect.errors import FolderError, PerfectError, RunError
@@ -76,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _state_of(folder: Path) -> tuple[str, dict[str, object]]:
+def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return a run's state in a word, and its record. A run that says that it is running, and whose
     process is gone, was killed."""
     from perfect.report.results import read_run
