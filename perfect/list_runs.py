@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _act(args: argparse.Namespace) -> int:
     try:
         return args.act(args)
+    except RunError as error:
+        sys.stderr.write(f"perfect-runs: {args.folder}: {error}\n")
+        return 2
     except PerfectError as error:
         sys.stderr.write(f"perfect-runs: {error}\n")
         return 2

@@ -141,6 +141,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
         )
         in_swarm = config.elastic is not None
         apart = gloo_apart(folder.path / "stderr.log") if in_swarm else nullcontext()
+        log.info("training begins: the first batch is decoded")
         with watched(trainer), apart:
             trainer.fit(module, **loaders, ckpt_path=ckpt, weights_only=True)
             run |= measured(switch, run_log, trainer) | swarm_table(trainer)

@@ -77,7 +77,9 @@ def read_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError(
+            [f"{path}: cannot be read: {getattr(error, 'strerror', error)}"]
+        ) from error
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:

@@ -59,9 +59,7 @@ class RunProgress(L.Callback):
         self._shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._shows(trainer) and not self._console.is_terminal:
-            log.info("training %s steps", self._switch.total_steps)
-        elif self._shows(trainer):
+        if self._shows(trainer) and self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, console=self._console)
             self._task = self._bar.add_task("", total=self._switch.total_steps)
