@@ -48,8 +48,8 @@ def say_size(nbytes: int) -> str:
 
 
 def size_to_give(nbytes: int) -> str:
-    """Return the least size with a unit that is enough, as a user would write it: `6MiB`."""
-    unit = "MiB" if nbytes >= 1 << 20 else "KiB"
+    """Return the least size with a unit that is enough, as a user would write it: `60MiB`."""
+    unit = "MiB" if nbytes >= 16 << 20 else "KiB"  # at most 6 % more than is needed
     return f"{-(-nbytes // _bytes_of(unit))}{unit}"
 
 

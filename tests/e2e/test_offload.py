@@ -277,7 +277,7 @@ def test_larger_batches_of_a_later_phase_are_refused_before_the_run(
 ) -> None:
     phased["phases"][1]["batch_size"] = 8
     train(within("20KiB", phased), "--check")
-    found = re.search(r"raise the budget to (\d+KiB)", capfd.readouterr().err)
+    found = re.search(r"raise the budget to (\d+[KM]iB)", capfd.readouterr().err)
     assert found is not None
     assert train(within(found[1], phased), "--check")[0] == 0
     phased["phases"][1]["batch_size"] = 48
