@@ -11,7 +11,6 @@ import pytest
 
 from perfect.compare import ABREAST, main
 from perfect.report.curves import line_style
-from perfect.report.measures import differences
 
 BASE: dict[str, Any] = {
     "status": "completed", "seed": 0, "accuracy": 0.91, "accuracy_on": "test", "steps": 1200,
@@ -105,13 +104,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 FIGURES = {
     "Accuracy": ["91.00 %", "90.50 %"],
-    "Wall time": ["100 s", "50 s"],
+    "Wall time": ["100.0 s", "50.0 s"],
     "Speed-up": ["1.00×", "2.00×"],  # noqa: RUF001
     "Decodes": ["24,000", "14,400"],
     "Decodes saved": ["0.0 %", "40.0 %"],
     "Fresh passes": ["24", "14.4"],
     "Served": ["24,000", "24,000"],
-    "Stall": ["40 s", "2 s"],
+    "Stall": ["40.0 s", "2.0 s"],
     "Stall share": ["40.0 %", "4.0 %"],
     "Steps": ["1200", "1200"],
     "Peak lr": ["0.25", "0.25"],
@@ -140,8 +139,8 @@ def test_the_terminal_shows_the_same_figures_and_then_the_path(
     assert lines[-1] == str(Path(two[0]).parent / "compare.html")
 
 
-def test_the_headline_holds_the_last_run_against_the_first(two: list[str]) -> None:
-    said = '"reuse" against "plain": 90.5 % accuracy against 91.0 %, 2.00× as fast, 40.0 % fewer'  # noqa: RUF001
+def test_the_headline_holds_each_run_against_the_one_without_reuse(two: list[str]) -> None:
+    said = '"reuse" against "plain": 90.50 % accuracy against 91.00 %, 2.00× as fast, 40.0 % fewer'  # noqa: RUF001
     assert said in compared(*two).text
 
 
@@ -157,12 +156,24 @@ def test_the_best_figures_are_bold_and_a_tie_is_not(two: list[str], tmp_path: Pa
     assert page.bold == ["Accuracy", "Wall time", "Speed-up", "Decodes", "Decodes saved",
                          "Fresh passes", "Stall", "Stall share"]  # fmt: skip
     text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
-    assert "<b>91.00 %</b>" in text and "<b>50 s</b>" in text
+    assert "<b>91.00 %</b>" in text and "<b>50.0 s</b>" in text
 
 
-def test_the_order_of_the_folders_decides_what_a_speed_up_is_against(two: list[str]) -> None:
+def test_speed_ups_are_against_the_first_run_without_reuse_or_the_one_that_is_named(
+    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = compared(*two[::-1])
-    assert page.row("Speed-up") == ["1.00×", "0.50×"]  # noqa: RUF001
+    assert page.row("Speed-up") == ["2.00×", "1.00×"]  # noqa: RUF001
+    assert "in wall time, against plain, which is without reuse." in page.text
+    for named in ("reuse", two[1]):
+        page = compared(*two, "--baseline", named)
+        assert page.row("Speed-up") == ["0.50×", "1.00×"]  # noqa: RUF001
+        assert '"plain" against "reuse": 91.00 % accuracy against 90.50 %' in page.text
+    capsys.readouterr()
+    [said] = refused(capsys, *two, "--baseline", "none")
+    assert said == "compare: --baseline none: is none of the runs; give one of plain, reuse"
+    again = str(make_run(tmp_path / "runs/again", **REUSE, steps=1200))
+    assert "against reuse." in compared(two[1], again).text
 
 
 def test_figures_that_a_run_lacks_are_dashes(tmp_path: Path) -> None:
@@ -178,7 +189,7 @@ def test_more_runs_than_fit_abreast_become_rows(tmp_path: Path) -> None:
     folders = [str(make_run(tmp_path / f"r{i}")) for i in range(ABREAST + 1)]
     page = compared(*folders)
     assert page.rows[0] == ["", *FIGURES]
-    assert page.row("r5")[:2] == ["91.00 %", "100 s"]
+    assert page.row("r5")[:2] == ["91.00 %", "100.0 s"]
     assert compared(*folders[:ABREAST]).rows[0] == ["", *(f"r{i}" for i in range(ABREAST))]
 
 
@@ -196,10 +207,10 @@ def test_a_running_run_is_included_marked_and_wins_nothing(
     young = {"status": "running", "wall_seconds": 1.0, "stall_seconds": 0.0, "accuracy": None}
     page = compared(*two, str(make_run(tmp_path / "runs/young", **young)))
     assert page.rows[0] == ["", "plain", "reuse", "young (running)"]
-    assert page.row("Wall time") == ["100 s", "50 s", "1 s"]
+    assert page.row("Wall time") == ["100.0 s", "50.0 s", "1.0 s"]
     assert page.row("Speed-up")[2] == page.row("Accuracy")[2] == "\N{EN DASH}"
     text = (tmp_path / "runs/compare.html").read_text(encoding="utf-8")
-    assert "<b>50 s</b>" in text and "<b>1 s</b>" not in text
+    assert "<b>50.0 s</b>" in text and "<b>1.0 s</b>" not in text
     said = "These are still running, with figures so far: young (running)."
     assert said in page.text and said in capsys.readouterr().out
 
@@ -229,13 +240,8 @@ def test_runs_that_do_not_compare_fairly_are_told(
 def test_only_keys_that_differ_are_shown(two: list[str]) -> None:
     page = compared(*two)
     assert page.row("phases[0].reuse") == ["1", "3"]
-    assert page.row("phases[1].reuse") == ["\N{EN DASH}", "1"]
+    assert page.row("phases[1]") == ["\N{EN DASH}", "{reuse: 1}"]
     assert "batch_size" not in page.text
-
-
-def test_differences_tell_a_missing_key_from_null_and_true_from_one() -> None:
-    found = differences([{"a": None, "b": True, "c": [1, 2]}, {"b": 1, "c": [1, 2]}])
-    assert found == [("a", ["null", "\N{EN DASH}"]), ("b", ["true", "1"])]
 
 
 # ---- curves -------------------------------------------------------------------------------------

@@ -135,10 +135,10 @@ def test_the_page_says_who_is_best_who_waited_and_what_failed(tmp_path: Path) ->
     }
     dash = "\N{EN DASH}"
     assert told["a"] == {
-        "Trains": "5 s", "Is built and planned": "2 s", "Waits for its turn": "1 s",
-        "Waits at a rung": "2 s", "Waits to be started": dash,
+        "Trains": "5.0 s", "Is built and planned": "2.0 s", "Waits for its turn": "1.0 s",
+        "Waits at a rung": "2.0 s", "Waits to be started": dash,
     }  # fmt: skip
-    assert told["All jobs"]["Trains"] == "7 s"
+    assert told["All jobs"]["Trains"] == "7.0 s"
     assert "Jobs had the devices for 100.0 % of the time." in text
 
 

@@ -105,14 +105,14 @@ def check(at: float, accuracy: float | None, fired: bool = False) -> dict[str, A
 
 def test_the_summary_says_accuracy_decodes_saved_and_waiting(tmp_path: Path) -> None:
     assert sentence(tmp_path) == (
-        "91.2 % test accuracy after 1200 steps; 14.4 fresh passes decoded for 24 served: 40 % fewer"
-        " decodes; 3.1 s of 70 s waiting for decoding."
+        "91.23 % test accuracy after 1200 steps; 14.4 fresh passes decoded for 24 served: 40.0 %"
+        " fewer decodes; 3.1 s of 70 s waiting for decoding."
     )
 
 
 def test_decodes_made_again_after_a_resume_are_told(tmp_path: Path) -> None:
     said = sentence(tmp_path, extra_decodes=2400)
-    assert "(and 2400 samples decoded again) for 24 served: 30 % fewer decodes" in said
+    assert "(and 2400 samples decoded again) for 24 served: 30.0 % fewer decodes" in said
 
 
 def test_a_run_without_reuse_claims_no_saving(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_key_figures_and_the_table_of_decodes_agree_with_run_json(tmp_path: 
     assert "91.23 %" in text and "92.00 %" in text and "4.4 %" in text
     assert "Decoded for a first serve 14,400 14.4 60.0 %" in text
     assert "Saved 9600 9.6 40.0 %" in text
-    assert "The reuse buffer took 3 MiB" in text
+    assert "The reuse buffer took 3.0 MiB" in text
 
 
 def test_phases_are_listed_with_steps_rates_and_reasons(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_sections_come_in_the_order_in_which_a_reader_asks(tmp_path: Path) -> No
 
 def test_accuracy_on_the_hold_out_is_not_called_test_accuracy(tmp_path: Path) -> None:
     page = report(make_run(tmp_path, accuracy_on="holdout"))
-    assert "91.2 % hold-out accuracy" in summary(read_run(tmp_path))
+    assert "91.23 % hold-out accuracy" in summary(read_run(tmp_path))
     assert "test, final weights" not in page
     assert "test, final weights" in report(make_run(tmp_path, accuracy_on="test"))
 
@@ -302,7 +302,7 @@ def test_without_validation_the_loss_stands_alone(tmp_path: Path) -> None:
 def test_an_interrupted_run_tells_its_best_accuracy_and_how_to_go_on(tmp_path: Path) -> None:
     changes = {"status": "interrupted", "accuracy": None, "accuracy_on": None, "resumed_at": [7]}
     text = Page(report(make_run(tmp_path, **changes))).text
-    assert "Interrupted: 92.0 % best hold-out accuracy in 1200 steps" in text
+    assert "Interrupted: 92.00 % best hold-out accuracy in 1200 steps" in text
     said = "The run was interrupted after 1200 steps. The same command resumes it."
     assert f"{said} It was resumed at step 7." in text
 

@@ -102,9 +102,9 @@ def test_both_stalls_stand_side_by_side_for_every_phase_and_the_whole_run(tmp_pa
     head = next(row for row in found.rows if "Waiting for transfers" in row)
     assert head[2:5] == ["Kernels", "Waiting for transfers", "Waiting for input"]
     # Of 50, 40 and 10 s; what is in no part is the rest.
-    assert found.row("whole run")[1:] == ["50 s", "50.0 %", "20.0 %", "6.0 %", "8.0 %", "16.0 %"]
-    assert found.row("pretrain")[1:] == ["40 s", "50.0 %", "20.0 %", "5.0 %", "10.0 %", "15.0 %"]
-    assert found.row("finetune")[1:] == ["10 s", "50.0 %", "20.0 %", "10.0 %", "0.0 %", "20.0 %"]
+    assert found.row("whole run")[1:] == ["50.0 s", "50.0 %", "20.0 %", "6.0 %", "8.0 %", "16.0 %"]
+    assert found.row("pretrain")[1:] == ["40.0 s", "50.0 %", "20.0 %", "5.0 %", "10.0 %", "15.0 %"]
+    assert found.row("finetune")[1:] == ["10.0 s", "50.0 %", "20.0 %", "10.0 %", "0.0 %", "20.0 %"]
 
 
 def test_one_phase_is_the_whole_run(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_what_is_not_known_is_a_dash(tmp_path: Path) -> None:
     found = Page(page(make_run(tmp_path, {"runs": 1, "plans": [bare], "phases": phases})))
     assert found.row("pretrain") == [
         "pretrain",
-        "3 s",
+        "3.0 s",
         "0.0 %",
         "0.0 %",
         "0.0 %",
@@ -313,7 +313,13 @@ def test_a_step_takes_so_many_of_the_unit_that_fits(seconds: float | None, said:
 
 @pytest.mark.parametrize(
     ("nbytes", "said"),
-    [(None, DASH), (0, "0 B"), (1023, "1023 B"), (2**20, "1.0 MiB"), (3 * 2**30, "3.0 GiB")],
+    [
+        (None, DASH),
+        (0, "0.0 MiB"),
+        (1023, "0.00098 MiB"),
+        (2**20, "1.0 MiB"),
+        (3 << 30, "3,072.0 MiB"),
+    ],
 )
-def test_bytes_are_told_in_the_unit_that_fits(nbytes: float | None, said: str) -> None:
+def test_bytes_are_told_in_one_unit(nbytes: float | None, said: str) -> None:
     assert size(nbytes) == said
