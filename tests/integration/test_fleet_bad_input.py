@@ -206,7 +206,7 @@ class Nameless:
         {"stop": Nameless()}, {"hours": 0}, {"hours": -1.0}, {"hours": math.nan}, {"hours": "2"},
         {"hours": math.inf}, {"hours": True},
     ],
-    ids=str,
+    ids=" ".join,
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused_by_name(
     given: dict[str, Any], tmp_path: Path
