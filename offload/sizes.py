@@ -47,6 +47,14 @@ def say_size(nbytes: int) -> str:
     return f"{size:.1f} {UNITS[unit]}" if unit else f"{nbytes} B"
 
 
+def say_count(count: int, noun: str) -> str:
+    """Return the number with its noun: `1 task`, `1,200 copies`."""
+    if count == 1:
+        return f"1 {noun}"
+    many = f"{noun[:-1]}ie" if noun.endswith("y") else noun
+    return f"{count:,} {many}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
 def size_to_give(nbytes: int) -> str:
     """Return the least size with a unit that is enough, as a user would write it: `60MiB`."""
     unit = "MiB" if nbytes >= 16 << 20 else "KiB"  # at most 6 % more than is needed

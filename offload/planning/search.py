@@ -30,6 +30,7 @@ from offload.planning.resident_plan import without_copies
 from offload.planning.simulator import least_seconds, simulate
 from offload.planning.victims import NEVER
 from offload.planning.wanted import FoundPlan, Wanted, walked
+from offload.sizes import say_count
 
 HOST_SLACK = (1.0, 1.1, 1.3, 2.0)
 """Limits of the host arena to try, as multiples of what a plan takes without a limit."""
@@ -177,7 +178,11 @@ class _Search:
             if self._enough(graph):
                 return
             policy = replace(self._best.policy, ahead=ahead, evict_ahead=evict, drop_ahead=drop)
-            self._try(f"{ahead} tasks ahead, {evict} with eviction, {drop} dropping", policy, graph)
+            self._try(
+                f"{say_count(ahead, 'task')} ahead, {evict} with eviction, {drop} dropping",
+                policy,
+                graph,
+            )
 
     def _enough(self, graph: TaskGraph) -> bool:
         """Whether the graph was tried and no plan of it, or of one that recomputes more, is
@@ -288,5 +293,5 @@ class _Search:
 
 def _in_words(share: float, policy: Policy) -> str:
     ahead = {"dropping": policy.drop_ahead, "evicting": policy.evict_ahead}
-    words = [f"{how} {tasks} tasks ahead" for how, tasks in ahead.items() if tasks]
+    words = [f"{how} {say_count(tasks, 'task')} ahead" for how, tasks in ahead.items() if tasks]
     return ", ".join([f"{share:.0%} of the room resident", *words])

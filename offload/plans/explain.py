@@ -27,7 +27,7 @@ from offload.planning.refusal import smallest_budget
 from offload.planning.wanted import peak_bytes
 from offload.plans.facts import PlanFacts
 from offload.plans.role_table import role_table
-from offload.sizes import say_size
+from offload.sizes import say_count, say_size
 
 WIDTH, LABEL = 100, 12
 MOST_NOTES = 5
@@ -84,7 +84,8 @@ def _counts(plan: PlanFacts) -> str:
     copies = sum(node.kind != TASK for node in nodes)
     edges = sum(len(node.deps) for node in nodes)
     parts = ", ".join(f"{count:,} {phase}" for phase, count in phases.items())
-    return f"{len(plan.graph.tasks):,} tasks ({parts}), {copies:,} copies, {edges:,} edges"
+    tasks = say_count(len(plan.graph.tasks), "task")
+    return f"{tasks} ({parts}), {say_count(copies, 'copy')}, {say_count(edges, 'edge')}"
 
 
 def _devices(plan: PlanFacts) -> list[tuple[str, str]]:
@@ -193,7 +194,7 @@ def _moves(plan: PlanFacts) -> list[tuple[str, str]]:
 def _copies(amount: Amount) -> str:
     if not amount.count:
         return "nothing"
-    return f"{say_size(amount.nbytes)} in {amount.count:,} copies"
+    return f"{say_size(amount.nbytes)} in {say_count(amount.count, 'copy')}"
 
 
 def _recomputed(plan: PlanFacts) -> str:
@@ -202,7 +203,7 @@ def _recomputed(plan: PlanFacts) -> str:
         return "nothing" if plan.recompute else "nothing: plan(recompute=False)"
     names = ", ".join(again.tasks[:MOST_NAMES])
     return (
-        f"{len(again.tasks):,} tasks, {say_seconds(again.seconds)} more,"
+        f"{say_count(len(again.tasks), 'task')}, {say_seconds(again.seconds)} more,"
         f" {say_size(again.nbytes)} less to keep: {names}"
         f"{', ...' if len(again.tasks) > MOST_NAMES else ''}"
     )
@@ -263,7 +264,8 @@ def _averaged(plan: PlanFacts) -> list[tuple[str, str]]:
         return []
     size = say_size(sum(task.traffic for task in sums))
     rate = say_size(int(plan.costs.ranks))
-    return [("ranks", f"{size} of gradients averaged in {len(sums)} buckets, taken to be {rate}/s")]
+    buckets = say_count(len(sums), "bucket")
+    return [("ranks", f"{size} of gradients averaged in {buckets}, taken to be {rate}/s")]
 
 
 def _waiting(plan: PlanFacts) -> list[tuple[str, str]]:
@@ -316,8 +318,9 @@ def _chosen(plan: PlanFacts) -> str:
         return f"{tried[0]}: there was nothing to choose"
     failed = sum(line.endswith("does not fit") for line in tried)
     by = "by an earlier start of this run: " if plan.found.known else ""
+    unfit = f" ({failed} did not fit)" if failed else ""
     return (
-        f"{by}the fastest of {len(tried)} plans{f' ({failed} did not fit)' if failed else ''}:"
-        f" {policy.ahead} tasks placed ahead, {policy.drop_ahead} where others are dropped for"
-        f" them, {policy.evict_ahead} where others must go"
+        f"{by}the fastest of {say_count(len(tried), 'plan')}{unfit}:"
+        f" {say_count(policy.ahead, 'task')} placed ahead, {policy.drop_ahead} where others are"
+        f" dropped for them, {policy.evict_ahead} where others must go"
     )

@@ -27,6 +27,9 @@ from offload.planning.account import (
 from offload.plans.facts import PlanFacts
 from offload.sizes import say_size
 
+HEAD = ("", "all", "resident", "streamed", "at the peak", "offloaded", "reloaded")
+USUAL = (16, 16, 16, 16, 13, 11, 11)
+
 
 def role_table(plan: PlanFacts) -> tuple[list[str], list[tuple[str, str]]]:
     """The lines of the table, and facts that say what its columns mean."""
@@ -39,23 +42,27 @@ def role_table(plan: PlanFacts) -> tuple[list[str], list[tuple[str, str]]]:
     copied = moved(memgraph, OFFLOAD), moved(memgraph, RELOAD)
     device, use = _fullest(plan)
     peak = {role: Amount(0, int(use.by_role[role][use.fullest])) for role in ROLES}
-    lines = [
-        f"{'':16}{'all':>16}{'resident':>16}{'streamed':>16}"
-        f"{'at the peak':>13}{'offloaded':>11}{'reloaded':>11}"
-    ]
+    rows: list[Sequence[str]] = [HEAD]
     for role in ROLES:
         cells = [_cell(column.get(role)) for column in counted]
         sizes = [_size(column.get(role)) for column in (peak, *copied)]
         if any(cells) or any(sizes):
-            lines.append(_row(NAMES[role], cells, sizes))
-    sums = ["", *(_cell(total(column)) for column in counted[1:])]
-    lines.append(_row("together", sums, [_size(total(c)) for c in (peak, *copied)]))
-    return lines, _legend(plan, device, use)
+            rows.append((NAMES[role], *cells, *sizes))
+    sums = (_cell(total(column)) for column in counted[1:])
+    rows.append(("together", "", *sums, *(_size(total(c)) for c in (peak, *copied))))
+    return aligned(rows), _legend(plan, device, use)
 
 
-def _row(name: str, cells: Sequence[str], sizes: Sequence[str]) -> str:
-    line = f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells)
-    return (line + f"{sizes[0]:>13}{sizes[1]:>11}{sizes[2]:>11}").rstrip()
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines. A column has its usual width, or that of its longest cell and the
+    two spaces before it."""
+    longest = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    widths = [max(pair) for pair in zip(USUAL, longest, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append(f"{name:<{widths[0]}}{line}".rstrip())
+    return lines
 
 
 def _legend(plan: PlanFacts, device: int, use: Usage) -> list[tuple[str, str]]:

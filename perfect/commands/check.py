@@ -17,7 +17,7 @@ from loaders.slots.slab import Slab
 from offload import OffloadError
 from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
-from offload.sizes import say_size
+from offload.sizes import say_count, say_size
 from perfect.assembly import (
     Alone,
     build_data,
@@ -176,7 +176,7 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
     """Say how much memory samples take in the buffer and in the cache, by decoding one of them."""
     sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
     whole = sample * batch * loader.buffer_batches
-    batches = f"({loader.buffer_batches} batches of at most {batch})"
+    batches = f"({say_count(loader.buffer_batches, 'batch')} of at most {batch})"
     if in_memory(loader):
         yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
@@ -228,6 +228,6 @@ def _measured(config: RunConfig, out: Path) -> dict[str, Any]:
 def _time(config: RunConfig, out: Path, steps: int) -> str:
     if run := _measured(config, out):
         seconds = run["wall_seconds"] / run["steps"] * steps
-        of = f"as measured over {count(run['steps'])} steps in {out}"
+        of = f"as measured over {say_count(run['steps'], 'step')} in {out}"
         return f"time about {duration(seconds)}, {of}"
     return f"time unknown: no step has run in {out} yet"

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from rich.console import Console
 
+from offload.sizes import say_count
 from perfect.assembly import (
     InReplay,
     build_data,
@@ -39,7 +40,7 @@ def replay(runs: Sequence[Path], console: Console) -> str:
         )
     with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
         module, ended = _train(config, berth, Path(scratch))
-    said = f"equal: {berth.replay.replayed.compared} steps"
+    said = f"equal: {say_count(berth.replay.replayed.compared, 'step')}"
     finals = [run / "final.ckpt" for run in runs if (run / "final.ckpt").exists()]
     if not ended or not finals:
         return said

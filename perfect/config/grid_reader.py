@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from offload.sizes import say_count
 from perfect.config.grid import Axis, Grid, Point, length_of, paths_of, placed
 from perfect.config.grid_schema import FleetConfig, GridSections
 from perfect.config.key_paths import parts_of, why_not
@@ -224,8 +225,8 @@ class _Reading:
         lengths = [length for point in points if (length := length_of(point.config)) is not None]
         if fleet.stop is not None and lengths and fleet.stop.first >= min(lengths):
             why = (
-                f"is {fleet.stop.first}, but the shortest job has {min(lengths)} steps, so it would"
-                " never be judged: lower it"
+                f"is {fleet.stop.first}, but the shortest job has"
+                f" {say_count(min(lengths), 'step')}, so it would never be judged: lower it"
             )
             self._add([(("fleet", "stop", "first"), why)])
 

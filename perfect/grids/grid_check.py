@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.sizes import say_size
+from offload.sizes import say_count, say_size
 from perfect.config.grid import Grid
 from perfect.errors import BuildError
 from perfect.grids.equal_steps import equal_steps, plans_of
@@ -86,6 +86,6 @@ def _check_first(grid: Grid, jobs: Mapping[str, JobState]) -> None:
     if stop is not None and lengths and stop.first >= min(lengths):
         raise BuildError(
             "fleet.stop.first",
-            f"is {stop.first}, but the shortest job has {min(lengths)} steps, so it would never be"
-            " judged: lower it",
+            f"is {stop.first}, but the shortest job has {say_count(min(lengths), 'step')}, so it"
+            " would never be judged: lower it",
         )

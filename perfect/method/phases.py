@@ -254,7 +254,9 @@ class PhasePolicy:
 
 
 def _length(phase: Phase) -> str:
-    return f"{phase.passes} passes" if phase.passes is not None else f"{phase.steps} steps"
+    if phase.passes is not None:
+        return f"{phase.passes} pass{'es' * (phase.passes != 1)}"
+    return f"{phase.steps} step{'s' * (phase.steps != 1)}"
 
 
 def _check_plateau(phases: Sequence[Phase]) -> list[str]:

@@ -74,9 +74,8 @@ def summary(fleet: FleetRecord) -> str:
     rest = len(fleet.jobs) - sum(counts.values())
     told = [f"{number} {state}" for state, number in counts.items() if number]
     told += [f"{rest} not at their end"] if rest else []
-    jobs = f"{len(fleet.jobs)} job{'s' * (len(fleet.jobs) != 1)} ({', '.join(told)})"
-    devices = len(fleet.devices)
-    took = f"{duration(fleet.seconds)} on {devices} device{'s' * (devices != 1)}"
+    jobs = f"{words.counted(len(fleet.jobs), 'job')} ({', '.join(told)})"
+    took = f"{duration(fleet.seconds)} on {words.counted(len(fleet.devices), 'device')}"
     best = fleet.best
     if best is None:
         return f"{jobs} in {took}. No job has finished with a {fleet.metric}."
@@ -98,7 +97,8 @@ def _judged(job: JobRecord) -> list[str]:
 
 def _alerts(fleet: FleetRecord) -> str:
     said = [
-        f"{job.name} failed after {count(job.step)} steps: {job.why or 'no reason is known'}"
+        f"{job.name} failed after {words.counted(job.step, 'step')}:"
+        f" {job.why or 'no reason is known'}"
         for job in fleet.jobs
         if job.state == "failed"
     ]

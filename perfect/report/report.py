@@ -70,7 +70,7 @@ def write_report(run_dir: Path) -> Path:
 
 def summary(run: Run) -> str:
     """Return the run in one sentence."""
-    steps = f"{count(run.number('steps') or 0)} steps"
+    steps = words.counted(run.number("steps") or 0, "step")
     accuracy, best = run.number("accuracy"), run.number("best_accuracy")
     if accuracy is not None:
         said = f"{words.accuracy(accuracy)} {_accuracy_on(run)} after {steps}"
@@ -116,13 +116,14 @@ def _perplexity_on(run: Run) -> str:
 
 
 def _alerts(run: Run) -> str:
-    steps, error = count(run.number("steps") or 0), run.record.get("error")
+    done, error = run.number("steps") or 0, run.record.get("error")
+    steps = words.counted(done, "step")
     text = {
         "completed": "",
-        "running": f"This run is still going, at step {steps}; the figures are those so far.",
-        "interrupted": f"The run was interrupted after {steps} steps. The same command resumes it.",
-        "stopped": f"The run was stopped after {steps} steps: other jobs of its grid were better.",
-        "failed": f"The run failed after {steps} steps.",
+        "running": f"This run is still going, at step {count(done)}; the figures are those so far.",
+        "interrupted": f"The run was interrupted after {steps}. The same command resumes it.",
+        "stopped": f"The run was stopped after {steps}: other jobs of its grid were better.",
+        "failed": f"The run failed after {steps}.",
     }[run.status]
     text = "\n".join(str(part) for part in (text, error) if part)
     resumed = ", ".join(map(str, run.record.get("resumed_at") or ()))

@@ -52,8 +52,7 @@ def _lead(found: Row, generations: Sequence[Row]) -> str:
     most = max(len(row["members"]) for row in generations)
     return (
         f"A step was dealt in {found.get('lanes')} lanes to {most} or fewer peers. This peer began"
-        f" {how}, and saw {count(len(generations))}"
-        f" generation{'s' if len(generations) > 1 else ''}."
+        f" {how}, and saw {words.counted(len(generations), 'generation')}."
     )
 
 
@@ -113,7 +112,7 @@ def _gaps(gaps: Sequence[Row], phases: Sequence[Row]) -> str:
         return note("No generation ended unplanned, so there were no gaps.")
     median, longest, whole = _waited(gaps)
     told = note(
-        f"{count(len(gaps))} generation{'s' if len(gaps) > 1 else ''} ended unplanned. Until the"
+        f"{words.counted(len(gaps), 'generation')} ended unplanned. Until the"
         f" next one had begun this peer waited {median} (median), {longest} at most, {whole} in"
         " all. No step was lost."
     )

@@ -28,6 +28,11 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}" if abs(number) >= 10_000 else f"{number:.0f}"
 
 
+def counted(number: float, noun: str) -> str:
+    """Return the number with its noun, which is regular: `1 step`, `1200 steps`."""
+    return f"{count(number)} {noun}{'s' if number != 1 else ''}"
+
+
 def passes(number: float | None) -> str:
     if number is None:
         return DASH

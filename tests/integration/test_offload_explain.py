@@ -1,5 +1,6 @@
 """The table before the run: every number in it, counted a second time here."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from offload.planning.recompute import recomputed
 from offload.planning.wanted import peak_bytes
 from offload.plans.explain import WIDTH, explain
 from offload.plans.plan import Plan, plan
+from offload.plans.role_table import aligned
 from offload.sizes import say_size
 
 KIB = 1024
@@ -71,6 +73,14 @@ def planned(graph: TaskGraph, share: float | None = None, **more: object) -> Pla
 
 def line(text: str, label: str) -> str:
     return next(each for each in text.splitlines() if each.startswith(label))
+
+
+def test_columns_of_the_table_keep_apart_whatever_is_in_them() -> None:
+    usual = [("", "all", "b", "c", "d", "e", "f"), ("inputs", "5 1.0 MiB", *[""] * 5)]
+    assert aligned(usual)[1] == f"{'inputs':16}{'5 1.0 MiB':>16}"
+    cells = ["123,456,789 1023.9 MiB"] * 3 + ["1023.9 MiB"] * 3
+    [*_, last] = aligned([*usual, ("a role with a long name", *cells)])
+    assert re.split(r"\s{2,}", last) == ["a role with a long name", *cells]
 
 
 def row(text: str, role: str) -> dict[str, str]:
@@ -175,7 +185,7 @@ def test_what_is_recomputed_is_named_and_counted() -> None:
     costs = Costs(launch=1e-3)
     made = replace(planned(again, 0.6, costs=costs, recompute=False), source=graph)
     said = line(explain(made), "recomputed")
-    assert said == "recomputed  1 tasks, 1.01 ms more, 64.0 KiB less to keep: f0"
+    assert said == "recomputed  1 task, 1.01 ms more, 64.0 KiB less to keep: f0"
     assert line(planned(layers()).explain(), "recomputed") == "recomputed  nothing"
 
 

@@ -66,7 +66,7 @@ def test_equal_jobs_and_nodes_are_dealt_in_their_order_and_loads_count() -> None
 @pytest.mark.parametrize(
     ("work", "speeds", "says"),
     [
-        ({"a": 1.0}, {}, "no node for 1 jobs"),
+        ({"a": 1.0}, {}, "no node for 1 job"),
         ({"a": -1.0}, {"n": 1.0}, "job a was given work=-1.0"),
         ({"a": math.nan}, {"n": 1.0}, "job a was given work=nan"),
         ({"a": math.inf}, {"n": 1.0}, "job a was given work=inf"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offload.sizes import parse_size, say_size
+from offload.sizes import parse_size, say_count, say_size
 from perfect.config.grid_reader import read_recipe
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.yaml_reader import read_config
@@ -272,3 +272,11 @@ def write_golden() -> None:
 
 if __name__ == "__main__":
     write_golden()
+
+
+def test_a_number_agrees_with_its_noun() -> None:
+    nouns = ("task", "copy", "batch", "pass")
+    assert [say_count(1, noun) for noun in nouns] == ["1 task", "1 copy", "1 batch", "1 pass"]
+    assert [say_count(2000, noun) for noun in nouns] == [
+        "2,000 tasks", "2,000 copies", "2,000 batches", "2,000 passes"
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ started again from an older snapshot, is compared with what it reported first.
 import math
 from dataclasses import replace
 
+from offload.sizes import say_count
 from trainers.fleet.deciding.admission import never_fits
 from trainers.fleet.deciding.awaiting import had_turn
 from trainers.fleet.deciding.events import (
@@ -284,8 +285,7 @@ def _restarted(state: FleetState) -> FleetState:
         if job.ending in ("stopped", "failed"):
             jobs.append(_left(state, job))
         else:
-            jobs.append(
-                _parked(job, f"starts again; it had done {job.step} steps" if job.step else "")
-            )
+            done = f"starts again; it had done {say_count(job.step, 'step')}"
+            jobs.append(_parked(job, done if job.step else ""))
     free = (None,) * state.settings.devices
     return replace(state.put(*jobs), busy=free, last=free, queue=(), passers=(), interrupted="")
