@@ -158,12 +158,9 @@ def _refuse(console: Console, problems: list[str]) -> int:
 
 
 def _configure_logging(args: argparse.Namespace, console: Console) -> None:
-    from rich.logging import RichHandler
-
-    handler = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
     only_errors = args.quiet or is_other_rank()
     usual = logging.ERROR if args.quiet else logging.WARNING
-    logging.basicConfig(level=usual, handlers=[handler], format="%(message)s", force=True)
+    logging.basicConfig(level=usual, handlers=[_Lines(console)], format="%(message)s", force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(
             logging.ERROR if only_errors
@@ -178,6 +175,17 @@ def _configure_logging(args: argparse.Namespace, console: Console) -> None:
     warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`")
     # A run may have no hold-out, and --check says so.
     warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
+
+
+class _Lines(logging.Handler):
+    """Prints what is logged. A line is as long as its text: a path in it can be copied."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self._console, self.format(record).lstrip("\n"))
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
