@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from slow_tests import SlowTests
+from support.warm_python import WarmPython
 
 HERE = Path(__file__).parent
 SMOKE = (
@@ -118,6 +119,18 @@ def heard_ctrl_c() -> None:
     children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Processes of Python that tests start are forked from one that has imported torch."""
+    with WarmPython() as warm:
+        yield warm
+
+
+@pytest.fixture(autouse=True)
+def cold_if_marked(request: pytest.FixtureRequest, warm_python: WarmPython) -> None:
+    warm_python.cold = request.node.get_closest_marker("cold") is not None
 
 
 @pytest.fixture(autouse=True)

@@ -236,6 +236,7 @@ def test_what_an_anchor_cannot_be_started_with_is_told(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.cold
 def test_an_anchor_needs_neither_torch_nor_lightning() -> None:
     script = "import sys, perfect.anchor; print({'torch', 'lightning', 'numpy'} & {*sys.modules})"
     done = subprocess.run(

@@ -15,6 +15,8 @@ from perfect import anchor, compare, list_runs, replay, train
 from perfect.command_line import importing
 from perfect.runs.kept_runs import held
 
+pytestmark = pytest.mark.cold
+
 Recipe = dict[str, Any]
 Train = Callable[..., tuple[int, Path]]
 

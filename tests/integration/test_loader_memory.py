@@ -15,6 +15,8 @@ from loaders.errors import BufferTooSmall
 from loaders.pipeline import AHEAD, HELD
 from loaders.pixels.augmentation import Chain, RandomResizedCrop
 
+pytestmark = pytest.mark.cold
+
 PICTURE = 3 * 8 * 8
 LABEL = 8
 SAMPLE = PICTURE + LABEL

@@ -15,6 +15,8 @@ from offload.graph.taskgraph import HOST
 from offload.memory.homes import resident_bytes
 from offload.memory.host_needs import needs, swap_seconds
 
+pytestmark = pytest.mark.cold
+
 HERE = Path(__file__).parent
 SLACK = 6 << 20
 """Python's objects, and pages that begin before the bytes that count."""
