@@ -173,7 +173,7 @@ def test_the_promised_scripts_are_shown_and_installed() -> None:
     assert set(scripts) == {
         "perfect-anchor", "perfect-compare", "perfect-replay", "perfect-runs", "perfect-train",
     }  # fmt: skip
-    assert all(any(script in text(page) for page in PAGES) for script in scripts)
+    assert all(script in text(ROOT / "README.md") for script in scripts)
     assert "python -m loaders.convert" in text(ROOT / "docs" / "backends.md")
 
 
