@@ -1,14 +1,7 @@
 """`ReuseLoader`: decode a sample once, serve it `reuse` times. This is what a training loop sees.
 
-One `iter()` is one pass: every sample of the rank's share is decoded once and served `reuse` times,
-in an order that is a function of (seed, pass, rank) and of nothing else.
-
-    ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms the batch
-                       -> workers augment it straight out of the slots (seed, pass, id, serve)
-
-The state is a few integers: which pass, and how many batches of it were served. The order is pure,
-and a pass can be entered at any batch of it: what was alive in the buffer is decoded again. Neither
-pixels nor ids are saved.
+ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms the batch
+                   -> workers augment it straight out of the slots (seed, pass, id, serve)
 """
 
 import copy
@@ -21,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.utils.data import DataLoader
 
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
@@ -66,11 +60,26 @@ log = logging.getLogger(__name__)
 
 
 class ReuseLoader:
-    """A drop-in for a `DataLoader` over a map-style data set whose decoding is the bottleneck."""
+    """A drop-in for a `DataLoader` over a map-style data set whose decoding is the bottleneck.
+
+        with ReuseLoader(dataset, batch_size=64, reuse=3, augment=Flip()) as loader:
+            for images, labels in loader:  # a pass: each sample is decoded once, and served thrice
+                ...
+
+    A pass takes the place of `reuse` epochs. The order and what `augment` draws are functions of
+    (seed, pass, rank) and of nothing else.
+
+    dataset   map-style, with len() and [i], or a stream, or a path of either
+    augment   augment(images, draws) on a batch [N, C, H, W], or augment(image) on each, at every
+              serve; `reaugment=False` repeats the first serve's draws. All share those of `once`
+
+    set_reuse() takes effect from the next pass on; state_dict() may be taken in the middle of one:
+    what was alive in the buffer is decoded again. docs/reference/loader.md describes all arguments.
+    """
 
     def __init__(
         self,
-        dataset: Any,  # map-style, with len() and [i], or a stream; a path of either
+        dataset: Any,
         batch_size: int = 128,
         reuse: int | Literal["auto"] = 3,
         buffer_batches: int = 3,
@@ -106,9 +115,6 @@ class ReuseLoader:
         worker_init_fn: Callable[[int], object] | None = None,
         samples_per_pass: int | None = None,
     ) -> None:
-        """docs/reference/loader.md describes all arguments. At every serve `augment(images, draws)`
-        runs on a batch [N, C, H, W], or `augment(image)` on each; `reaugment=False` repeats the
-        first serve's draws. All serves share those of `once`, which runs after decoding."""
         order = OrderOptions(
             mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes, samples_per_pass
         )
@@ -147,10 +153,7 @@ class ReuseLoader:
 
     @classmethod
     def from_dataloader(
-        cls,
-        loader: torch.utils.data.DataLoader[Any],
-        reuse: int | Literal["auto"] = 3,
-        **changes: Any,
+        cls, loader: DataLoader[Any], reuse: int | Literal["auto"] = 3, **changes: Any
     ) -> "ReuseLoader":
         """Serve what `loader` serves, with its batch size, workers, sampler and collate function.
         `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
@@ -161,6 +164,13 @@ class ReuseLoader:
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        kind, serving = type(self.dataset).__name__, self.position.next
+        return (
+            f"ReuseLoader({kind}, batch_size={serving.batch_size}, reuse={serving.reuse},"
+            f" mode={self.mode!r}, workers={self.workers}, seed={self.seed})"
+        )
 
     def __len__(self) -> int:
         """The number of batches in the pass that the next iter() starts or continues."""
@@ -346,14 +356,9 @@ class ReuseLoader:
     def _look_ahead(self, run: PassRun) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
         serving = self.position.running
-        if (
-            self._following is None
-            and run.pool.all_taken
-            and self.order.foreseen
-            and run.whole
-            and self.batch_size == serving.batch_size
-            and self.setup.opened.decoded is None
-        ):
+        free = self._following is None and run.pool.all_taken and run.whole
+        known = self.order.foreseen and self.batch_size == serving.batch_size
+        if free and known and self.setup.opened.decoded is None:
             self._following = self.order.of_pass(self.position.pass_index + 1)
             assert self._pipeline is not None
             self._pipeline.follow(self._following, serving.reuse)
@@ -364,16 +369,19 @@ class ReuseLoader:
         self.run = None
         self.position.end()
         if self._tuner:
-            self._take_over(self._tuner.reuse or self.reuse)
+            # Ranks must serve alike: all take the largest choice.
+            reuse = self.order.ranks.largest(self._tuner.reuse or self.reuse)
+            if reuse != self.reuse:
+                log.info("reuse %d from this pass on, it was %d", reuse, self.reuse)
+            self.position.next = replace(self.position.next, reuse=reuse)
 
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""
         run, self.run = self.run, None
-        if run is None or self._pipeline is None:
-            return
-        self._pipeline.stop()
-        self._count_extra(run.extra_decodes())
-        self._drop_following()
+        if run is not None and self._pipeline is not None:
+            self._pipeline.stop()
+            self._count_extra(run.extra_decodes())
+            self._drop_following()
 
     def _drop_following(self) -> None:
         following, self._following = self._following, None
@@ -381,15 +389,6 @@ class ReuseLoader:
 
     def _count_extra(self, decodes: int) -> None:
         self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
-
-    def _take_over(self, tuned: int) -> None:
-        """Serve with the tuner's choice. Ranks must serve alike: all take the largest."""
-        reuse = self.order.ranks.largest(tuned)
-        if reuse != self.reuse:
-            log.info("reuse %d from this pass on, it was %d", reuse, self.reuse)
-        self.position.next = replace(self.position.next, reuse=reuse)
-
-    # ---- the pipeline ---------------------------------------------------------------------------
 
     def pipeline_of_this_process(self) -> Pipeline:
         pipeline = self._pipeline

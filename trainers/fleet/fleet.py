@@ -54,7 +54,17 @@ OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 
 
 class Fleet:
-    """Add jobs, then call `fit`. A folder with a journal is gone on with."""
+    """Add jobs, then call `fit`. A folder with a journal is gone on with.
+
+        fleet = Fleet(stop=Halving("train_loss", first=2), folder=folder)
+        for lr in (0.1, 0.01, 0.001):
+            fleet.add(f"lr={lr}", partial(Net, lr), train=loader, trainer={"max_epochs": 2}, seed=0)
+        result = fleet.fit()
+        print(result.best)
+
+    explain() says what it would take, add() and stop() may be called while it runs, and the same
+    program goes on after Ctrl-C or kill -9. A job's bits are those that it would have alone.
+    """
 
     def __init__(
         self,
@@ -115,6 +125,13 @@ class Fleet:
         self._ended = False
         self._told_end: list[OnEnd] = []
         """Who is told of jobs that have ended."""
+
+    def __repr__(self) -> str:
+        options, devices = self._options, ", ".join(map(str, self.devices))
+        return (
+            f"Fleet({len(self._jobs)} jobs on {devices}, budget={options.budget!r},"
+            f" stop={options.stop!r}, metric={self.metric!r}, folder={str(self.folder)!r})"
+        )
 
     # ---- jobs ------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from trainers.one_device import OneDeviceStrategy
 class OffloadStrategy(ManualFit, OneDeviceStrategy):
     """Plans and offloads the steps of one device, which `Trainer(accelerator=, devices=)` names.
 
-        trainer = L.Trainer(strategy=OffloadStrategy(budget="8GiB"), accelerator="gpu", devices=1)
+        strategy = OffloadStrategy(budget="8GiB")
+        trainer = L.Trainer(strategy=strategy, accelerator="auto", devices=1, max_epochs=3)
         trainer.fit(module, train_loader)
 
     The losses are those of plain Lightning, bit for bit. What does not fit waits in host memory.
