@@ -15,9 +15,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-SHELLS = ("bash", "zsh", "tcsh")
+import shtab
+
+from perfect.version import own_version
+
 TRACEBACKS = logging.getLogger("perfect.tracebacks")
 """--traceback lets this be seen."""
 
@@ -25,13 +27,8 @@ TRACEBACKS = logging.getLogger("perfect.tracebacks")
 def new_parser(name: str, about: str) -> argparse.ArgumentParser:
     """Return the parser of a command, with the options that every command has."""
     parser = argparse.ArgumentParser(prog=name, description=about)
-    parser.add_argument("--version", action=_Version, help="print the version, and exit")
-    parser.add_argument(
-        "--print-completion",
-        action=_Completion,
-        choices=SHELLS,
-        help="print what makes this shell complete the options, and exit",
-    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
+    shtab.add_argument_to(parser, "--print-completion")
     return parser
 
 
@@ -72,26 +69,3 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     sys.stderr.write("stopped by Ctrl-C before anything began\n")
     sys.stderr.flush()
     os._exit(130)
-
-
-class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(nargs=0, **given)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from perfect.version import own_version
-
-        sys.stdout.write(f"{parser.prog} {own_version()}\n")
-        parser.exit()
-
-
-class _Completion(argparse.Action):
-    """Prints the shell's completion of a command, made by `shtab`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, *__: Any) -> None:
-        import shtab
-
-        sys.stdout.write(shtab.complete(parser, shell) + "\n")
-        parser.exit()

@@ -43,11 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _act(args: argparse.Namespace) -> int:
     try:
         return args.act(args)
-    except RunError as error:
-        sys.stderr.write(f"perfect-runs: {args.folder}: {error}\n")
-        return 2
     except PerfectError as error:
-        sys.stderr.write(f"perfect-runs: {error}\n")
+        of = f"{args.folder}: " if isinstance(error, RunError) else ""
+        sys.stderr.write(f"perfect-runs: {of}{error}\n")
         return 2
 
 
@@ -125,10 +123,10 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from perfect.runs.kept_runs import check_removable
+    from perfect.runs.kept_runs import check_idle
 
     for folder in args.folders:
-        check_removable(folder)
+        check_idle(folder)
     if not args.yes:
         if not sys.stdin.isatty():
             raise FolderError("rm asks before it removes, and nobody can answer here: give --yes")

@@ -29,11 +29,14 @@ from perfect.grids.grid_results import (
 from perfect.grids.grid_search import fit_of
 from perfect.grids.timeline import Timeline
 from perfect.report.fleet_page import write_fleet_page
+from perfect.runs.kept_runs import held
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.keeping.board import Board
 from trainers.fleet.keeping.fleet_result import said_left
+
+log = logging.getLogger(__name__)
 
 
 def run_grid(grid: Grid, out: Path, console: Console) -> int:
@@ -41,9 +44,11 @@ def run_grid(grid: Grid, out: Path, console: Console) -> int:
     widen(console)
     folder = GridFolder(out)
     folder.open(grid)
-    with ExitStack() as stack:
+    hushed = not log.isEnabledFor(logging.WARNING)  # perfect-train -q
+    with held(out), ExitStack() as stack:
         timeline = Timeline(folder.timeline)
-        board = Board(console, grid.fleet.metric)
+        shown = Console(quiet=True, force_terminal=False) if hushed else console
+        board = Board(shown, grid.fleet.metric)
 
         def watch(state: FleetState, event: Event) -> None:
             timeline.see(state, event)

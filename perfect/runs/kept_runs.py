@@ -20,29 +20,23 @@ GOES_ON = ("last.ckpt", "final.ckpt", "journal.jsonl", "elastic")
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the folder during this block. Other ranks of a run need not."""
-    lock = _lock(folder)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Return a lock of the folder; None if another process has one, or the system has none."""
-    if sys.platform == "win32":
-        return None
+def held(folder: Path) -> Iterator[bool]:
+    """Hold the folder during this block. False: another process holds it already."""
+    if sys.platform == "win32":  # where nothing is held
+        yield True
+        return
     import fcntl
 
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
     except OSError:
+        free = False
+    try:
+        yield free
+    finally:
         os.close(opened)
-        return None
-    return opened
 
 
 def is_kept(folder: Path) -> bool:
@@ -51,10 +45,8 @@ def is_kept(folder: Path) -> bool:
 
 def is_held(folder: Path) -> bool:
     """Whether a process trains in this folder now."""
-    lock = _lock(folder)
-    if lock is not None:
-        os.close(lock)
-    return lock is None and sys.platform != "win32"
+    with held(folder) as free:
+        return not free
 
 
 def kept_below(root: Path) -> Iterator[Path]:
@@ -80,19 +72,16 @@ def put_aside(folder: Path) -> Path | None:
     """Rename the folder of a run, and return its new name; None if there was no run."""
     if not is_kept(folder):
         return None
-    _check_not_held(folder)
-    numbers = (n for n in range(1, sys.maxsize))
-    old = next(
-        path for n in numbers if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists()
-    )
-    folder.rename(old)
-    return old
+    check_idle(folder)
+    number = 1
+    while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    return folder.rename(old)
 
 
 def copy_kept(folder: Path, to: Path) -> None:
     """Copy the folder of a run to a new place, whole or not at all."""
-    _check_kept(folder)
-    _check_not_held(folder)
+    check_idle(folder)
     if to.exists():
         raise FolderError(f"{to} exists: give a place where nothing is")
     part = to.with_name(f"{to.name}.part")
@@ -104,17 +93,10 @@ def copy_kept(folder: Path, to: Path) -> None:
         raise FolderError(f"{to} could not be written: {error}") from error
 
 
-def check_removable(folder: Path) -> None:
-    _check_kept(folder)
-    _check_not_held(folder)
-
-
-def _check_kept(folder: Path) -> None:
+def check_idle(folder: Path) -> None:
+    """Raise `FolderError` if the folder holds no run, or a process trains in it."""
     if not is_kept(folder):
         what = "holds no run" if folder.is_dir() else "is no folder"
         raise FolderError(f"{folder} {what}: perfect-runs ls lists those that there are")
-
-
-def _check_not_held(folder: Path) -> None:
     if is_held(folder):
         raise FolderError(f"a process trains in {folder}: end it first, with Ctrl-C")

@@ -1,19 +1,30 @@
 """How every command begins: what it says before anything heavy is imported, and what it refuses."""
 
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
 import yaml
 
 import perfect
-from perfect import anchor, compare, list_runs, replay, train
+from loaders import ReuseLoader
+from loaders.augment import Flip
+from perfect import OffloadStrategy, anchor, compare, list_runs, replay, train
 from perfect.command_line import importing
-from perfect.runs.kept_runs import held
+from perfect.errors import FolderError
+from perfect.grids import grid_run
+from perfect.grids.grid_search import fit_of
+from perfect.runs.kept_runs import held, put_aside
+from trainers.fleet import Fleet, Halving
 
 pytestmark = pytest.mark.cold
 
@@ -156,6 +167,30 @@ def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
     assert not (root / "copy").exists() and folder.exists()
 
 
+def test_a_running_grid_is_held_and_quiet_hides_its_board(
+    train: Train, recipe: Recipe, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe["phases"] = [{"name": "only", "steps": 2}]
+    del recipe["ema"]
+    recipe |= {"grid": {"seed": [1, 2]}, "fleet": {}}
+    seen: list[int] = []
+
+    def looked_at(*given: Any) -> Any:
+        for act in (["ls"], ["rm", "--yes"]):
+            seen.append(list_runs.main([*act, str(tmp_path / "run")]))
+        with pytest.raises(FolderError, match="a process trains in"):
+            put_aside(tmp_path / "run")
+        return fit_of(*given)
+
+    monkeypatch.setattr(grid_run, "fit_of", looked_at)
+    assert train(recipe, "--quiet")[0] == 0
+    said = capfd.readouterr()
+    assert seen == [0, 2]
+    assert "a grid, running" in said.out
+    assert said.err.count("seed=1") == 1  # in the table of results
+    assert list_runs.main(["rm", "--yes", str(tmp_path / "run")]) == 0
+
+
 def test_traceback_shows_where_an_error_came_from(
     train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,3 +199,50 @@ def test_traceback_shows_where_an_error_came_from(
     assert "Traceback" not in capfd.readouterr().err
     assert train(recipe, "--check", "--traceback")[0] == 2
     assert "build_data" in capfd.readouterr().err
+
+
+# ---- help() and repr() --------------------------------------------------------------------------
+
+
+class Net(L.LightningModule):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.lr, self.layer = lr, torch.nn.Linear(12, 2)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_examples_of_help_run_and_a_repr_says_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = torch.rand(8, 3, 2, 2)
+    dataset: Any = [(picture.numpy(), number % 2) for number, picture in enumerate(pictures)]
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+    given: dict[str, Any] = globals() | {
+        "dataset": dataset, "loader": loader, "train_loader": loader, "module": Net(),
+        "folder": tmp_path / "fleet", "partial": partial, "Halving": Halving, "Flip": Flip,
+    }  # fmt: skip
+    ran: dict[type, dict[str, Any]] = {}
+    for kind in (ReuseLoader, OffloadStrategy, Fleet):
+        found = re.search(r"\n\n((?: {8}.*\n)+)", kind.__doc__ or "")
+        assert found, kind
+        exec(textwrap.dedent(found[1]), ran.setdefault(kind, dict(given)))
+    assert ran[ReuseLoader]["images"].shape == (8, 3, 2, 2)
+    assert ran[OffloadStrategy]["trainer"].global_step == 6
+    jobs = ran[Fleet]["result"].jobs.values()
+    assert sorted(job.state for job in jobs) == ["finished", "stopped", "stopped"]
+    with ReuseLoader(dataset, batch_size=4, workers=1) as made:
+        assert repr(made) == (
+            "ReuseLoader(list, batch_size=4, reuse=3, mode='rolling', workers=1, seed=0)"
+        )
+    assert repr(OffloadStrategy(budget="8GiB")).startswith("OffloadStrategy(budget='8GiB', host_b")
+    said = repr(ran[Fleet]["fleet"])
+    assert said.startswith("Fleet(3 jobs on cpu, budget=None, stop=Halving(metric='train_loss'")
