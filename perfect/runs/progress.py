@@ -1,10 +1,11 @@
 """Shows the progress of a run in one line: step, phase, loss, accuracy, stall, decode rate.
 
-On a terminal it is a bar that stays in place, and in a swarm a table of the members below it.
-Elsewhere (a log file, CI) one line is printed at each validation.
+On a terminal it is a bar that stays in place, and in a swarm a table of the members below it; the
+test set has a bar of its own. Elsewhere (a log file, CI) one line is printed at each validation.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -59,11 +60,7 @@ class RunProgress(L.Callback):
         self._shown = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._shows(trainer) and self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=self._console)
-            self._task = self._bar.add_task("", total=self._switch.total_steps)
-            self._bar.start()
+        self._start(trainer, "", self._switch.total_steps)
 
     def on_train_batch_end(
         self,
@@ -92,6 +89,16 @@ class RunProgress(L.Callback):
         if self._bar is None and self._shows(trainer) and not trainer.enable_validation:
             self._console.print(self._whole_line(trainer), highlight=False)
 
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        batches = sum(trainer.num_test_batches)
+        self._start(trainer, "test set", batches if math.isfinite(batches) else None)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
+    ) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._stop()
 
@@ -103,6 +110,14 @@ class RunProgress(L.Callback):
     def _shows(self, trainer: L.Trainer) -> bool:
         """Whoever wants only errors sees no progress (`perfect-train -q`)."""
         return log.isEnabledFor(logging.WARNING) and (self._own_folder or trainer.is_global_zero)
+
+    def _start(self, trainer: L.Trainer, what: str, length: float | None) -> None:
+        """Show a bar, if there is a terminal to show it on."""
+        if self._shows(trainer) and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=self._console)
+            self._task = self._bar.add_task(what, total=length)
+            self._bar.start()
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -132,13 +132,19 @@ def test_set_of_a_key_that_a_grid_sweeps_is_refused(
 
 
 def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
-    train: Train, recipe: Recipe, capfd: pytest.CaptureFixture[str]
+    train: Train,
+    recipe: Recipe,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert train(recipe, "--resume")[0] == 2
     assert "holds no run with a checkpoint" in capfd.readouterr().err
     recipe["phases"] = [{"name": "only", "steps": 2}]
     del recipe["ema"]
-    _, folder = train(recipe)
+    with monkeypatch.context() as a_terminal:
+        a_terminal.setenv("FORCE_COLOR", "1")  # rich takes it for one
+        _, folder = train(recipe)
+    assert re.search("test set.*━", capfd.readouterr().err), "the test set has a bar"
     before = (folder / "run.json").read_bytes()
     with held(folder):
         assert train(recipe, "--fresh")[0] == 2
