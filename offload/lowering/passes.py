@@ -2,15 +2,11 @@
 
     dead -> counters -> sums -> split -> early -> buckets -> pointwise -> checks -> planner
 
-These passes keep every bit of the step's results. `chunked_loss` does not: it runs only for those
-who name it in `also`, and `explain()` says so. The search for a plan chooses where updates run
+These passes keep every bit of the step's results. The search for a plan chooses where updates run
 (`host_updates`), which of them wait for the next step's forward pass (`rotation`), and for how many
 micro-batches a weight comes in at once (`micro_batches`).
 """
 
-from collections.abc import Iterable
-
-from offload.errors import GraphError
 from offload.graph.taskgraph import TaskGraph
 from offload.lowering.beside import beside
 from offload.lowering.buckets import bucketed_updates
@@ -24,14 +20,12 @@ from offload.lowering.pointwise_groups import grouped
 from offload.lowering.sums import add_in_place
 from offload.lowering.turns import in_turn
 from offload.lowering.update_splits import split_updates
-from offload.lowering.vocabulary_loss import chunked_loss
 
 __all__ = [
     "add_in_place",
     "beside",
     "bucketed_updates",
     "checks_first",
-    "chunked_loss",
     "early_updates",
     "fold_counters",
     "grouped",
@@ -43,7 +37,7 @@ __all__ = [
     "without_views_and_dead",
 ]
 
-_DEFAULT = (
+PASSES = (
     without_views_and_dead,
     fold_counters,
     add_in_place,
@@ -53,16 +47,10 @@ _DEFAULT = (
     grouped,
     checks_first,
 )
-_BY_NAME = (chunked_loss,)
 
 
-def lower(graph: TaskGraph, also: Iterable[str] = ()) -> TaskGraph:
-    """Run the passes asked for by name, then those that keep every bit."""
-    known = {one.__name__: one for one in _BY_NAME}
-    for name in also:
-        if name not in known:
-            raise GraphError(f"there is no pass {name!r}; passes by name are: {sorted(known)}")
-        graph = known[name](graph)
-    for one in _DEFAULT:
+def lower(graph: TaskGraph) -> TaskGraph:
+    """Run all of these passes, in their order."""
+    for one in PASSES:
         graph = one(graph)
     return graph

@@ -47,7 +47,6 @@ ATTEMPTS = 20
 def capture(
     step: Callable[..., Any],
     *example_inputs: torch.Tensor,
-    also: Sequence[str] = (),
     reaches: Mapping[str, Any] | None = None,
     device: Device = None,
     reads: StateReads | None = None,
@@ -56,11 +55,11 @@ def capture(
 ) -> TaskGraph:
     """The graph of `step(*tensors)`, which returns tensors and closes over whatever it wants.
 
-    `also`: names of lowering passes that may change the last bits. `reaches`: the objects, by name,
-    whose tensors and attributes the step may use; without it they are looked for in the step's
-    closure. `device`: where the step will run; by default where all its tensors are. The tensors
-    themselves are not moved. `reads`: notes which Python values the step reads, for a caller who
-    watches them; without it a runner refuses to run the graph once one of them has changed.
+    `reaches`: the objects, by name, whose tensors and attributes the step may use; without it they
+    are looked for in the step's closure. `device`: where the step will run; by default where all
+    its tensors are. The tensors themselves are not moved. `reads`: notes which Python values the
+    step reads, for a caller who watches them; without it a runner refuses to run the graph once one
+    of them has changed.
     `learned`: what earlier captures have learned of kernels whose fakes are wrong. `assumed`: the
     step may ask for values; the graph assumes these answers, and a run raises `AssumptionFailed`
     where one is another. None refuses a step that asks."""
@@ -76,7 +75,7 @@ def capture(
             assumed=assumed,
         )
 
-    return made_ready(trace, also, learned)
+    return made_ready(trace, learned)
 
 
 def capture_training_step(
@@ -84,14 +83,13 @@ def capture_training_step(
     loss_fn: Callable[[Any, Any], torch.Tensor],
     optimizer: torch.optim.Optimizer,
     *batch: torch.Tensor,
-    also: Sequence[str] = (),
     device: Device = None,
     cache: PlanCache | None = None,
 ) -> TaskGraph:
     """The graph of `loss_fn(module(*batch[:-1]), batch[-1])`, its gradients and the update.
     `cache`: what its kernels cost is kept there, and not measured again at the next start."""
     step = training_step_of(module, loss_fn, optimizer)
-    return capture_step(step, *batch, also=also, device=device, learned=Learned(cache))
+    return capture_step(step, *batch, device=device, learned=Learned(cache))
 
 
 def capture_micro_batch(
@@ -119,7 +117,6 @@ def capture_micro_batch(
 def capture_step(
     step: TrainingStep,
     *batch: torch.Tensor,
-    also: Sequence[str] = (),
     device: Device = None,
     reads: StateReads | None = None,
     learned: Learned | None = None,
@@ -131,7 +128,7 @@ def capture_step(
     def trace(known: Learned) -> TaskGraph:
         return traced_step(step, *batch, device=device, reads=reads, learned=known, assumed=assumed)
 
-    return made_ready(trace, also, learned)
+    return made_ready(trace, learned)
 
 
 def capture_update_step(
@@ -149,27 +146,25 @@ def capture_update_step(
     parameters."""
     step = UpdateStep(module, optimizer, dict(totals), clip)
     count = torch.ones((), dtype=torch.float64)
-    return made_ready(lambda _: traced_update(step, count, device), ())
+    return made_ready(lambda _: traced_update(step, count, device))
 
 
-def made_ready(
-    trace: Callable[[Learned], TaskGraph], also: Sequence[str], learned: Learned | None = None
-) -> TaskGraph:
+def made_ready(trace: Callable[[Learned], TaskGraph], learned: Learned | None = None) -> TaskGraph:
     """Trace, lower and measure a graph, and do the same when it is captured again for another
     batch. A trace whose fakes were wrong is made anew with what is learned."""
     attempts, learned = ATTEMPTS, learned or Learned()
     while True:
         try:
-            return _measured(trace(learned), also, learned)
+            return _measured(trace(learned), learned)
         except Misjudged as error:
             attempts -= 1
             if not (attempts and learned.add(error.answers)):
                 raise
 
 
-def _measured(graph: TaskGraph, also: Sequence[str], learned: Learned) -> TaskGraph:
+def _measured(graph: TaskGraph, learned: Learned) -> TaskGraph:
     with only_python():
-        ready, program = lower(graph, also), graph.program
+        ready, program = lower(graph), graph.program
     if program.device.type == "cuda" and not torch.cuda.is_available():
         note = f"not measured: there is no {program.device} here"
         ready = ready.with_tasks(ready.tasks, None, note)
@@ -177,7 +172,7 @@ def _measured(graph: TaskGraph, also: Sequence[str], learned: Learned) -> TaskGr
         ready = measured(ready, learned.kept)
     bound = replace(
         program,
-        recapture=lambda *batch: made_ready(lambda _: program.recapture(*batch), also, learned),
+        recapture=lambda *batch: made_ready(lambda _: program.recapture(*batch), learned),
         fixed=ready.program.fixed,
     )
     return replace(ready, program=bound)

@@ -158,7 +158,7 @@ def capture_manual_step(
             step, *batch, device=device, reads=reads, learned=known, assumed=assumed
         )
 
-    return made_ready(trace, (), learned)
+    return made_ready(trace, learned)
 
 
 def traced_manual_step(

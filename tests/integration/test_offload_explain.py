@@ -203,10 +203,10 @@ def test_the_predicted_seconds_stand_beside_the_bound_and_the_resident_step() ->
 def test_a_pass_that_changes_bits_is_named() -> None:
     graph = replace(layers(), notes=("2 groups are compiled",))
     assert line(planned(graph).explain(), "bits").startswith("bits        as eager")
-    chunked = "chunked_loss: in 4 chunks, so the last bits differ"
-    graph = replace(graph, notes=(*graph.notes, chunked))
+    changing = "host_updates: the last bits differ"
+    graph = replace(graph, notes=(*graph.notes, changing))
     said = line(planned(graph).explain(), "bits")
-    assert said == "bits        NOT bit-equal to eager: chunked_loss"
+    assert said == "bits        NOT bit-equal to eager: host_updates"
 
 
 def test_the_placement_and_why_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

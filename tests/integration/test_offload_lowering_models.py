@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from offload.errors import GraphError
 from offload.graph.costs import Costs
 from offload.graph.taskgraph import TaskGraph
-from offload.lowering.passes import add_in_place, chunked_loss, lower, split_updates
+from offload.lowering.passes import add_in_place, lower, split_updates
 from offload.planning.recompute import variants
 from offload.program.kernels import Value
 from offload.tracing.capture import traced_training_step as capture_training_step
@@ -171,34 +170,3 @@ def test_a_tied_gradient_is_added_in_place() -> None:
     changed = add_in_place(graph, nbytes=100 << 10)
     assert len(changed.notes) == 1
     assert sum(changed.live_bytes()) < sum(graph.live_bytes())
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_by_rows_is_the_loss_and_needs_less_room(reduction: str) -> None:
-    def loss_fn(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, target, reduction=reduction, ignore_index=3) * 0.5
-
-    left, peaks = [], []
-    for change in (lambda graph: graph, lambda graph: chunked_loss(graph, rows=10)):
-        torch.manual_seed(0)
-        module, (tokens, target) = language()
-        target[::5] = 3
-        tuned = torch.optim.SGD(module.parameters(), lr=0.01)
-        graph = change(capture_training_step(module, loss_fn, tuned, tokens, target))
-        graph.check()
-        torch.manual_seed(1)
-        left.append([run(graph, tokens, target), *module.parameters()])
-        loss = [at for at, task in enumerate(graph.tasks) if "nll" in task.name]
-        peaks.append(max(graph.live_bytes()[at] for at in loss))
-    for plain, chunked in zip(*left, strict=True):
-        torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=1e-6)
-    assert peaks[1] < peaks[0]
-    assert "last bits differ" in graph.notes[0]
-
-
-def test_a_step_without_a_vocabulary_loss_cannot_have_it_by_rows() -> None:
-    module, batch = pictures()
-    tuned = torch.optim.SGD(module.parameters(), lr=0.1)
-    graph = capture_training_step(module, F.cross_entropy, tuned, *batch)
-    with pytest.raises(GraphError, match="no cross entropy"):
-        lower(graph, also=("chunked_loss",))

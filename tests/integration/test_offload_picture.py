@@ -18,7 +18,6 @@ from offload.graph.costs import Costs
 from offload.graph.memgraph import Access, Block, MemGraph, Node, Place
 from offload.graph.taskgraph import HOST, Role, TaskGraph
 from offload.lowering.passes import lower
-from offload.lowering.vocabulary_loss import chunked_loss
 from offload.planning.planner import Policy
 from offload.planning.recompute import recomputed
 from offload.planning.simulator import simulate
@@ -185,8 +184,3 @@ def test_a_captured_step_is_explained_and_drawn(tmp_path: Path) -> None:
     assert "as eager" in made.explain()
     made.draw(tmp_path / "plan.png")
     assert has(tmp_path / "plan.png", COLOURS[Role.STATE])
-
-
-def test_a_chunked_loss_is_said_to_change_bits() -> None:
-    made = plan(lower(chunked_loss(captured(), rows=4)), placement="copy")
-    assert "NOT bit-equal to eager: chunked_loss" in made.explain()

@@ -286,11 +286,6 @@ def test_groups_keep_devices_phases_and_draws_apart() -> None:
     assert names(grouped(graph)) == names(graph)
 
 
-def test_an_unknown_pass_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(GraphError, match="chunked_los'"):
-        lower(training(2), also=("chunked_los",))
-
-
 def test_lowering_says_what_it_did() -> None:
     lowered = lower(training(3))
     lowered.check()
