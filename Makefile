@@ -72,7 +72,7 @@ test-all: .venv/dev
 	fi
 
 backends: .venv/backends
-	$(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py backends_dali.py beton.py convert.py)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" $(addprefix tests/integration/test_,backends.py backends_dali.py beton.py convert.py)
 
 .venv/ray: .venv/dev
 	$(UV) -e '.[ray]'

@@ -79,9 +79,9 @@ def graph_of(load: Workload) -> TaskGraph:
             with torch.no_grad():
                 return module(*inputs)
 
-        return lower(traced(step, *batch), ())
+        return lower(traced(step, *batch))
     optimizer = load.case.optimizer(module)
-    return lower(traced_training_step(module, load.case.loss(module), optimizer, *batch), ())
+    return lower(traced_training_step(module, load.case.loss(module), optimizer, *batch))
 
 
 def line(made: Plan, whole: Plan, seconds: float) -> list[str]:

@@ -23,6 +23,7 @@ print(json.dumps({
 """
 ENDS = {
     "nothing": "", "a number": "sys.exit(3)", "a text": "sys.exit('no')", "none": "sys.exit()",
+    "closed": "sys.stdout.close()",
     "an error": "raise ValueError('no')", "Ctrl-C": "raise KeyboardInterrupt",
     "killed": "os.kill(os.getpid(), 9)", "at exit": "atexit.register(print, 'end')",
     "a thread": "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",

@@ -152,9 +152,10 @@ def end(run: Callable[[], Any]) -> NoReturn:
     names = sys.modules["__main__"].__dict__
     names.update({name: None for name in names if name != "__builtins__"})
     gc.collect()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            if not stream.closed:
+                stream.flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
