@@ -115,7 +115,8 @@ def test_a_refusal_says_how_much_at_which_task_of_which_line_and_what_to_do() ->
     with pytest.raises(BudgetTooSmall) as refused:
         offload.plan(graph, "16KiB", placement="copy")
     text = str(refused.value)
-    for said in (worst, "model.py:12 in forward", "16.0 KiB", f"{refused.value.needed} bytes"):
+    enough = f"raise the budget to {-(-refused.value.needed // KIB)}KiB "
+    for said in (worst, "model.py:12 in forward", "16.0 KiB", enough):
         assert said in text
     assert refused.value.task == worst
 

@@ -33,7 +33,7 @@ def test_a_member_without_a_lane_has_no_samples_a_second() -> None:
 def test_the_line_tells_lanes_samples_a_second_and_bytes_of_each_member() -> None:
     assert words_of(VIEW, peer_figures(HEADERS)) == (
         "generation 3: a 3 lanes 96 samples/s 3.0 MiB sent; b 1 lanes 64 samples/s 1.0 MiB sent;"
-        " c 0 lanes 0 samples/s 0 B sent"
+        " c 0 lanes 0 samples/s 0.0 MiB sent"
     )
 
 
@@ -45,7 +45,7 @@ def test_the_table_has_a_row_for_each_member_with_its_state() -> None:
     assert rows[-3:] == [
         ["a", "3", "96", "3.0", "MiB", "writes"],
         ["b", "1", "64", "1.0", "MiB", "this", "peer"],
-        ["c", "0", "0", "0", "B", "computes", "nothing"],
+        ["c", "0", "0", "0.0", "MiB", "computes", "nothing"],
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_log_that_tells_no_figures_gives_none(tmp_path: Path) -> None:
     run = {"status": "completed", "name": "a", "steps": 3, "elastic": swarm_record(lines)}
     (tmp_path / "run.json").write_text(json.dumps(run))
     page = write_report(tmp_path).read_text()
-    assert cells_of(page, "a") == ["10", "83.3 %", "3", "\u2013", "\u2013", "0 B"]
+    assert cells_of(page, "a") == ["10", "83.3 %", "3", "\u2013", "\u2013", "0.0 MiB"]
 
 
 def cells_of(page: str, first: str) -> list[str]:
@@ -82,8 +82,8 @@ def test_the_report_shows_who_computed_how_much_and_why_generations_ended(tmp_pa
     assert "The swarm" in page and "b is &lt;gone&gt;" in page and "b is <gone>" not in page
     assert "width:83.33%" in page and "width:16.67%" in page
     assert "1 generation ended unplanned" in page
-    assert cells_of(page, "a") == ["10", "83.3 %", "3", "10", "40.0 %", "3.0 KiB"]
-    assert cells_of(page, "b") == ["2", "16.7 %", "1", "20", "10.0 %", "0 B"]
+    assert cells_of(page, "a") == ["10", "83.3 %", "3", "10", "40.0 %", "0.0029 MiB"]
+    assert cells_of(page, "b") == ["2", "16.7 %", "1", "20", "10.0 %", "0.0 MiB"]
 
 
 def test_the_report_tells_gaps_by_phase(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainers.fleet.deciding.fleet_error import FleetError
 
 if TYPE_CHECKING:
-    from optuna import Study
+    from optuna import Study, Trial
     from optuna.storages import BaseStorage
 
 NEEDS = MappingProxyType(
@@ -40,6 +40,14 @@ def stored_study(storage: "str | BaseStorage", name: str, **options: Any) -> "St
         raise FleetError(
             f"storage={url!r} cannot be used ({why}): give a URL such as sqlite:///search.db"
         ) from error
+
+
+def stored_trial(study: "Study", storage: "str | BaseStorage", number: int) -> "Trial":
+    """Return a trial that an earlier process asked for, so that this one can tell its end."""
+    optuna = import_optuna()
+    kept = optuna.storages.get_storage(storage)
+    found = kept.get_study_id_from_name(study.study_name)
+    return optuna.trial.Trial(study, kept.get_trial_id_from_study_id_trial_number(found, number))
 
 
 def study_in_memory(**options: Any) -> "Study":

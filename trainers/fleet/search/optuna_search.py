@@ -24,6 +24,7 @@ from trainers.fleet.search.optuna_package import (
     check_needs,
     import_optuna,
     stored_study,
+    stored_trial,
     study_in_memory,
 )
 from trainers.fleet.search.searched_job import Make, SearchedJob
@@ -199,7 +200,8 @@ class OptunaSearch:
         if number < len(known) and known[number].state.is_finished():
             return None, known[number].params
         if number < len(known):
-            trial = import_optuna().trial.Trial(self.study, known[number]._trial_id)
+            assert self._storage is not None, "only a storage has trials that were asked before"
+            trial = stored_trial(self.study, self._storage, number)
         else:
             trial = self._suggested(self.study)
         return trial, trial.params
