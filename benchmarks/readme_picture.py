@@ -76,7 +76,7 @@ def four_rates(axes: Axes, ours: str, otherwise: str) -> None:
 
 def main() -> None:
     told = json.loads(SOURCE.read_text(encoding="utf-8"))
-    measured = told.pop("measured")
+    told.pop("measured")
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     figure.get_layout_engine().set(hspace=0.12, wspace=0.05)  # type: ignore[union-attr]
     drawn = (equal_decodes, does_not_fit, killed, four_rates)
@@ -86,8 +86,6 @@ def main() -> None:
         draw(axes, row["ours"], row["otherwise"])
         axes.set_title(promise, loc="left", fontsize=12, fontweight="bold", color=INK)
         axes.axis("off")
-    if measured.startswith("placeholder"):
-        figure.suptitle("placeholder: not measured yet", color=OTHERWISE)
     figure.savefig(TARGET, dpi=110)
 
 

@@ -14,8 +14,10 @@ Code, links' targets and numbers that are part of a name (GPT-2, H200) are not l
 import argparse
 import json
 import re
+import subprocess
 import sys
 import tomllib
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +104,9 @@ def line_of(text: str, at: int) -> str:
 
 def promises_of(log: Path) -> dict[str, Any]:
     """What the last lines of `make demo` say: a promise, ours, otherwise, the verdict."""
-    found: dict[str, Any] = {"measured": log.as_posix()}
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    found: dict[str, Any] = {"measured": f"{date.today()}, commit {commit}"}
     for verdict, what, ours, otherwise in PROMISE.findall(log.read_text(encoding="utf-8")):
         found[what] = {"ours": ours, "otherwise": otherwise, "verdict": verdict}
     return found
