@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from perfect.report.page import Html, page, plot, section, table
 from perfect.report.panels import STYLE, to_svg
 
-CSS = """figure { margin: 16px 0; max-width: 560px } table { margin: 0 0 12px }
+CSS = """figure { margin: 16px 0; max-width: 560px } figure svg { min-width: 0 !important }
+table { margin: 0 0 12px }
 td:first-child { color: var(--muted); white-space: nowrap }
 td + td { width: 100%; overflow-wrap: anywhere }
 .held { color: #00694d } .FAILED { color: #d55e00 }"""
