@@ -221,7 +221,7 @@ def test_where_a_remade_plan_finds_no_room_the_first_one_goes_on(
     """As it is: nothing of it is planned anew."""
     refused: list[Any] = []
 
-    def is_refused(*given: Any) -> None:
+    def is_refused(*given: Any, **_: Any) -> None:
         refused.append(given)
         raise MemoryTooSmall("somebody else was quicker", needed=2, left=1)
 
