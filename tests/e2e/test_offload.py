@@ -163,7 +163,7 @@ def test_the_complete_configuration_of_a_run_runs_again_the_same(
     assert complete["offload"] == {
         "budget": "70%", "host_budget": None, "recompute": "auto", "optimizer": "auto",
         "engine": "auto", "verify": True, "check_first_steps": 0,
-        "audit": 0.01, "plan_cache": None,
+        "audit": 0.01, "plan_cache": None, "host_dir": None,
     }  # fmt: skip
     assert train(complete, out="again")[0] == 0
     same(folder / "final.ckpt", folder.with_name("again") / "final.ckpt")
