@@ -134,7 +134,11 @@ def _remove(args: argparse.Namespace) -> int:
         if asked.strip().lower() not in ("y", "yes"):
             return 0
     for folder in args.folders:
-        shutil.rmtree(folder)
+        try:
+            if folder.exists():  # it may have gone with a grid that was named before it
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise FolderError(f"{folder} could not be removed: {error}") from error
     return 0
 
 

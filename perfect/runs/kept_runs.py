@@ -85,6 +85,8 @@ def copy_kept(folder: Path, to: Path) -> None:
     if to.exists():
         raise FolderError(f"{to} exists: give a place where nothing is")
     part = to.with_name(f"{to.name}.part")
+    if part.exists():
+        raise FolderError(f"{part} exists, perhaps from a copy that was cut off: remove it first")
     try:
         shutil.copytree(folder, part, symlinks=True)
         part.rename(to)

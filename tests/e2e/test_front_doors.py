@@ -169,8 +169,11 @@ def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
     assert list_runs.main(["rm", str(root / "copy")]) == 2  # nobody can answer here
     with held(root / "copy"):
         assert list_runs.main(["rm", "--yes", str(root / "copy")]) == 2
-    assert list_runs.main(["rm", "--yes", str(root / "copy")]) == 0
+    assert list_runs.main(["rm", "--yes", *[str(root / "copy")] * 2]) == 0  # named twice
     assert not (root / "copy").exists() and folder.exists()
+    (root / "copy.part" / "mine").mkdir(parents=True)
+    assert list_runs.main(["cp", str(folder), str(root / "copy")]) == 2
+    assert (root / "copy.part" / "mine").exists(), "what was there is nobody's to remove"
 
 
 def test_a_running_grid_is_held_and_quiet_hides_its_board(

@@ -25,7 +25,8 @@ def early_end(put: Callable[[Event], None], seconds: float | None) -> Iterator[l
         asked.append(number)
         put(InterruptAsked())
 
-    timer = threading.Timer(seconds or 0.0, lambda: put(TimeTold(seconds or 0.0)))
+    wait = min(seconds or 0.0, threading.TIMEOUT_MAX)
+    timer = threading.Timer(wait, lambda: put(TimeTold(seconds or 0.0)))
     timer.daemon = True
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, ask) if is_main else None
