@@ -1,4 +1,4 @@
-"""The reference's generated pages: YAML keys from the schema and the docstrings below its keys,
+"""The reference's generated pages: YAML keys from the schema and what it says of each of them,
 commands from their `--help`, errors from the docstrings of their classes."""
 
 import ast
@@ -95,8 +95,13 @@ def tables(title: str, node: dict[str, Any], defs: dict[str, Any], known: dict[s
     notes = key_notes(known[node["title"]])
     rows, inner = [], []
     for key, value in node.get("properties", {}).items():
+        if not notes.get(key):
+            raise RuntimeError(
+                f"{node['title']}.{key} has no meaning: write one in perfect/config, below the key"
+                " or in a comment beside it"
+            )
         default = "needed" if key in node.get("required", []) else default_of(value)
-        rows.append(f"| `{key}` | {kind(value, defs)} | {default} | {notes.get(key, '')} |")
+        rows.append(f"| `{key}` | {kind(value, defs)} | {default} | {notes[key]} |")
         inner += [(key, name) for name in references(value)]
     head = "| key | value | default | meaning |\n|---|---|---|---|"
     parts.append(f"## {title}\n\n" + "\n".join((head, *rows)))
@@ -144,12 +149,18 @@ def kind(value: dict[str, Any], defs: dict[str, Any]) -> str:
 
 
 def key_notes(model: type) -> dict[str, str]:
-    """The docstring below each key of a section and of its bases."""
+    """The docstring below each key of a section and of its bases, or the comment beside the key."""
     found: dict[str, str] = {}
     for cls in reversed([c for c in model.__mro__ if c.__module__.startswith("perfect.")]):
-        (node,) = ast.parse(inspect.getsource(cls)).body
-        for key, note in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
-            if isinstance(key, ast.AnnAssign) and isinstance(note, ast.Expr):
-                text = ast.literal_eval(note.value)
-                found[ast.unparse(key.target)] = " ".join(text.split()).replace("|", "\\|")
+        source = inspect.getsource(cls)
+        (node,) = ast.parse(source).body
+        body = node.body if isinstance(node, ast.ClassDef) else []
+        for key, below in itertools.zip_longest(body, body[1:]):
+            if not isinstance(key, ast.AnnAssign):
+                continue
+            line = source.splitlines()[(key.end_lineno or 0) - 1]
+            text = line[key.end_col_offset :].partition("#")[2]
+            if isinstance(below, ast.Expr):
+                text = ast.literal_eval(below.value)
+            found[ast.unparse(key.target)] = " ".join(text.split()).replace("|", "\\|")
     return found

@@ -9,24 +9,24 @@ from perfect.config.fields import Count, NamedOrOwn, Number, Section
 
 
 class PadCropConfig(Section):
-    name: Literal["pad_crop"]
-    padding: Count = 4
+    name: Literal["pad_crop"]  # Pads with zeros, and crops back to the size at a random place.
+    padding: Count = 4  # The pixels that are added at each edge.
 
 
 class FlipConfig(Section):
-    name: Literal["flip"]
-    p: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    name: Literal["flip"]  # Mirrors left and right at random.
+    p: Annotated[Number, Field(gt=0, le=1)] = 0.5  # How likely that is.
 
 
 class CutoutConfig(Section):
-    name: Literal["cutout"]
-    size: Count = 8
+    name: Literal["cutout"]  # Sets a random square to 0.
+    size: Count = 8  # The square's side in pixels.
 
 
 class RandomResizedCropConfig(Section):
-    name: Literal["random_resized_crop"]
-    size: Count
-    min_scale: Annotated[Number, Field(gt=0, le=1)] = 0.08
+    name: Literal["random_resized_crop"]  # Resizes a box of random area and shape.
+    size: Count  # The side of the result in pixels.
+    min_scale: Annotated[Number, Field(gt=0, le=1)] = 0.08  # The smallest area of the box.
 
 
 class OwnAugmentConfig(NamedOrOwn):
@@ -38,7 +38,7 @@ class OwnAugmentConfig(NamedOrOwn):
     on the thread that trains or, with loader.worker_kind: process, in worker processes. Evaluation
     crops the middle of its pictures if the steps make smaller ones."""
 
-    name: str | None = None
+    name: str | None = None  # Leave it out beside class_path.
 
 
 OWN = "a class_path"

@@ -79,8 +79,8 @@ def changed(section: Section) -> set[str]:
 class NamedOrOwn(Section):
     """A section that names one of ours by `name`, or the user's class by `class_path`."""
 
-    class_path: str | None = None
-    init_args: dict[str, Any] = {}
+    class_path: str | None = None  # A class of your own, as package.module.Class, in place of name.
+    init_args: dict[str, Any] = {}  # The arguments that this class is made with.
 
     @model_validator(mode="after")
     def _check_name_or_class(self) -> "NamedOrOwn":

@@ -34,12 +34,12 @@ class HalvingConfig(Section):
     """Successive halving: at the steps first, first * eta, first * eta^2, ... the best 1/eta of the
     jobs go on, and the others stop."""
 
-    rule: Literal["halving"]
+    rule: Literal["halving"]  # The only rule that there is.
     metric: str | None = None
     """None: what the fleet compares jobs by."""
-    mode: Mode | None = None
-    eta: Annotated[int, Field(strict=True, ge=2)] = 3
-    first: Count
+    mode: Mode | None = None  # None: that of the fleet.
+    eta: Annotated[int, Field(strict=True, ge=2)] = 3  # The best 1/eta of the jobs go on.
+    first: Count  # The step of the first comparison.
 
 
 class SearchConfig(Section):
@@ -51,10 +51,10 @@ class SearchConfig(Section):
     """A class of optuna.pruners, which stops jobs early."""
     every: Count | None = None
     """The pruner looks at a job after each so many steps."""
-    trials: Count
+    trials: Count  # So many points are tried in all.
     at_once: Count = 4
     """So many jobs are in the fleet at the same time."""
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0  # The seed of Optuna's draws.
     storage: str | None = None
     """Optuna keeps its study at this URL, such as sqlite:///search.db (None: nowhere)."""
 
@@ -81,10 +81,10 @@ class FleetConfig(Section):
     long again (None: when all jobs have ended)."""
     metric: str = "val_loss"
     """Jobs are compared by the last value of this that they logged."""
-    mode: Mode = "min"
+    mode: Mode = "min"  # Whether a small or a large value is better.
     stop: HalvingConfig | None = None
     """None: every job trains to its end."""
-    search: SearchConfig | None = None
+    search: SearchConfig | None = None  # Optuna chooses the points (None: all are jobs).
 
 
 class GridSections(Section):

@@ -35,13 +35,13 @@ TEXTS = ("wikitext2", "lines")
 
 
 class LoraConfig(Section):
-    rank: Count = 16
+    rank: Count = 16  # The rows of each learned matrix.
     alpha: Rate = 16.0
     """The learned matrices are scaled by alpha / rank."""
 
 
 class ModelConfig(NamedOrOwn):
-    name: str | None = None
+    name: str | None = None  # A network of ours, such as resnet18 or gpt2_small.
     num_classes: Count | None = None
     """None: as many as the data set has. For a text, this is the vocabulary."""
     dropout: Share | None = None
@@ -66,7 +66,8 @@ class ModelConfig(NamedOrOwn):
 
 class DataConfig(NamedOrOwn):
     name: Literal["cifar10", "imagefolder", "wikitext2", "lines"] | None = None
-    root: str = "data"
+    """A data set that we can read."""
+    root: str = "data"  # The folder of the data set.
     picture_size: Count | None = None
     """The side of the stored square. This key is for pictures of a folder only."""
     exif: bool = True
@@ -124,15 +125,18 @@ class DataConfig(NamedOrOwn):
 
 
 class LoaderConfig(Section):
-    batch_size: Count = 128
+    batch_size: Count = 128  # Samples of a batch on each device; with elastic, on all peers.
     buffer_batches: Count = 3
     """The buffer holds so many batches (never less than one)."""
     mode: Mode = "rolling"
+    """rolling mixes first and later serves; block fills the buffer, serves it R times, refills it;
+    immediate repeats each batch R times in a row."""
     workers: Literal["auto"] | Count = "auto"
+    """So many workers decode (auto: one for each CPU that this process may use)."""
     worker_kind: Literal["thread", "process"] = "thread"
     """process is for a data set of your own whose __getitem__ is slow Python, and for steps of
     augment with a class_path."""
-    drop_last: Flag = False
+    drop_last: Flag = False  # Leaves out a last, smaller batch.
     buffer_bytes: Bytes | None = None
     """The buffer and the batches under way take at most so many bytes (8GiB, or a number)."""
     backend: Literal["native", "dali"] = "native"
@@ -141,7 +145,7 @@ class LoaderConfig(Section):
     """Keeps decoded training samples for later passes (ram), or also for later runs (disk)."""
     cache_bytes: Bytes | None = None
     """The cache takes at most so many bytes: in RAM per process, on disk for all processes."""
-    cache_dir: str | None = None
+    cache_dir: str | None = None  # The folder of a cache on disk.
     cache_key: str | None = None
     """A word that vouches for what of a data set of your own a cache on disk cannot tell."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -174,15 +178,15 @@ class LoaderConfig(Section):
 
 
 class TaskConfig(Section):
-    label_smoothing: Share = 0.0
+    label_smoothing: Share = 0.0  # The share of the target that goes to all classes alike.
 
 
 class OptimizerConfig(Section):
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: Rate = 0.1
-    momentum: Share = 0.9
-    nesterov: Flag = False
-    weight_decay: Weight = 5e-4
+    name: Literal["sgd", "adamw"] = "sgd"  # torch.optim.SGD or AdamW.
+    lr: Rate = 0.1  # The learning rate of phases without a curve.
+    momentum: Share = 0.9  # The share of the last update that goes on, for sgd only.
+    nesterov: Flag = False  # Nesterov's momentum, for sgd only.
+    weight_decay: Weight = 5e-4  # How fast weights shrink; a phase may replace it.
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)] = Field(default=[0.9, 0.999])
     """Only adamw has them: how slowly its averages of gradients and of their squares decay."""
 
@@ -199,12 +203,13 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    kind: Kind
-    lr: Rate
-    final: Weight = 0.0
-    warmup: Share = 0.0
-    ramp: Annotated[Number, Field(gt=0, lt=1)] = 0.3
+    kind: Kind  # The shape of the learning rate's curve over the phase.
+    lr: Rate  # The highest rate of the curve.
+    final: Weight = 0.0  # The rate at the end of cosine, linear and onecycle.
+    warmup: Share = 0.0  # The rate rises from 0 for this share of the phase.
+    ramp: Annotated[Number, Field(gt=0, lt=1)] = 0.3  # A onecycle rises for this share.
     part: Annotated[list[Number], Field(min_length=2, max_length=2)] = Field(default=[0.0, 1.0])
+    """The phase walks through this window of the curve, so two phases can share one."""
 
     @model_validator(mode="after")
     def _check_keys_of_curve(self) -> "ScheduleConfig":
@@ -221,41 +226,41 @@ class ScheduleConfig(Section):
 
 
 class PhaseConfig(Section):
-    name: str
-    passes: Count | None = None
-    steps: Count | None = None
-    reuse: Count = 1
-    reaugment: Flag = True
-    batch_size: Count | None = None
-    lr: ScheduleConfig | None = None
-    weight_decay: Weight | None = None
-    ema: Flag = False
-    reset_optimizer: Flag = False
+    name: str  # What the logs and the report call it.
+    passes: Count | None = None  # The length in passes: each sample is decoded once in each.
+    steps: Count | None = None  # The length in optimizer steps, in place of passes.
+    reuse: Count = 1  # A decoded sample is served so many times in a pass.
+    reaugment: Flag = True  # With false, every serve repeats the first one's random draws.
+    batch_size: Count | None = None  # None: loader.batch_size.
+    lr: ScheduleConfig | None = None  # The curve of the learning rate (None: it stays as it is).
+    weight_decay: Weight | None = None  # None: it stays as it is.
+    ema: Flag = False  # Averages the weights, and validates the average.
+    reset_optimizer: Flag = False  # The phase begins with an empty optimizer state.
 
 
 class FixedSwitch(Section):
-    rule: Literal["fixed"] = "fixed"
+    rule: Literal["fixed"] = "fixed"  # Each phase lasts as long as its passes or steps say.
 
 
 class BudgetSwitch(Section):
-    rule: Literal["budget"]
-    fresh_passes: Rate
-    total: Rate
+    rule: Literal["budget"]  # The lengths of both phases follow from the two keys below.
+    fresh_passes: Rate  # The run decodes the data set so often.
+    total: Rate  # The length of the run in epochs of served samples.
 
 
 class PlateauSwitch(Section):
     """Switches to the last phase when the curve is flat. The latest time of the switch comes from
     the budget (fresh_passes and total) if there is one, and from the phases' passes otherwise."""
 
-    rule: Literal["plateau"]
-    fresh_passes: Rate | None = None
-    total: Rate | None = None
-    monitor: str = "val_accuracy"
+    rule: Literal["plateau"]  # The first phase ends where the curve is flat.
+    fresh_passes: Rate | None = None  # As in budget.
+    total: Rate | None = None  # As in budget.
+    monitor: str = "val_accuracy"  # The accuracy (0 to 1) on held-out samples.
     window: Annotated[int, Field(strict=True, ge=3)] | None = None
     """The checks that a slope is taken over. None: max(12, 7.5 % of the epoch-equivalents)."""
-    accuracy_slope: Rate = 0.10
-    loss_slope: Rate = 0.015
-    hits: Count = 2
+    accuracy_slope: Rate = 0.10  # A gain of fewer points an epoch counts as flat.
+    loss_slope: Rate = 0.015  # A smaller relative change of the loss an epoch counts as flat.
+    hits: Count = 2  # The rule fires after so many flat checks in a row.
     earliest: Share = 0.25
     """The rule does not fire before this share of the run."""
 
@@ -272,16 +277,19 @@ SwitchConfig = Annotated[FixedSwitch | BudgetSwitch | PlateauSwitch, Field(discr
 
 class EmaConfig(Section):
     decay: Annotated[Number, Field(gt=0, lt=1)] = 0.999
+    """The share of itself that the average keeps at each step."""
 
 
 class TrainerConfig(Section):
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    devices: Count = 1
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"  # As in Lightning's Trainer.
+    devices: Count = 1  # The number of devices.
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """As in Lightning's Trainer."""
     validate_every: Rate = 1.0
     """The epoch-equivalents between two validations on the hold-out."""
-    accumulate: Count = 1
+    accumulate: Count = 1  # So many batches make one optimizer step.
     gradient_clip: Rate | None = None
+    """The largest norm of all gradients (None: they are not clipped)."""
     threads: Count | None = None
     """The number of torch's CPU threads (None: torch chooses it)."""
 
@@ -294,10 +302,14 @@ class OffloadConfig(Section):
     """The bytes of the device that a step may take (8GiB), or the share of what it needs (80%).
     None: there is no limit."""
     host_budget: Size | None = None
+    """The bytes of host memory that a step may take (None: there is no limit)."""
     recompute: Literal["auto", "never"] = "auto"
+    """auto may compute activations again; never keeps or copies them."""
     optimizer: Literal["auto", "device", "host"] = "auto"
+    """Where updates run; auto: where it is faster, or the only way."""
     engine: Literal["auto", "threads", "cuda", "cudagraph"] = "auto"
-    verify: Flag = True
+    """Who runs the plan; auto is cuda on a GPU and threads on the CPU."""
+    verify: Flag = True  # Each plan is proved free of races before it runs.
     check_first_steps: Annotated[int, Field(strict=True, ge=0)] = 2
     """Plain Lightning repeats so many steps at first, and a difference ends a run with a budget."""
     audit: Annotated[float, Field(ge=0, lt=1)] = 0.01
@@ -320,22 +332,23 @@ class OffloadConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every_steps: Count = 500
+    every_steps: Count = 500  # last.ckpt is written after each so many optimizer steps.
 
 
 class RunConfig(Section):
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
-    model: ModelConfig
-    data: DataConfig
+    """The seed of all random numbers of the run."""
+    model: ModelConfig  # The network.
+    data: DataConfig  # The data set.
     augment: list[AugmentConfig] = Field(default=[])
     """The steps that change a picture at each serve, in this order."""
-    loader: LoaderConfig = LoaderConfig()
-    task: TaskConfig = TaskConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    phases: Annotated[list[PhaseConfig], Field(min_length=1)]
-    switch: SwitchConfig = FixedSwitch()
-    ema: EmaConfig = EmaConfig()
-    trainer: TrainerConfig = TrainerConfig()
+    loader: LoaderConfig = LoaderConfig()  # How samples are decoded, buffered and batched.
+    task: TaskConfig = TaskConfig()  # The loss.
+    optimizer: OptimizerConfig = OptimizerConfig()  # The optimizer and its settings.
+    phases: Annotated[list[PhaseConfig], Field(min_length=1)]  # The run's phases, in order.
+    switch: SwitchConfig = FixedSwitch()  # What decides when a phase ends.
+    ema: EmaConfig = EmaConfig()  # The averaged weights of phases with ema.
+    trainer: TrainerConfig = TrainerConfig()  # Devices, precision and validation.
     offload: OffloadConfig | None = None
     """None: plain Lightning runs the whole step on the device."""
     elastic: ElasticConfig | None = None
@@ -344,7 +357,7 @@ class RunConfig(Section):
     """Loggers besides metrics.csv, which is always written. csv: Lightning's own CSV files, in
     lightning_csv/. tensorboard: event files in tensorboard/, for `tensorboard --logdir RUN_DIR`.
     wandb: a run on Weights & Biases, in the project that WANDB_PROJECT names."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()  # How often the run is saved.
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
