@@ -1,8 +1,8 @@
 """The hook of mkdocs.yml: pages that are generated, and links that leave docs/.
 
-A notebook of docs/tutorials becomes a page; docs_reference.py writes the pages of the reference. A
-result page of benchmarks/results becomes a page of the site, and any other file that a page links
-to is copied into the site.
+A notebook of docs/tutorials becomes a page; docs_reference.py writes the pages of the reference,
+which are stubs in a checkout. A result page of benchmarks/results becomes a page of the site, and
+any other file that a page links to is copied into the site.
 """
 
 import json
@@ -34,6 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     books = {f"tutorials/{book.stem}.md": page_of(book) for book in DOCS.rglob("*.ipynb")}
     for path, text in (books | docs_reference.pages()).items():
+        if (stub := files.get_file_from_path(path)) is not None:
+            files.remove(stub)
         files.append(File.generated(config, path, content=text))
     results = sorted(RESULTS.glob("*.md"))
     for page in results:
