@@ -69,7 +69,7 @@ def judge(runs: dict[str, Any], tested: int) -> Outcome:
 
 
 def cache_line(pictures: int, epochs: int, passes: int) -> str:
-    """Say where a cache wins (docs/loader.md, "Reuse or a cache")."""
+    """Say where a cache wins (docs/loader/cache.md)."""
     share = percent(1 - (passes - 1) / (epochs - 1), 0)
     return (
         f"A cache wins here, with {pictures:,} decodes: all decoded pictures fit into memory. It"

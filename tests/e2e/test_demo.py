@@ -91,7 +91,7 @@ def test_verdicts_follow_what_was_found(demo: Any) -> None:
     assert decodes(0.95, 0.7)
     assert not decodes(0.95, 0.949) and not decodes(0.95, 0.7, 4561)
     assert demo.equal_decodes.wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-    assert "64 %" in demo.equal_decodes.cache_line(760, 15, 6)  # docs/loader.md: 1 - 5 / 14
+    assert "64 %" in demo.equal_decodes.cache_line(760, 15, 6)  # docs/loader/cache.md: 1 - 5 / 14
 
     def fits(plain: Any, ours: Any) -> bool:
         return demo.too_large.judge([1.0, 2.0], plain, ours, "limit").held
