@@ -53,7 +53,7 @@ def _list(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from perfect.report.words import DASH, duration, percent
+    from perfect.report.words import accuracy, count, duration
     from perfect.runs.kept_runs import kept_below
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -61,13 +61,12 @@ def _list(args: argparse.Namespace) -> int:
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for folder in (kept for root in args.folders for kept in kept_below(root)):
         state, record = _state_of(folder)
-        seconds = record.get("wall_seconds")
         table.add_row(
             str(folder),
             state,
-            str(record.get("steps", DASH)),
-            percent(record.get("accuracy")),
-            DASH if seconds is None else duration(seconds),
+            count(record.get("steps")),
+            accuracy(record.get("accuracy")),
+            duration(record.get("wall_seconds")),
         )
     if not table.row_count:
         where = ", ".join(map(str, args.folders))
@@ -98,18 +97,31 @@ def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
 
 def _show(args: argparse.Namespace) -> int:
     from perfect.report.results import read_run
+    from perfect.report.words import accuracy, count, duration
 
     folder = args.folder
     record = dict(read_run(folder).record)
     said = {"folder": folder, "state": _state_of(folder)[0]}
-    told = ("seed", "accuracy", "accuracy_on", "perplexity", "best_accuracy", "steps",
-            "wall_seconds", "decoded_samples", "served_samples", "error")  # fmt: skip
-    said |= {key: record[key] for key in told if record.get(key) is not None}
-    said |= {f"phase {row['name']}": f"steps {row['first_step']} to {row['last_step']}"
-             for row in record.get("phases", [])}  # fmt: skip
+    told = {
+        "seed": str,
+        "accuracy": accuracy,
+        "accuracy_on": str,
+        "perplexity": "{:.2f}".format,
+        "best_accuracy": accuracy,
+        "steps": count,
+        "wall_seconds": duration,
+        "decoded_samples": count,
+        "served_samples": count,
+        "error": str,
+    }
+    said |= {key: say(record[key]) for key, say in told.items() if record.get(key) is not None}
+    for row in record.get("phases", []):
+        first, last = (count(row[step]) for step in ("first_step", "last_step"))
+        said[f"phase {row['name']}"] = f"steps {first} to {last}"
     said["files"] = ", ".join(sorted(path.name for path in folder.iterdir()))
     for name, value in said.items():
-        sys.stdout.write(f"{name.replace('_', ' '):16} {value}\n")
+        label = name.removesuffix("_seconds").replace("_", " ")
+        sys.stdout.write(f"{label:16} {value}\n")
     return 0
 
 

@@ -160,7 +160,9 @@ def test_resume_refuses_to_begin_and_fresh_renames_what_is_there(
         [str(root / "run.old-1"), "completed", "2"],
     ]
     assert list_runs.main(["show", str(folder)]) == 0
-    assert "state            completed" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "state            completed\n" in said
+    assert re.search(r"\naccuracy +\d+\.\d\d %\n(.*\n)+wall +[\d.]+ s\n", said)
     assert list_runs.main(["cp", str(folder), str(root / "copy")]) == 0
     assert (root / "copy" / "final.ckpt").exists()
     assert list_runs.main(["cp", str(folder), str(root / "copy")]) == 2
