@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ from offload.program.trees import tensors_of
 from offload.torch_seams import spin
 
 SHORT = 0.005
-"""Seconds. What takes less is timed a second time, because the first may be an outlier."""
+"""Seconds. What takes less is run a second time, because the first may fill caches."""
+RUNS, ENOUGH = 3, 0.5
+"""A call is timed so often, unless that takes more seconds: other programs delay some runs."""
 DRAWN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SPIN = 400_000
 """Cycles that a device spins, about a fifth of a millisecond, so that the host gets ahead."""
@@ -320,9 +323,12 @@ class _Bench:
             raise Misjudged(f"{self._wrong}. {ADVICE}", self._answers)
 
     def _seconds(self, run: Run) -> float:
+        """The median: the lowest would promise more than a busy machine holds."""
         timed = _timed if self._device.type == "cpu" else functools.partial(_spanned, self._device)
-        best = timed(run)
-        return min(best, timed(run)) if best < SHORT else best
+        taken = [timed(run)]
+        while len(taken) < RUNS and sum(taken) < ENOUGH:
+            taken.append(timed(run))
+        return median_low(taken)
 
     def _bound(self, call: Call, workspace: int, mode: str) -> Run:
         """The call on made-up tensors with arbitrary contents."""

@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from graph_edits import grown
 from offload.graph.builder import GraphBuilder
 from offload.graph.memgraph import ALIGNMENT
 from offload.graph.taskgraph import TaskGraph
+from offload.measuring import profiling
 from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
 from offload.program.kernels import Call, Calls, Value
@@ -51,6 +53,31 @@ def test_a_number_is_a_hidden_tensor_and_has_a_place_too() -> None:
     assert task.workspace == 2 * ALIGNMENT
     assert task.unplaced == 100 + 8 + 4
     assert task.seconds is not None and 0 < task.seconds < whole
+
+
+@PLACED
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        ((0.457, 0.022, 0.03), 0.03),  # the first was delayed
+        ((0.001, 0.009, 0.002), 0.002),
+        ((0.4, 0.2), 0.2),  # enough seconds for one call
+        ((0.6,), 0.6),
+    ],
+)
+def test_a_call_has_the_median_of_three_runs_or_of_fewer_that_take_long(
+    taken: tuple[float, ...], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waits = [0.0], iter((1.0, *taken))  # the first run shows what the call allocates
+
+    def op(x: torch.Tensor) -> torch.Tensor:
+        clock[0] += next(waits)
+        return x + 1
+
+    monkeypatch.setattr(profiling, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    [task] = measured(graph_of(Call(op, (floats(0, 4),), outputs=(floats(1, 4),)))).tasks
+    assert task.seconds == pytest.approx(expected)
+    assert next(waits, None) is None, "it ran as often as it should"
 
 
 @PLACED
