@@ -6,7 +6,7 @@
     unlinked, mapped shared                   nobody finds the file, and it ends with the process
 
 A shared mapping of a file does not count for `ulimit -d` (RLIMIT_DATA), and it may be larger than
-the machine's RAM. A file in a tmpfs is RAM, which its limits count.
+the machine's RAM. A file in a tmpfs is RAM, and counts as such (room.py).
 
 A process that is forked does not get these bytes: it would share them, so that what it writes would
 change the training run. Reading them there ends that process, as with page-locked memory.
@@ -22,6 +22,8 @@ from pathlib import Path
 from offload.errors import MemoryTooSmall, OffloadError
 from offload.sizes import say_size
 
+MOUNTS = Path("/proc/self/mountinfo")
+
 
 def checked_folder(host_dir: str | Path) -> Path:
     """Return the folder of `host_dir`. Raise `ValueError` if no file can be made there."""
@@ -34,6 +36,18 @@ def checked_folder(host_dir: str | Path) -> Path:
             " folder"
         )
     return folder
+
+
+def is_ram(host_dir: str | Path) -> bool:
+    """Whether files in this folder are RAM, as in a tmpfs. Making one in no folder is refused."""
+    folder = Path(host_dir).expanduser()
+    if not (folder.is_dir() and MOUNTS.is_file()):
+        return False
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [line.partition(" - ") for line in MOUNTS.read_text(encoding="utf-8").splitlines()]
+    kinds = {kind.split()[0] for where, _, kind in mounts if where.split()[2] == number}
+    return bool(kinds & {"tmpfs", "ramfs"})
 
 
 def mapped_file(folder: Path, nbytes: int) -> memoryview:

@@ -1,7 +1,7 @@
 """How much memory this process may still take, and whether a plan fits into it.
 
     this machine      what is free, and what the system would give up (MemAvailable)
-    this process      ulimit -d - its data
+    this process      ulimit -d - its data                         not of files, which are no data
     every cgroup      limit - in use + file cache that can be dropped      up to the root
     ------------      the smallest of them is left
 
@@ -46,10 +46,15 @@ class HostMemoryLeft:
 
 
 def memory_left(
-    cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP, meminfo: Path = MEMINFO
+    cgroups: Path = CGROUPS,
+    membership: Path = MEMBERSHIP,
+    meminfo: Path = MEMINFO,
+    *,
+    data: bool = True,
 ) -> HostMemoryLeft:
-    """The smallest amount that the machine, the process's own limit and the cgroups leave."""
-    found = [_of_machine(meminfo), *_of_process()]
+    """The smallest amount that the machine, the process's own limit of data and the cgroups leave.
+    `data`: False for files in memory."""
+    found = [_of_machine(meminfo), *(_of_process() if data else ())]
     found += [left for group in _groups(cgroups, membership) if (left := _of_group(group))]
     return min(found, key=lambda left: left.nbytes)
 

@@ -1,16 +1,24 @@
 """Whether a plan may take its memory now, on the host and on its device.
 
-What lies in files (`host_dir`) takes no memory: their disk refuses them when they are made.
+What lies in files (`host_dir`) takes no memory: their disk refuses them when they are made. Files
+in a tmpfs take memory, but they are no data of the process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from offload.errors import MemoryTooSmall
 from offload.graph.taskgraph import HOST
 from offload.memory.arenas import give_cached_back
 from offload.memory.device_memory import check_device, device_left
-from offload.memory.host_memory import check_memory, memory_left, returned_bytes
+from offload.memory.file_memory import is_ram
+from offload.memory.host_memory import (
+    HostMemoryLeft,
+    check_memory,
+    memory_left,
+    returned_bytes,
+)
 from offload.memory.runnable import RunnablePlan
 from offload.program.kernels import device_of
 from offload.sizes import say_size
@@ -24,9 +32,8 @@ def check_room(
 ) -> None:
     """Raise `MemoryTooSmall` unless the arenas of a plan, or larger ones, may be taken now, and a
     waiting place of so many bytes."""
-    if host_dir is not None:
-        arenas, waiting = _without_host(arenas), 0
-    check_memory(plan, arenas, memory_left(), waiting)
+    for in_memory, parked, left in _counted(arenas, waiting, host_dir):
+        check_memory(plan, in_memory, left, parked)
     device = device_of(plan.graph)
     if device.type == "cuda":
         give_cached_back(device)
@@ -42,15 +49,14 @@ def check_move(
 ) -> None:
     """Raise `MemoryTooSmall` unless these arenas and a waiting place may be taken beside those
     where the tensors are now. `freed`: bytes of the device that are given up before."""
-    if host_dir is not None:
-        arenas, waiting = _without_host(arenas), 0
-    device, left = device_of(plan.graph), memory_left()
-    on_host = arenas.get(HOST, 0) + waiting
-    on_device = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
+    device = device_of(plan.graph)
     if device.type == "cpu":
-        every = sum(arenas.values()) + waiting + plan.reserve + returned_bytes(plan.graph)
-        _check(every - freed, left.nbytes, "memory", left.where)
+        for in_memory, parked, left in _counted(arenas, waiting, host_dir):
+            every = sum(in_memory.values()) + parked + plan.reserve + returned_bytes(plan.graph)
+            _check(every - freed, left.nbytes, "memory", left.where)
         return
+    left, on_host = memory_left(), arenas.get(HOST, 0) + waiting
+    on_device = max((nbytes for number, nbytes in arenas.items() if number != HOST), default=0)
     _check(on_host, left.nbytes, "memory of the host", left.where)
     if on_device:
         give_cached_back(device)
@@ -59,8 +65,18 @@ def check_move(
         _check(needed, free, str(device), f"{say_size(free)} are free there")
 
 
-def _without_host(arenas: Mapping[int, int]) -> dict[int, int]:
-    return {number: nbytes for number, nbytes in arenas.items() if number != HOST}
+def _counted(
+    arenas: Mapping[int, int], waiting: int, host_dir: str | Path | None
+) -> Iterator[tuple[Mapping[int, int], int, HostMemoryLeft]]:
+    """Yield arenas and a waiting place, and what they together have to fit into."""
+    if host_dir is None:
+        yield arenas, waiting, memory_left()
+        return
+    if is_ram(host_dir):
+        left = memory_left(data=False)
+        where = f"{left.where}; files in host_dir={str(host_dir)!r} are memory, as it is a tmpfs"
+        yield arenas, waiting, replace(left, where=where)
+    yield {number: n for number, n in arenas.items() if number != HOST}, 0, memory_left()
 
 
 def _check(needed: int, left: int, what: str, where: str) -> None:
