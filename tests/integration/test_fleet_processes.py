@@ -1,6 +1,7 @@
 """Devices in processes of their own: the same bits, and a process that dies harms no other job."""
 
 import importlib
+import logging
 import multiprocessing
 import signal
 import sys
@@ -59,7 +60,7 @@ def states(result: FleetResult) -> dict[str, str]:
 
 
 def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_modules(
-    lone: Mapping[str, Outcome], tmp_path: Path
+    lone: Mapping[str, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: set[int] = set()
 
@@ -72,7 +73,15 @@ def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_mo
     for name in ("sgd", "plain"):
         kind = JOBS[name]
         add(fleet, name, kind, kind.module, train=kind.train, val=kind.val)
-    assert states(fleet.fit()) == dict.fromkeys(JOBS, "finished")
+    fleet.add_program("levels", importlib.import_module("fleet_deaths").write_levels)
+    monkeypatch.setattr(logging.getLogger("perfect"), "level", logging.DEBUG)  # as -v, and as -q
+    monkeypatch.setattr(logging.getLogger(), "level", logging.ERROR)
+    logging.captureWarnings(True)
+    try:
+        assert states(fleet.fit()) == dict.fromkeys([*JOBS, "levels"], "finished")
+    finally:
+        logging.captureWarnings(False)
+    assert (tmp_path / "jobs" / "levels" / "levels.txt").read_text() == "[10, 40] True"
     assert devices == {0, 1}
     assert wrong(lone, tmp_path) == {name: [] for name in JOBS}
     assert lone["adam"].differences(replace(Outcome.of(module), draws=(), logs=())) == []

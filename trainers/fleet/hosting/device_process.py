@@ -20,10 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainers.fleet.deciding.events import Command, DeviceEnded, Event, Yield
 from trainers.fleet.deciding.fleet_error import FleetError
+from trainers.fleet.hosting.child_manners import ChildManners
 from trainers.fleet.hosting.device_host import DeviceHost, HostedJob
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.seat import Seat
@@ -76,7 +75,7 @@ class DeviceProcess:
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
             target=_serve,
-            args=(theirs, settings, torch.get_num_threads()),
+            args=(theirs, settings, ChildManners.of_this_process()),
             name=f"perfect-device-{settings.number}",
             daemon=False,
         )
@@ -140,10 +139,9 @@ def said(code: int | None) -> str:
     return f"its process ended with code {code}"
 
 
-def _serve(pipe: Connection, settings: SeatSettings, threads: int) -> None:
+def _serve(pipe: Connection, settings: SeatSettings, manners: ChildManners) -> None:
     """Run in the process of a device."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's process tells the jobs to leave
-    torch.set_num_threads(threads)  # the number of threads decides the last bits of some kernels
+    manners.adopt()
     lock = threading.Lock()
 
     def send(event: Event) -> None:

@@ -9,14 +9,12 @@ A fleet whose jobs share nothing has no such process. If it dies, the devices re
 
 import multiprocessing
 import os
-import signal
 import socket
 import threading
 from multiprocessing.connection import Connection, wait
 
-import torch
-
 from loaders.sharing.view_link import serves_processes
+from trainers.fleet.hosting.child_manners import ChildManners
 from trainers.fleet.inputs.input_link import InputAddress
 from trainers.fleet.inputs.input_service import InputService
 
@@ -35,7 +33,7 @@ class InputProcess:
         self._bell, self._clapper = multiprocessing.Pipe(duplex=False)
         self._process = multiprocessing.get_context("spawn").Process(
             target=_serve,
-            args=(self._listener, self.address.key, torch.get_num_threads()),
+            args=(self._listener, self.address.key, ChildManners.of_this_process()),
             name="perfect-inputs",
             daemon=False,  # its loaders may have processes of their own
         )
@@ -67,10 +65,9 @@ def reads_for_all(in_processes: bool, devices: int) -> bool:
     return in_processes and devices > 1 and serves_processes()
 
 
-def _serve(listener: socket.socket, key: bytes, threads: int) -> None:
+def _serve(listener: socket.socket, key: bytes, manners: ChildManners) -> None:
     """Run in the process. It ends with that of the fleet."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fleet's process tells the jobs to leave
-    torch.set_num_threads(threads)  # the number of threads decides the last bits of some kernels
+    manners.adopt()
     service, fleet = InputService(), multiprocessing.parent_process()
     assert fleet is not None
     while fleet.sentinel not in wait([listener, fleet.sentinel]):
