@@ -5,6 +5,7 @@ there. Of points with equal steps it is one, and the others take what that one t
 run, and nothing is left.
 """
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +25,8 @@ from perfect.report.words import DASH, brief
 from trainers.fleet.deciding.fleet_state import FleetState, JobState
 from trainers.fleet.deciding.prediction import explained
 
+log = logging.getLogger(__name__)
+
 
 def check_grid(grid: Grid, console: Console) -> int:
     """Print what every job would take, and when all would be done. Return the exit code."""
@@ -34,6 +37,7 @@ def check_grid(grid: Grid, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="perfect-check-") as folder:
         firsts = [group[0] for group in alike]
         fleet = build_fleet(grid, Path(folder), lambda state, _: states.append(state), firsts)
+        log.info("planning %s", say_count(len(firsts), "job"))
         try:
             plans = {plan.job: plan for plan in fleet.plan()}
         finally:

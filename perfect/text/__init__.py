@@ -5,7 +5,7 @@ wikitext    a folder with WikiText-2 and the vocabulary -> blocks of one length
 text_lines  a folder with texts, one a line -> samples of their own lengths
 lengths     the few lengths that their batches are padded to (pure); padding pads them
 
-May import: loaders.errors.
+May import: bars, loaders.errors.
 """
 
 from perfect.text.bpe import Bpe, read_bpe

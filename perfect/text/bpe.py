@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.errors import SourceError
+from perfect.bars import counted
 
 BYTES = 256
 # These are Unicode's White_Space. Python's \s also contains the four separators 1C to 1F.
@@ -42,9 +43,11 @@ class Bpe:
         self._pieces = piece_pattern()
         self._known: dict[str, list[int]] = {}
 
-    def encode(self, text: str) -> NDArray[np.int32]:
+    def encode(self, text: str, what: str = "") -> NDArray[np.int32]:
+        """`what`: what a bar says while a long text is encoded; "" shows none."""
         found: list[int] = []
-        for piece in self._pieces.findall(text):
+        pieces: list[str] = self._pieces.findall(text)
+        for piece in counted(pieces, what) if what else pieces:
             ids = self._known.get(piece)
             if ids is None:
                 ids = self._known[piece] = self._merge(piece)

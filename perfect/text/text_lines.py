@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from loaders.errors import SourceError
+from perfect.bars import counted
 from perfect.text.bpe import Bpe, read_bpe
 from perfect.text.kept_ids import kept_ids, read_text
 
@@ -82,7 +83,7 @@ def read_lines(root: Path, sequence: int, vocabulary: int | None = None) -> Line
 
 def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
     text = read_text(file)
-    packed = kept_ids(file, text, bpe, lambda text: _packed(text, bpe), "lines")
+    packed = kept_ids(file, text, bpe, lambda text: _packed(file, text, bpe), "lines")
     count = int(packed[0])
     sizes, ids = packed[1 : count + 1].astype(np.int64), packed[count + 1 :]
     if short := int((sizes < 2).sum()):
@@ -93,8 +94,9 @@ def _lines(file: Path, bpe: Bpe, sequence: int) -> TextLines:
     return found
 
 
-def _packed(text: str, bpe: Bpe) -> NDArray[np.int32]:
+def _packed(file: Path, text: str, bpe: Bpe) -> NDArray[np.int32]:
     """Return the number of lines, the tokens of each, and all tokens."""
-    lines = [bpe.encode(line) for line in text.splitlines() if line.strip()]
+    said = [line for line in text.splitlines() if line.strip()]
+    lines = [bpe.encode(line) for line in counted(said, f"encoding {file.name}")]
     sizes = [len(lines), *map(len, lines)]
     return np.concatenate([np.asarray(sizes, dtype=np.int32), *lines]).astype(np.int32)

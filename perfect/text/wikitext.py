@@ -68,7 +68,8 @@ def blocks(tokens: NDArray[np.int32], sequence: int, source: Path) -> TensorData
 
 def _tokens(file: Path, bpe: Bpe) -> NDArray[np.int32]:
     text = read_text(file)
-    return kept_ids(file, as_lines_apart(text) if file.suffix == ".raw" else text, bpe, bpe.encode)
+    text = as_lines_apart(text) if file.suffix == ".raw" else text
+    return kept_ids(file, text, bpe, lambda text: bpe.encode(text, f"encoding {file.name}"))
 
 
 def as_lines_apart(text: str) -> str:

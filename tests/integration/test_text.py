@@ -1,6 +1,7 @@
 """GPT-2's tokens in pure Python against known encodings, and blocks that tile a text."""
 
 import json
+import logging
 import re
 import sys
 import tarfile
@@ -186,12 +187,22 @@ def test_a_folder_gives_three_texts_and_keeps_their_tokens(tmp_path: Path) -> No
     assert len(list((root / "wikitext-2").glob("*.npy"))) == 6
 
 
-def test_a_damaged_file_of_tokens_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_of_tokens_is_made_anew(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     root = write_texts(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     first = read_wikitext(root, 8)
     for file in (root / "wikitext-2").glob("*.npy"):
         file.write_bytes(file.read_bytes()[:90])
     assert torch.equal(read_wikitext(root, 8).train.tensors[1], first.train.tensors[1])
+    assert capfd.readouterr().err.count("encoding wiki.train.tokens") >= 2
+    with caplog.at_level(logging.ERROR, "perfect"):  # as perfect-train -q
+        read_wikitext(root, 8, vocabulary=258)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_text_that_changed_is_encoded_anew(tmp_path: Path) -> None:

@@ -44,9 +44,17 @@ def test_every_token_of_a_line_but_its_first_is_predicted_once(root: Path) -> No
     assert text.longest == 8
 
 
-def test_the_ids_are_kept_beside_the_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ids_are_kept_beside_the_text(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     first = read_lines(root, 8)
+    assert capfd.readouterr() == ("", ""), "nothing but a terminal shows a bar"
     assert len([*root.glob("*.npy")]) == 3
+    for part in root.glob("*.npy"):
+        part.unlink()
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    first = read_lines(root, 8)
+    assert "encoding train.txt" in capfd.readouterr().err
     monkeypatch.setattr("perfect.text.bpe.Bpe.encode", None)
     again = read_lines(root, 8)
     assert all(
