@@ -33,7 +33,7 @@ from trainers.elastic.wire import (
 )
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION
 from trainers.elastic.wire.stream import TlsStream
-from trainers.elastic.wire.tensors import into_tensors, payloads_of
+from trainers.elastic.wire.tensors import payloads_of, tensors_of
 
 HERE = Path(__file__).parent
 SECRET = Secret(b"the secret of this test")
@@ -70,22 +70,20 @@ def plain(anchor: Listener) -> socket.socket:
 # ---- what is carried ----------------------------------------------------------------------------
 
 
-def test_200_mb_of_tensors_arrive_in_place(
+def test_200_mb_of_tensors_arrive(
     anchor: Listener, crew: ThreadPoolExecutor, record_property: Callable[[str, object], None]
 ) -> None:
     sent = [torch.arange(25_000_000, dtype=torch.int32), torch.full((100_000_000,), 3).char()]
-    there = [torch.zeros_like(tensor) for tensor in sent]
     size = sum(tensor.nbytes for tensor in sent)
     with connect([anchor.address], SECRET, 20) as client, anchor.accept(20) as server:
         began, cpu = time.monotonic(), time.process_time()
         done = crew.submit(client.send, "state", payloads_of(sent), step=7)
-        place = into_tensors({"state": there})
-        message = server.receive(100, limit=size, place=place)
+        message = server.receive(100, limit=size)
         done.result(60)
         seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     print(f"{size / seconds / 1e6:.0f} MB/s, {size / cpu / 1e6:.0f} MB a CPU second of both sides")
     assert message.fields["step"] == 7
-    assert all(torch.equal(*both) for both in zip(there, sent, strict=True))
+    assert all(torch.equal(*both) for both in zip(tensors_of(message), sent, strict=True))
 
 
 def test_both_sides_send_much_at_once(anchor: Listener, crew: ThreadPoolExecutor) -> None:
@@ -130,10 +128,8 @@ def test_who_gives_up_in_the_middle_of_a_message_goes_on_with_it_later(pair: Pai
     data = PREFIX.pack(MAGIC, VERSION, len(header)) + header + b"abcdef"
     for begin in range(0, len(data) - 5, 5):
         written(client, data[begin : begin + 5])
-        before = server.heard_at
         with pytest.raises(WireTimeout, match="the rest of a message"):
             server.receive(0.02)
-        assert server.heard_at > before
     written(client, data[(len(data) - 1) // 5 * 5 :])
     client.send("next")
     assert server.receive(20).payloads[0].data == b"abcdef"

@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainers.elastic.wire import (
-    BadFrame,
-    Message,
-    PayloadForm,
-)
-from trainers.elastic.wire.incoming import IncomingFrame, Place
+from trainers.elastic.wire import BadFrame, Message
+from trainers.elastic.wire.incoming import IncomingFrame
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION, encode
-from trainers.elastic.wire.tensors import into_tensors, payloads_of, tensors_of
+from trainers.elastic.wire.tensors import payloads_of, tensors_of
 
 
-def received(
-    data: bytes, *, limit: int = 1 << 20, place: Place | None = None, pieces: Sequence[int] = ()
-) -> Message:
+def received(data: bytes, *, limit: int = 1 << 20, pieces: Sequence[int] = ()) -> Message:
     frame = IncomingFrame()
     sizes = iter(pieces)
     while (wanted := frame.wanted()) is not None:
@@ -27,7 +21,7 @@ def received(
         assert piece, "the message is longer than its bytes"
         wanted[: len(piece)] = piece
         data = data[len(piece) :]
-        frame.took(len(piece), limit, place)
+        frame.took(len(piece), limit)
     assert not data
     return frame.message()
 
@@ -130,35 +124,6 @@ def test_payloads_above_the_limit_are_refused_before_memory_is_taken_for_them() 
     assert received(joined("k", {}, [bytes(100)]), limit=100).payloads[0].form.size == 100
 
 
-def test_a_payload_goes_where_the_receiver_says() -> None:
-    home = bytearray(5)
-    asked: list[object] = []
-
-    def place(kind: str, fields: Mapping[str, Any], forms: tuple[PayloadForm, ...]) -> Any:
-        asked.append((kind, dict(fields), forms))
-        return [memoryview(home)]
-
-    data = joined("k", {"a": 1}, [b"12345"])
-    message = received(data, place=place, pieces=[3, 30, 2])
-    assert home == b"12345"
-    assert message.payloads[0].data.obj is home
-    assert asked == [("k", {"a": 1}, (PayloadForm(5),))]
-
-
-@pytest.mark.parametrize(
-    ("given_", "said"),
-    [
-        ([], "brings 1 payloads, and 0 are expected"),
-        ([memoryview(bytearray(4))], "has 5 bytes, and 4 are expected"),
-        ([memoryview(bytes(5))], "cannot be written"),
-        ([memoryview(bytearray(10))[::2]], "cannot be written"),
-    ],
-)
-def test_a_place_that_does_not_fit_is_refused(given_: list[memoryview], said: str) -> None:
-    with pytest.raises(BadFrame, match=said):
-        received(joined("k", {}, [b"12345"]), place=lambda *_: given_)
-
-
 # ---- tensors ------------------------------------------------------------------------------------
 
 TENSORS = (
@@ -176,38 +141,11 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def test_tensors_arrive_with_type_shape_and_every_bit() -> None:
-    arrived = tensors_of(received(joined("state", {}, payloads_of(TENSORS))))
+    data = joined("state", {}, payloads_of(TENSORS))
+    arrived = tensors_of(received(data, pieces=[3, 30, 2]))
     assert [(t.dtype, t.shape) for t in arrived] == [(t.dtype, t.shape) for t in TENSORS]
     assert [bits(t) for t in arrived] == [bits(t) for t in TENSORS]
     assert torch.equal(arrived[4], TENSORS[4])
-
-
-def test_tensors_arrive_in_the_tensors_that_are_there() -> None:
-    targets = [torch.full(t.shape, 1).to(t.dtype) for t in TENSORS]
-    data = joined("state", {}, payloads_of(TENSORS))
-    message = received(data, place=into_tensors({"state": targets}))
-    assert [bits(t) for t in targets] == [bits(t) for t in TENSORS]
-    assert tensors_of(message)[0].data_ptr() == targets[0].data_ptr()
-    other = received(joined("other", {}, [b"x"]), place=into_tensors({"state": targets}))
-    assert bytes(other.payloads[0].data) == b"x"
-
-
-@pytest.mark.parametrize(
-    ("targets", "said"),
-    [
-        ([], "brings 1 tensors, and 0 are expected"),
-        ([torch.ones(4, dtype=torch.int32)], r"is float32 \[4\], and int32 \[4\] is expected"),
-        ([torch.ones(2, 2)], r"is float32 \[4\], and float32 \[2, 2\] is expected"),
-        ([torch.ones(8)[::2]], "do not lie one after the other"),
-        ([torch.ones(4, device="meta")], "only dense tensors of the host"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_by_number(
-    targets: list[torch.Tensor], said: str
-) -> None:
-    data = joined("state", {}, payloads_of([torch.zeros(4)]))
-    with pytest.raises(BadFrame, match=said):
-        received(data, place=into_tensors({"state": targets}))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from trainers.elastic.wire.address import Address
-from trainers.elastic.wire.incoming import IncomingFrame, Place
+from trainers.elastic.wire.incoming import IncomingFrame
 from trainers.elastic.wire.message import Bytes, Message, Payload, encode
 from trainers.elastic.wire.stream import TlsStream
 from trainers.elastic.wire.wire_errors import ChannelClosed, WireTimeout
@@ -39,7 +39,6 @@ class Channel:
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
         self._frame = IncomingFrame()
-        self._heard_at = time.monotonic()
 
     def __repr__(self) -> str:
         return f"Channel({self.here} -> {self.peer}{', closed' if self.closed else ''})"
@@ -48,11 +47,6 @@ class Channel:
     def closed(self) -> bool:
         """Whether this side has closed it. The other side's end shows in the next call."""
         return self._stream.hung_up
-
-    @property
-    def heard_at(self) -> float:
-        """When the last bytes came in, on the monotonic clock, of a whole message or not."""
-        return self._heard_at
 
     def send(self, kind: str, /, payloads: Sequence[Payload | Bytes] = (), **fields: Any) -> None:
         """Send a message. It may be on its way when this returns; it is not said to have arrived.
@@ -88,17 +82,11 @@ class Channel:
                 self._stream.hang_up()  # Half a message may be on its way.
                 raise
 
-    def receive(
-        self,
-        timeout: float | None,
-        *,
-        limit: int = MOST_PAYLOAD_BYTES,
-        place: Place | None = None,
-    ) -> Message:
+    def receive(self, timeout: float | None, *, limit: int = MOST_PAYLOAD_BYTES) -> Message:
         """Return the next message, or raise `WireTimeout` after `timeout` seconds (None: never).
 
         `limit`: more bytes of payloads are refused before any memory is taken for them, and the
-        channel is closed. `place` says where payloads go. Both count as a message's header arrives.
+        channel is closed. It counts as a message's header arrives.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
@@ -106,8 +94,7 @@ class Channel:
         try:
             while (wanted := self._frame.wanted()) is not None:
                 count = self._stream.read(wanted, deadline)
-                self._heard_at = time.monotonic()
-                self._frame.took(count, limit, place)
+                self._frame.took(count, limit)
             message, self._frame = self._frame.message(), IncomingFrame()
             return message
         except WireTimeout as error:

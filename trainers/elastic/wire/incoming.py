@@ -6,7 +6,7 @@
 A receiver that gives up for now goes on later, in the middle of the message. Nothing here does I/O.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainers.elastic.wire.message import (
@@ -18,9 +18,6 @@ from trainers.elastic.wire.message import (
     header_bytes,
 )
 from trainers.elastic.wire.wire_errors import BadFrame
-
-Place = Callable[[str, Mapping[str, Any], tuple[PayloadForm, ...]], Sequence[memoryview] | None]
-"""From a message's kind, fields and payloads-to-come to where these go. None: to new memory."""
 
 
 class IncomingFrame:
@@ -46,7 +43,7 @@ class IncomingFrame:
         """Return where the next bytes go. None: the message is complete."""
         return self._parts[0] if self._parts else None
 
-    def took(self, count: int, limit: int, place: Place | None = None) -> None:
+    def took(self, count: int, limit: int) -> None:
         """`count` bytes have been written to what was wanted. `limit`: most bytes of payloads."""
         self._begun = True
         self._parts[0] = self._parts[0][count:]
@@ -57,36 +54,20 @@ class IncomingFrame:
             self._header = bytearray(header_bytes(bytes(self._prefix)))
             self._parts = [memoryview(self._header)]
         elif not self._kind:
-            self._read_header(bytes(self._header), limit, place)
+            self._read_header(bytes(self._header), limit)
 
     def message(self) -> Message:
         """Return the complete message."""
         pairs = zip(self._placed, self._forms, strict=True)
         return Message(self._kind, self._fields, tuple(Payload(*pair) for pair in pairs))
 
-    def _read_header(self, header: bytes, limit: int, place: Place | None) -> None:
+    def _read_header(self, header: bytes, limit: int) -> None:
         kind, fields, forms = decode_header(header)
         total = sum(form.size for form in forms)
         if total > limit:
             raise BadFrame(
                 f"{kind!r} brings {total} bytes of payloads, and at most {limit} are taken here"
             )
-        given = None if place is None else place(kind, fields, forms)
-        if given is None:
-            given = [memoryview(bytearray(form.size)) for form in forms]
-        _check_places(kind, given, forms)
         self._kind, self._fields, self._forms = kind, fields, forms
-        self._placed = tuple(given)
-        self._parts = [view for view in given if len(view)]
-
-
-def _check_places(kind: str, given: Sequence[memoryview], forms: Sequence[PayloadForm]) -> None:
-    if len(given) != len(forms):
-        raise BadFrame(f"{kind!r} brings {len(forms)} payloads, and {len(given)} are expected")
-    for number, (view, form) in enumerate(zip(given, forms, strict=True)):
-        if view.readonly or view.format != "B" or view.ndim != 1 or not view.c_contiguous:
-            raise BadFrame(f"payload {number} of {kind!r} cannot be written where it shall go")
-        if len(view) != form.size:
-            raise BadFrame(
-                f"payload {number} of {kind!r} has {form.size} bytes, and {len(view)} are expected"
-            )
+        self._placed = tuple(memoryview(bytearray(form.size)) for form in forms)
+        self._parts = [view for view in self._placed if len(view)]

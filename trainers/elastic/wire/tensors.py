@@ -1,19 +1,16 @@
 """Tensors of the host as payloads: raw bytes, with type and shape in the header.
 
 channel.send("state", payloads_of(tensors))
-message = channel.receive(10, limit=n, place=into_tensors({"state": tensors}))   in place, or
-tensors = tensors_of(channel.receive(10, limit=n))                               new ones
+tensors = tensors_of(channel.receive(10, limit=n))
 """
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from trainers.elastic.wire.incoming import Place
 from trainers.elastic.wire.message import Message, Payload, PayloadForm
 from trainers.elastic.wire.wire_errors import BadFrame
 
@@ -23,60 +20,27 @@ def payloads_of(tensors: Iterable[Tensor]) -> list[Payload]:
     return [_payload(number, tensor) for number, tensor in enumerate(tensors)]
 
 
-def into_tensors(targets: Mapping[str, Sequence[Tensor]]) -> Place:
-    """Say where payloads go: those of a message of this kind go into these tensors.
-
-    Types and shapes must be equal. Payloads of other kinds go to new memory.
-    """
-
-    def place(
-        kind: str, _: Mapping[str, Any], forms: tuple[PayloadForm, ...]
-    ) -> Sequence[memoryview] | None:
-        if kind not in targets:
-            return None
-        tensors = targets[kind]
-        if len(tensors) != len(forms):
-            raise BadFrame(f"{kind!r} brings {len(forms)} tensors, and {len(tensors)} are expected")
-        for number, (tensor, form) in enumerate(zip(tensors, forms, strict=True)):
-            if (form.dtype, form.shape) != (_name(tensor.dtype), tuple(tensor.shape)):
-                raise BadFrame(
-                    f"tensor {number} of {kind!r} is {form.dtype or 'no tensor'}"
-                    f" {list(form.shape)}, and {_name(tensor.dtype)} {list(tensor.shape)} is"
-                    " expected"
-                )
-        return [_bytes(number, tensor) for number, tensor in enumerate(tensors)]
-
-    return place
-
-
 def tensors_of(message: Message) -> list[Tensor]:
     """Return the payloads of a message as tensors, which share their memory."""
     return [_tensor(message.kind, n, payload) for n, payload in enumerate(message.payloads)]
 
 
 def _payload(number: int, tensor: Tensor) -> Payload:
-    _check_dense(number, tensor)
-    data = _bytes(number, tensor.detach().contiguous().resolve_conj().resolve_neg())
-    return Payload(data, PayloadForm(len(data), _name(tensor.dtype), tuple(tensor.shape)))
-
-
-def _check_dense(number: int, tensor: Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise BadFrame(
             f"tensor {number} is on {tensor.device} with layout {tensor.layout}: only dense tensors"
-            " of the host are sent and received"
+            " of the host are sent"
         )
+    data = _bytes(tensor.detach().contiguous().resolve_conj().resolve_neg())
+    return Payload(data, PayloadForm(len(data), _name(tensor.dtype), tuple(tensor.shape)))
 
 
-def _bytes(number: int, tensor: Tensor) -> memoryview:
-    _check_dense(number, tensor)
-    if not tensor.is_contiguous():
-        raise BadFrame(f"the elements of tensor {number} do not lie one after the other: copy it")
+def _bytes(tensor: Tensor) -> memoryview:
     if sys.byteorder != "little":
         raise BadFrame("tensors are sent in little-endian order, and this machine has the other")
     if not tensor.numel():
         return memoryview(bytearray())
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _tensor(kind: str, number: int, payload: Payload) -> Tensor:
