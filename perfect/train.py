@@ -100,7 +100,7 @@ def _do(
     log.info("importing PyTorch and Lightning")
     with importing():
         from offload import OffloadError
-        from perfect.assembly import Alone
+        from perfect.assembly import berth_alone
         from perfect.commands.check import print_plan
         from perfect.commands.training import train, train_as_peer
         from perfect.config.schema import RunConfig
@@ -122,7 +122,9 @@ def _do(
         if recipe.elastic is not None:
             return train_as_peer(recipe, folder, console, args.join, args.name)
         # Ranks would all say the same, but each says what ends it.
-        return train(recipe, folder, Alone(Console(quiet=True) if is_other_rank() else console))
+        return train(
+            recipe, folder, berth_alone(Console(quiet=True) if is_other_rank() else console)
+        )
     except BuildError as error:
         found = [error, *error.others]
         return _refuse(console, [source.at(tuple(e.key.split(".")), e.reason) for e in found])

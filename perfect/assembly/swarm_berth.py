@@ -1,21 +1,19 @@
 """Where a run trains: as a peer of a swarm, or once more from the swarm's logs.
 
-    InSwarm    joins at an anchor, and begins with the state of the swarm; leaves when it is asked
-    InReplay   makes every step of a swarm again, in one process
+    berth_in_swarm     joins at an anchor, and begins with the state of the swarm; leaves when it
+                       is asked
+    berth_in_replay    makes every step of a swarm again, in one process
 
 Everything else of a run is as it is alone (berth.py).
 """
 
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 
-from loaders import ReuseLoader
+from perfect.assembly.berth import Berth
 from perfect.config.elastic_schema import ElasticConfig
 from perfect.config.schema import RunConfig, dump_config
 from perfect.config.shared_keys import shared_keys
@@ -49,43 +47,23 @@ def check_node(given: ElasticConfig) -> None:
         raise BuildError("elastic.host", str(error)) from error
 
 
-@final
-class InSwarm:
-    own_folder = True
+def berth_in_swarm(console: Console, folder: RunFolder, join: str, name: str = "") -> Berth:
+    """`join`: the anchors' addresses; `name`: of this peer (default: made up). The strategy has
+    this peer's checkpoint: the swarm decides whose state is the newest."""
 
-    def __init__(self, console: Console, folder: RunFolder, join: str, name: str = "") -> None:
-        """`join`: the anchors' addresses; `name`: of this peer (default: made up)."""
-        self.console = console
-        self._folder = folder
-        self._join = join
-        self._name = name
-        self._stop = StopSignal(console)
-        self.callbacks: Sequence[L.Callback] = (self._stop,)
-
-    def asked(self) -> bool:
-        return self._stop.asked()
-
-    @property
-    def stopped(self) -> bool:
-        return False
-
-    def clock(self) -> float:
-        return time.perf_counter()
-
-    def strategy(self, config: RunConfig) -> Strategy | str:
+    def strategy(config: RunConfig) -> Strategy:
         given = config.elastic
         assert given is not None, "only a run with the section is a peer"
         check_node(given)
-        own = self._folder.checkpoint
         try:
             return ElasticStrategy(
                 lanes=given.lanes,
-                join=self._join,
+                join=join,
                 secret_file=given.secret_file,
                 sum=given.sum,
-                checkpoint=own if self._folder.checkpoint_step() is not None else None,
+                checkpoint=folder.checkpoint if folder.checkpoint_step() is not None else None,
                 host=given.host or "",
-                name=self._name,
+                name=name,
                 insecure_network=given.insecure_network,
                 alike=shared_keys(dump_config(config)),
                 budget=None if config.offload is None else config.offload.budget,
@@ -93,50 +71,25 @@ class InSwarm:
         except (AddressError, CannotBeElastic) as error:
             raise BuildError("elastic", str(error)) from error
 
-    def begins_with(self, checkpoint: Path) -> str | None:
-        """The strategy has this peer's checkpoint: the swarm decides whose state is the newest."""
-        return None
+    stop = StopSignal(console)
+    return Berth(
+        console=console,
+        strategy=strategy,
+        callbacks=(stop,),
+        asked=stop.asked,
+        own_folder=True,
+        loads_checkpoint=False,
+    )
 
-    def train_loader(self, loader: ReuseLoader) -> ReuseLoader:
-        return loader
 
-    def device(self, config: RunConfig) -> dict[str, Any]:
-        return {"accelerator": config.trainer.accelerator, "devices": 1}
-
-
-@final
-class InReplay:
-    own_folder = True
-
-    def __init__(
-        self, console: Console, logs: Sequence[Path], budget: str | int | None = None
-    ) -> None:
-        """`budget`: of bytes of the device, as the peer had it."""
-        self.console = console
-        self.replay = ReplayStrategy(logs, budget=budget)
-        self.callbacks: Sequence[L.Callback] = (_LastKnownStep(self.replay),)
-
-    def asked(self) -> bool:
-        return False
-
-    @property
-    def stopped(self) -> bool:
-        return False
-
-    def clock(self) -> float:
-        return time.perf_counter()
-
-    def strategy(self, config: RunConfig) -> Strategy | str:
-        return self.replay
-
-    def begins_with(self, checkpoint: Path) -> str | None:
-        return None
-
-    def train_loader(self, loader: ReuseLoader) -> ReuseLoader:
-        return loader
-
-    def device(self, config: RunConfig) -> dict[str, Any]:
-        return {"accelerator": config.trainer.accelerator, "devices": 1}
+def berth_in_replay(console: Console, replay: ReplayStrategy) -> Berth:
+    return Berth(
+        console=console,
+        strategy=lambda _: replay,
+        callbacks=(_LastKnownStep(replay),),
+        own_folder=True,
+        loads_checkpoint=False,
+    )
 
 
 class _LastKnownStep(L.Callback):

@@ -19,7 +19,7 @@ from offload.memory.host_memory import memory_left
 from offload.memory.room import check_room
 from offload.sizes import say_count, say_size
 from perfect.assembly import (
-    Alone,
+    berth_alone,
     build_data,
     build_module,
     build_phase_switch,
@@ -55,7 +55,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
     module = build_module(config, data.num_classes)
     phases, rule = build_phases(config)
     switch = build_phase_switch(config)
-    trainer = build_trainer(config, out, switch, RunLog(out), Alone(console), data)
+    trainer = build_trainer(config, out, switch, RunLog(out), berth_alone(console), data)
     loader = data.train
     samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from rich.console import Console
 
 from perfect.assembly import (
-    Alone,
+    berth_alone,
     build_data,
     build_module,
     build_phase_switch,
@@ -49,7 +49,7 @@ def _plan(config: RunConfig, phases: tuple[str, ...], out: Path, console: Consol
     try:
         module = build_module(config, data.num_classes)
         switch = build_phase_switch(config)
-        trainer = build_trainer(config, out, switch, RunLog(out), Alone(console), data)
+        trainer = build_trainer(config, out, switch, RunLog(out), berth_alone(console), data)
         trainer.loggers = [DummyLogger()]
         with watched(trainer):
             if data.datamodule is not None:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from offload.sizes import say_count
 from perfect.assembly import (
-    InReplay,
+    Berth,
+    berth_in_replay,
     build_data,
     build_module,
     build_phase_switch,
@@ -21,6 +22,7 @@ from perfect.config.schema import CheckpointConfig, PlateauSwitch, RunConfig
 from perfect.config.yaml_reader import read_config
 from perfect.runs.record import RunLog
 from trainers.elastic.errors import LogDamaged, ReplayDiffers
+from trainers.elastic.peer.replay_strategy import ReplayStrategy
 
 NEVER = 1 << 60
 """So many steps no run has."""
@@ -31,16 +33,15 @@ def replay(runs: Sequence[Path], console: Console) -> str:
     logs = [log for run in runs for log in _logs_of(run)]
     config = read_config(runs[0] / "config.yaml")[0]
     budget = None if config.offload is None else config.offload.budget
-    berth = InReplay(console, logs, budget)
-    steps = berth.replay.history.steps
-    if not steps:
+    strategy = ReplayStrategy(logs, budget=budget)
+    if not strategy.history.steps:
         raise LogDamaged(
             f"the logs of {', '.join(map(str, runs))} do not reach back to the first step: give the"
             " folders of peers that were there, too"
         )
     with tempfile.TemporaryDirectory(prefix="perfect-replay-") as scratch:
-        module, ended = _train(config, berth, Path(scratch))
-    said = f"equal: {say_count(berth.replay.replayed.compared, 'step')}"
+        module, ended = _train(config, berth_in_replay(console, strategy), Path(scratch))
+    said = f"equal: {say_count(strategy.replayed.compared, 'step')}"
     finals = [run / "final.ckpt" for run in runs if (run / "final.ckpt").exists()]
     if not ended or not finals:
         return said
@@ -58,7 +59,7 @@ def _logs_of(run: Path) -> list[Path]:
     return logs
 
 
-def _train(config: RunConfig, berth: InReplay, scratch: Path) -> tuple[L.LightningModule, bool]:
+def _train(config: RunConfig, berth: Berth, scratch: Path) -> tuple[L.LightningModule, bool]:
     """Return the trained module, and whether all phases have ended."""
     config = config.model_copy(
         update={"loggers": [], "checkpoint": CheckpointConfig(every_steps=NEVER), "elastic": None}

@@ -15,7 +15,7 @@ from loaders import LoaderError
 from offload import DeviceLost, OffloadError
 from perfect.assembly import (
     Berth,
-    InSwarm,
+    berth_in_swarm,
     build_data,
     build_module,
     build_phase_switch,
@@ -50,7 +50,7 @@ def train_as_peer(
     """Train with a swarm to the end of the run. A peer that is expelled comes again."""
     for _ in range(MOST_RETURNS):
         try:
-            return train(config, folder, InSwarm(console, folder, join, name))
+            return train(config, folder, berth_in_swarm(console, folder, join, name))
         except Expelled as error:
             _say(console, f"expelled: {error}; this peer joins again")
     _say(console, f"this peer was expelled {MOST_RETURNS} times, and gives up", style="red")
@@ -111,10 +111,8 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
     switch = build_phase_switch(config)
     run_log = RunLog(folder.path, berth.clock, own_folder=berth.own_folder)
     trainer = build_trainer(config, folder.path, switch, run_log, berth, data)
-    resumed_step = folder.checkpoint_step()
-    ckpt = None if resumed_step is None else berth.begins_with(folder.checkpoint)
-    if ckpt is None:
-        resumed_step = None
+    resumed_step = folder.checkpoint_step() if berth.loads_checkpoint else None
+    ckpt = None if resumed_step is None else str(folder.checkpoint)
     if resumed_step is not None:
         run_log.resume(resumed_step)
         berth.console.print(f"resuming {folder.path} after step {resumed_step}", highlight=False)
@@ -151,7 +149,7 @@ def train_run(config: RunConfig, folder: RunFolder, berth: Berth) -> None:
             run |= judge(trainer, module, data, switch)
         status = "completed"
     except (Interrupted, JobLeft, KeyboardInterrupt, SystemExit):
-        status = "stopped" if berth.stopped else "interrupted"
+        status = "stopped" if berth.stopped() else "interrupted"
         raise
     except OffloadError as error:
         run["error"] = str(error)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from perfect.assembly import InFleet
+from perfect.assembly import berth_in_fleet
 from perfect.commands.training import train_run
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError, Interrupted, RunFailed
@@ -29,7 +29,7 @@ class GridJob:
             if folder.open(dump_config(self.config)) == "completed":
                 return  # a kill came between the end of the run and the fleet's note of it
             try:
-                train_run(self.config, folder, InFleet(seat, console))
+                train_run(self.config, folder, berth_in_fleet(seat, console))
             except Interrupted as error:
                 raise JobLeft(folder.checkpoint_step() or 0) from error
             except BuildError as error:

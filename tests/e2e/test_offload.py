@@ -15,7 +15,13 @@ from rich.console import Console
 from torch.utils import _pytree as pytree
 
 import offload.measuring.profiling
-from perfect.assembly import Alone, build_data, build_module, build_phase_switch, build_trainer
+from perfect.assembly import (
+    berth_alone,
+    build_data,
+    build_module,
+    build_phase_switch,
+    build_trainer,
+)
 from perfect.commands.plans import plan_phases
 from perfect.config.yaml_reader import read_config
 from perfect.runs.checkpoint import RunCheckpoint
@@ -229,7 +235,7 @@ def test_the_plans_of_check_are_those_that_training_makes(
         del phased["ema"]
     recipe = within("70%", phased, optimizer="host")
     config = read_config(write_yaml(recipe))[0]
-    data, switch, alone = build_data(config), build_phase_switch(config), Alone(Console())
+    data, switch, alone = build_data(config), build_phase_switch(config), berth_alone(Console())
     module = build_module(config, data.num_classes)
     trainer = build_trainer(config, tmp_path / "none", switch, RunLog(tmp_path), alone, data)
     first, second = plan_phases(trainer, module, data, switch)
