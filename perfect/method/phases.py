@@ -78,9 +78,6 @@ class BudgetSplit:
     pretrain: int
     finetune: int
 
-    def total(self, reuse: int) -> int:
-        return self.pretrain * reuse + self.finetune
-
 
 def budget_split(fresh: float, total: float, reuse: int) -> BudgetSplit:
     """Return the latest switch that spends `fresh` passes of decoding and `total` epochs.
@@ -139,7 +136,7 @@ class PhasePolicy:
     """Walks through a list of phases. With `plateau`, a phase that reuses samples may end early, at
     the end of a pass. The run's length in epoch-equivalents does not change.
 
-    `trace` and `switches` hold all observations and decisions; `replay(trace, rule)` repeats them.
+    `trace` and `switches` hold all observations and decisions.
     """
 
     def __init__(self, phases: Sequence[Phase], plateau: PlateauRule | None = None) -> None:

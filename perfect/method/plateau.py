@@ -160,15 +160,3 @@ def look_from_dict(look: dict[str, Any]) -> Look:
     verdict = Verdict(**look["verdict"]) if look["verdict"] else None
     seen = Observation(**look["seen"])
     return Look(look["phase"], look["reuse"], look["constant_lr"], seen, verdict)
-
-
-def replay(trace: Sequence[Look], rule: PlateauRule) -> list[Verdict]:
-    """Return the verdicts of a rule, the run's own or another one, on a recorded run."""
-    detector, verdicts, phase = PlateauDetector(rule), [], None
-    for look in trace:
-        if phase not in (None, look.phase) or not look.constant_lr:
-            detector.changed()
-        phase = look.phase
-        if look.constant_lr and look.reuse > 1:
-            verdicts.append(detector.observe(look.seen))
-    return verdicts

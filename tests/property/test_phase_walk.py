@@ -1,9 +1,9 @@
-"""The walk through the phases: by passes, by steps, from plateau to plateau, resumed, replayed."""
+"""The walk through the phases: by passes, by steps, from plateau to plateau, resumed."""
 
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from products import examples
 
 from perfect.method.phases import Phase, PhasePolicy, PhaseState
-from perfect.method.plateau import Look, Observation, PlateauRule, look_from_dict, replay
+from perfect.method.plateau import Observation, PlateauRule
 from perfect.method.schedule import Schedule
 
 law = settings(max_examples=examples(60), deadline=None)
@@ -180,40 +180,6 @@ def walked(options: dict[str, Any]) -> tuple[list[Phase], Callable[[float], floa
         ],
         lambda t: learning(t / 2) + noise[round(t)],
     )
-
-
-@law
-@given(WALKS)
-def test_a_trace_replays_to_the_same_verdicts(options: dict[str, Any]) -> None:
-    planned, accuracy = walked(options)
-    policy = walk(PhasePolicy(planned, RULE), accuracy)
-    written = json.loads(json.dumps([asdict(look) for look in policy.trace]))
-    trace = [look_from_dict(look) for look in written]
-    assert trace == policy.trace
-    judged = [look.verdict for look in trace if look.verdict is not None]
-    assert replay(trace, RULE) == judged
-
-
-def test_a_trace_replays_with_another_rule() -> None:
-    policy = walk(PhasePolicy(phases(40), replace(RULE, not_before=1e9)), learning)
-    strict = replace(RULE, accuracy_slope=0.03)
-
-    def fired(rule: PlateauRule) -> float:
-        return next(v.at for v in replay(policy.trace, rule) if v.fired)
-
-    assert policy.switches[0].reason == "latest start"
-    assert fired(RULE) < fired(strict)
-
-
-def test_a_replay_does_not_look_into_passes_of_a_changing_rate() -> None:
-    looks = [
-        Look("pretrain", 3, constant, Observation(float(t), 0.6), None)
-        for t, constant in enumerate([True] * 14 + [False] + [True] * 30)
-    ]
-    verdicts = replay(looks, RULE)
-    fired = [v.at for v in verdicts if v.fired]
-    assert fired[0] == 14 + RULE.cooldown + RULE.window + RULE.hits - 1
-    assert 14.0 not in [v.at for v in verdicts]
 
 
 @settings(max_examples=examples(25), deadline=None)
