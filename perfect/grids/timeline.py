@@ -8,14 +8,14 @@ It is for the report (perfect/report/fleet_record.py reads it). A kill loses not
 the last states went on.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainers.fleet.deciding.events import Event
 from trainers.fleet.deciding.fleet_state import FleetState
+from trainers.json_lines import JsonLines
 
 
 class Timeline:
@@ -24,14 +24,11 @@ class Timeline:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
-        self._file: TextIO | None = None
+        self._file: JsonLines | None = None
         self._last: dict[str, tuple[str, int | None]] = {}
 
     def __enter__(self) -> "Timeline":
-        torn = self._path.exists() and not self._path.read_text("utf-8").endswith("\n")
-        self._file = self._path.open("a", encoding="utf-8")
-        if torn:  # by a kill
-            self._file.write("\n")
+        self._file = JsonLines(self._path)
         self._write({"program": "begins"})
         return self
 
@@ -53,5 +50,4 @@ class Timeline:
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps({"at": round(self._clock(), 3), **row}) + "\n")
-        self._file.flush()
+        self._file.write({"at": round(self._clock(), 3), **row})

@@ -120,3 +120,13 @@ def test_the_eras_of_a_log_are_written_and_known_again(tmp_path: Path) -> None:
     log.close()
     assert newest_era([path]) == 2
     assert [line.get("era") for line in read_lines(path)] == [None, SECOND.plain(), "y"]
+
+
+def test_a_log_whose_last_line_is_torn_is_gone_on_with(tmp_path: Path) -> None:
+    lines = [RUN, begins(FIRST, "nothing"), *commits(0, "ab", 0)]
+    path = write(tmp_path / "a", lines, rest='{"commit": 2, "ad')
+    log = StepLog(path, RUN["run"])
+    log.begins(2, "checkpoint", SECOND)
+    log.close()
+    assert [line.get("begins") for line in read_lines(path)[4:]] == [None, 2]
+    assert digests(read_history([path])) == "ab"

@@ -110,7 +110,7 @@ def test_a_line_that_a_kill_cut_short_spoils_no_other(tmp_path: Path) -> None:
     path.write_text('{"at": 1.0, "program": "begins"}\n{"at": 2')
     with Timeline(path, clock=lambda: 5.0):
         pass
-    assert path.read_text().splitlines()[2] == '{"at": 5.0, "program": "begins"}'
+    assert path.read_text().splitlines()[1] == '{"at": 5.0, "program": "begins"}'
 
 
 # ---- a job --------------------------------------------------------------------------------------

@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.era import UNKNOWN, Era, TwoLives, steps_that_count
 from trainers.elastic.deciding.peer_figures import PeerFigures
 from trainers.elastic.deciding.view import View
 from trainers.elastic.errors import LogDamaged
+from trainers.json_lines import JsonLines, whole_lines
 
 Source = Literal["nothing", "checkpoint", "member"]
 """What a peer begins with: the first weights, a checkpoint of its own, or a member's state."""
@@ -43,7 +44,7 @@ class StepLog:
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
-        self._file: TextIO | None = path.open("a", encoding="utf-8")
+        self._file = JsonLines(path)
         self._era = UNKNOWN
         self._write({"run": dict(run)})
 
@@ -69,14 +70,10 @@ class StepLog:
         self._write({"commit": commit.step, "added": added, **more, "digest": commit.digest})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps({**line, "time": round(self._clock(), 3)}) + "\n")
-        self._file.flush()
+        self._file.write({**line, "time": round(self._clock(), 3)})
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(_whole_lines(path), start=1):
+    for number, line in enumerate(whole_lines(path), start=1):
         try:
             yield number, json.loads(line)
         except ValueError as error:
@@ -160,9 +157,3 @@ def _lines(path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
 def _commit(told: Mapping[str, Any]) -> LoggedCommit:
     added = tuple((name, tuple(lanes)) for name, lanes in told["added"])
     return LoggedCommit(told["commit"], added, told["digest"])
-
-
-def _whole_lines(path: Path) -> Iterable[str]:
-    """A kill may have left half a line at the end."""
-    text = path.read_text(encoding="utf-8")
-    return text[: text.rfind("\n") + 1].splitlines()

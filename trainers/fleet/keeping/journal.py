@@ -5,22 +5,22 @@
     {"event": "TurnEnded", "job": "a", "step": 40, ...}   one line an event
 
 A line has left the process before its decision is carried out, so a kill of the process loses none.
-It may leave half a line at the end, which is dropped: its decision was never carried out.
+It may leave half a line at the end, whose decision was never carried out (json_lines.py).
 """
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
 from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
 from trainers.fleet.keeping.folder_lock import FolderLock
+from trainers.json_lines import JsonLines, whole_lines
 
 NAME = "journal.jsonl"
 KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
@@ -32,16 +32,16 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._lock = FolderLock(folder)
-        self._file: TextIO | None = None
+        self._file: JsonLines | None = None
 
     def open(self, fleet: Mapping[str, Any]) -> list[Event | FleetSettings]:
         """Open the journal for writing, and return the events that it has, with the settings under
         which they happened before them. `fleet`: what must stay the same. Raise `FleetError` if the
         journal is another's, or another process has it open."""
         self._lock.take()
-        lines = self._whole_lines()
+        lines = whole_lines(self.path)
         if not lines:
-            self._file = self.path.open("w", encoding="utf-8")
+            self._file = JsonLines(self.path)
             self._write({"fleet": dict(fleet)})
             return []
         theirs = self._parsed(lines[0], 1).get("fleet")
@@ -50,15 +50,9 @@ class Journal:
                 f"{self.path} is the journal of another fleet: {theirs} there, {dict(fleet)} here."
                 " Give another folder, or delete this one"
             )
-        past = self.past()
-        os.truncate(self.path, sum(len(line.encode()) + 1 for line in lines))
-        self._file = self.path.open("a", encoding="utf-8")
+        past = [self._event(line, number) for number, line in enumerate(lines[1:], start=2)]
+        self._file = JsonLines(self.path)
         return past
-
-    def past(self) -> list[Event | FleetSettings]:
-        """Return what the journal has."""
-        lines = self._whole_lines()[1:]
-        return [self._event(line, number) for number, line in enumerate(lines, start=2)]
 
     def begin(self, settings: FleetSettings) -> None:
         """Note the settings of this process. The rule is not kept: `open` has compared it."""
@@ -71,19 +65,12 @@ class Journal:
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._file is not None
         try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            self._file.write(line)
         except OSError as error:
             raise FleetError(
                 f"{self.path} could not be written ({error}): free some space; the same program"
                 " then goes on"
             ) from error
-
-    def _whole_lines(self) -> list[str]:
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(encoding="utf-8", errors="backslashreplace")
-        return text[: text.rfind("\n") + 1].splitlines()
 
     def _parsed(self, line: str, number: int) -> dict[str, Any]:
         try:
@@ -121,8 +108,3 @@ class Journal:
                 self._file.close()
             self._file = None
         self._lock.free()
-
-
-def read_journal(folder: Path) -> list[Event]:
-    """Return the events of a journal, for a report."""
-    return [found for found in Journal(folder).past() if not isinstance(found, FleetSettings)]
