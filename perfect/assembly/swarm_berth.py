@@ -100,13 +100,6 @@ class _LastKnownStep(L.Callback):
     def __init__(self, replay: ReplayStrategy) -> None:
         self._replay = replay
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         if trainer.global_step >= self._replay.history.steps:
             trainer.should_stop = True

@@ -227,9 +227,7 @@ class PhaseSwitch(L.Callback):
         """Whether the moving average reads them. An offloaded run defers no update then."""
         return self.policy.phase.ema
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         step, phase = self.policy.state.step, self.policy.phase
         # Each step has its own seed, so dropout draws the same after a kill, and no state is saved.
         seed = (self._require_loader().seed, trainer.fit_loop.total_batch_idx, trainer.global_rank)

@@ -106,14 +106,7 @@ class RunCheckpoint(Checkpoint):
                 trainer.num_training_batches,
             )
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         # Under DDP a signal reaches the ranks at different steps: all stop with the first one.
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked(), all=False)
         if trainer.is_global_zero and not self._writes:
@@ -125,9 +118,7 @@ class RunCheckpoint(Checkpoint):
             self._save(trainer)
             self._stops = stop
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         if self._stops:
             raise Interrupted(trainer.global_step)
 

@@ -62,14 +62,7 @@ class RunProgress(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start(trainer, "", self._switch.total_steps)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
         if self._bar is None or time.monotonic() - self._shown < REFRESH_SECONDS:
             return
         self._shown = time.monotonic()

@@ -94,14 +94,7 @@ class StallLog(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._since = self._clock()
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         if self._strategy is None:
             return
         now, spent, waited = self._clock(), self._strategy.spent, self._input_seconds()

@@ -47,12 +47,7 @@ class SwarmFigures(L.Callback):
             self._log.resume(trainer.global_step)
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
         swarm = trainer.strategy
         every = max(1, getattr(trainer, "log_every_n_steps", 50))

@@ -11,7 +11,6 @@ where arrival matters, the other side answers.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from trainers.elastic.wire.address import Address
@@ -120,12 +119,7 @@ class Channel:
     def __enter__(self) -> "Channel":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -16,7 +16,6 @@ import ssl
 import threading
 import time
 from collections import deque
-from types import TracebackType
 
 from trainers.elastic.wire.address import MOST_PORT, Address
 from trainers.elastic.wire.certificate import make_certificate, server_context
@@ -117,12 +116,7 @@ class Listener:
     def __enter__(self) -> "Listener":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- on the thread that listens -------------------------------------------------------------

@@ -52,7 +52,7 @@ class TurnKeeper(L.Callback):
         self._seat.attach(trainer)
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
         seat = self._seat
         if seat.turn_over and isinstance(trainer.strategy, JobStrategy):
@@ -62,12 +62,7 @@ class TurnKeeper(L.Callback):
             leave_for_good(seat, trainer)
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any, **__: Any
     ) -> None:
         self._seat.batch_over(lambda: self._needed(trainer, pl_module))
 
