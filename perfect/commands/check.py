@@ -34,7 +34,6 @@ from perfect.commands.feeding_advice import Feeding, feeding_lines
 from perfect.commands.lane_plans import plan_lanes
 from perfect.commands.plans import PhasePlan, plan_phases
 from perfect.config.schema import RunConfig, dump_config
-from perfect.method.phases import Phase
 from perfect.report.words import count, duration, percent
 from perfect.runs.folder import RunFolder
 from perfect.runs.record import RunLog
@@ -72,7 +71,7 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
             per_pass = steps_of_pass(loader, lanes, batch // lanes, phase.reuse)
             closed |= {phase.name} if per_pass == 1 else set()
         else:
-            per_pass = batches_of(config, phase, loader)
+            per_pass = batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
         steps = phase.steps or (phase.passes or 0) * -(-per_pass // config.trainer.accumulate)
         passes = steps * config.trainer.accumulate / per_pass
         walked.append((passes, phase.reuse))
@@ -139,13 +138,6 @@ def print_plan(config: RunConfig, out: Path, console: Console) -> None:
                 "the micro-batches of a step may later be planned as one, if that is faster",
                 highlight=False,
             )
-
-
-def batches_of(config: RunConfig, phase: Phase, loader: ReuseLoader) -> int:
-    """Return the batches of a pass of this phase."""
-    samples = samples_per_rank(len(loader.dataset), config.trainer.devices)
-    batch = phase.batch_size or loader.batch_size
-    return batches_per_pass(samples, batch, phase.reuse, loader.mode, loader.drop_last)
 
 
 def _blamed(make: Callable[[], list[PhasePlan]]) -> list[PhasePlan]:

@@ -2,7 +2,7 @@
 
     Grid --> GridJob for every point --> Fleet.fit --> grid.json --> perfect/report/fleet_page.py
 
-May import: assembly, commands, config, errors, method, offload.sizes, report, runs, trainers.fleet,
+May import: assembly, commands, config, errors, offload.sizes, report, runs, trainers.fleet,
     trainers.fleet.deciding, trainers.fleet.hosting, trainers.fleet.jobs, trainers.fleet.keeping,
     trainers.fleet.search, trainers.json_lines.
 """

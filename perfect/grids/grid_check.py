@@ -7,18 +7,19 @@ run, and nothing is left.
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from offload.sizes import say_count, say_size
-from perfect.config.grid import Grid
+from perfect.config.grid import Grid, Point
+from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError
-from perfect.grids.equal_steps import equal_steps, plans_of
 from perfect.grids.grid_fleet import build_fleet
 from perfect.grids.grid_results import widen
 from perfect.report.words import DASH, brief
@@ -45,11 +46,12 @@ def check_grid(grid: Grid, console: Console) -> int:
     jobs: dict[str, JobState] = {}
     for group in alike:
         job = states[-1].jobs[group[0].name]
-        if job.name in plans:
-            plans |= plans_of(group, plans[job.name])
-        for name in (point.name for point in group):
-            left = plans[name].left if name in plans else job.left
-            jobs[name] = replace(job, name=name, left=left)
+        made = plans.get(job.name)
+        for point in group:
+            jobs[point.name] = replace(job, name=point.name)
+            if made is not None:
+                read = made.input and f"{made.input} of seed {point.config.seed}"
+                plans[point.name] = replace(made, job=point.name, input=read)
     jobs = {point.name: jobs[point.name] for point in points}
     said = explained([plans[name] for name in jobs if name in plans], states[-1].settings)
     if grid.fleet.search is not None:
@@ -63,6 +65,30 @@ def check_grid(grid: Grid, console: Console) -> int:
         return 1
     _check_first(grid, jobs)
     return 0
+
+
+def equal_steps(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the points in groups of equal steps and lengths: their complete configurations are
+    equal, but for what no capture sees. A key that is not named here keeps points apart, and so
+    does every new one."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(repr(_seen(point.config)), []).append(point)
+    return [*groups.values()]
+
+
+def _seen(config: RunConfig) -> dict[str, Any]:
+    """Return the configuration without what no capture sees. An optimizer reads its learning rate
+    at every step, and a schedule only writes it. A seed draws other numbers of the same shapes,
+    unless batches have several shapes or a class of the user's own makes something of it."""
+    plain = dump_config(config)
+    plain["optimizer"]["lr"] = None
+    for phase in plain["phases"]:
+        phase["lr"] = phase["lr"] is not None
+    own = config.model.class_path or config.data.class_path
+    if own is None and config.data.name != "lines":
+        plain["seed"] = None
+    return plain
 
 
 def _table(jobs: Mapping[str, JobState]) -> Table:

@@ -280,7 +280,7 @@ def test_check_captures_equal_steps_once_and_says_of_every_job_what_it_says_of_i
     assert code == 0
     assert not folder.exists()
     said = capfd.readouterr().out
-    assert len(captures) == 2, "the batch size alone makes another step"
+    assert len(captures) == 4, "neither a rate nor a seed makes another step"
     told = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("lr=")}
     assert len(told) == 16
     lengths = {"passes=1,batch_size=8": 20, "passes=2,batch_size=8": 35,
