@@ -1,4 +1,4 @@
-"""The driver of the registered accuracy tables, on drawn pictures; and what it reads of lines."""
+"""What the registered accuracy tables say of the lines that were measured."""
 
 import math
 import sys
@@ -6,36 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import accuracy_evidence as driver  # noqa: E402
-from accuracy.data import Pictures, synthetic_pictures  # noqa: E402
 from accuracy.evidence import Lines, percent, render, rivals, scores, trends, tuned  # noqa: E402
-from accuracy.pilot import SMOKE, smoke_runs  # noqa: E402
-from accuracy.recipes import Task  # noqa: E402
 from accuracy.registered import (  # noqa: E402
     BUFFERS,
     CONTROL,
     RECIPE,
     REPEATS,
-    Entry,
-    Table,
     registered_tables,
     repeats_row,
 )
 
-SMALL = Table("small", tuple(Entry(SMOKE, run) for run in smoke_runs()[:3:2]), (3, 4))
 PARITY = registered_tables()["parity"]
 EQUAL = registered_tables()["equal_decodes"]
 COMPETITORS = registered_tables()["competitors"]
 EXTENDED = registered_tables()["equal_decodes_extended"]
-
-
-def drawn(task: Task) -> Pictures:
-    return synthetic_pictures(task, torch.device("cpu"))
 
 
 def line(recipe: str, seed: int, test: float, selection: float) -> dict[str, Any]:
@@ -44,37 +32,6 @@ def line(recipe: str, seed: int, test: float, selection: float) -> dict[str, Any
         "test_pictures": 10_000, "selection_pictures": 10_000,
         "decodes": 1, "steps": 1, "cpu_seconds": 1.0, "commit": "abc",
     }  # fmt: skip
-
-
-@pytest.mark.full
-def test_a_table_is_run_seed_by_seed_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    driver.run(SMALL, tmp_path, drawn)
-    names = [entry.run.name for entry in SMALL.entries]
-    lines = Lines(tmp_path, SMALL)
-    first = lines.read()
-    assert [(row["seed"], row["recipe"]) for row in first] == [
-        (s, n) for s in (3, 4) for n in names
-    ]
-    for row in first:
-        assert 0 <= row["test"] <= 1
-        assert row["test"] == row[f"test_{row['weights']}"]
-        assert (row["test_pictures"], row["selection_pictures"]) == (100, 100)
-        assert row["steps"] == 24
-        assert row["versions"]["torch"] == torch.__version__
-        assert len(row["commit"].removesuffix("-dirty")) == 40
-    assert first[0]["decodes"] == 480 > first[1]["decodes"]
-
-    # The process dies while it writes the last line: that run alone is made again, bit for bit.
-    text = lines.path.read_text()
-    lines.path.write_text(text[:-20])
-    driver.run(SMALL, tmp_path, drawn)
-    again = lines.read()
-    assert again[:-1] == first[:-1]
-    same = ("recipe", "seed", "test", "selection", "decodes")
-    assert [again[-1][key] for key in same] == [first[-1][key] for key in same]
-    written = lines.path.read_text()
-    driver.run(SMALL, tmp_path, drawn)
-    assert lines.path.read_text() == written
 
 
 def test_parity_has_no_verdict_until_the_last_registered_pair_is_there(tmp_path: Path) -> None:

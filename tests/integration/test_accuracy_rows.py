@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from accuracy.gpu import S1, gpu_presets  # noqa: E402
 from accuracy.orders import plan  # noqa: E402
 from accuracy.pilot import PILOT  # noqa: E402
 from accuracy.recipes import Run, Task  # noqa: E402
@@ -51,56 +49,6 @@ def check_control(run: Run, control: Run, peak: float) -> None:
     # Corners of a curve fall on whole steps: the rows may cut it at different ones.
     assert [lr for lr, _ in mine] == pytest.approx([lr for lr, _ in theirs], abs=0.005 * peak)
     assert run.phases[-1].ema == control.phases[-1].ema
-
-
-@pytest.mark.parametrize("preset", ["S1", "S2", "S3"])
-def test_a_gpu_row_that_reuses_has_a_control_with_its_learning_rate(preset: str) -> None:
-    task, runs, _ = gpu_presets()[preset]
-    by_name = {run.name: run for run in runs}
-    assert len(by_name) == len(runs)
-    assert not reuses(runs[0])  # what decodes are counted against
-    reusing = [run for run in runs if reuses(run)]
-    assert len(reusing) >= 5
-    for run in reusing:
-        assert run.against is not None, run.name
-        check_control(run, by_name[run.against], task.lr)
-
-
-def test_the_gpu_presets_have_the_recipe_that_is_shipped_and_its_small_buffer() -> None:
-    shipped = yaml.safe_load((ROOT / "configs" / "cifar10" / "best.yaml").read_text())
-    loader, switch = shipped["loader"], shipped["switch"]
-    runs = [run for run in gpu_presets()["S1"][1] if run.name.startswith(("best", "wsd 17x3+9 ro"))]
-    assert [run.buffer_batches for run in runs] == [loader["buffer_batches"], 3]
-    assert loader["batch_size"] == S1.batch_size
-    assert switch["total"] == S1.epochs
-    to_decay_in = (3 * switch["fresh_passes"] - switch["total"]) / 2
-    for run in runs:
-        assert run.order == loader["mode"]
-        reusing = sum(phase.steps or 0 for phase in run.phases if phase.reuse == 3)
-        assert reusing / S1.epoch_steps == pytest.approx(switch["total"] - to_decay_in)
-        assert all(phase.ema for phase in run.phases)
-
-
-def test_no_reuse_with_as_many_decodes_has_as_many_updates_in_s1_too() -> None:
-    [run] = [run for run in gpu_presets()["S1"][1] if run.name.startswith("no reuse, 26 fresh in")]
-    steps = list(curve(run))
-    assert len(steps) == S1.steps(S1.epochs)
-    read = sum(batch or S1.batch_size for _, batch in steps)
-    assert read / S1.train == pytest.approx(26, rel=0.003)
-    assert max(rate for rate, _ in steps) == pytest.approx(0.2 * (224 / 512) ** 0.5, abs=0.001)
-
-
-def test_the_quick_preset_has_the_late_split_with_three_batches_and_twelve() -> None:
-    split = [run for run in gpu_presets()["S3"][1] if run.name.startswith("wsd55")]
-    assert [run.buffer_batches for run in split] == [3, 12]
-    assert {run.against for run in split} == {"no reuse, wsd, late decay"}
-
-
-def test_what_is_asked_is_within_reach_and_every_row_is_judged_on_the_averaged_weights() -> None:
-    task, runs, _ = gpu_presets()["S1"]
-    assert (task.train, task.holdout) == (49_000, 1000)
-    assert task.cutout and task.label_smoothing
-    assert all(run.phases[-1].ema for run in runs)
 
 
 def test_the_registrations_name_every_row_of_their_tables() -> None:

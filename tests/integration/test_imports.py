@@ -9,33 +9,6 @@ import pytest
 pytestmark = pytest.mark.cold
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "benchmarks"
-
-LACKING = """
-import sys
-sys.modules.update(dict.fromkeys(
-    "pydantic simplejpeg pynvml deepspeed hjson torchao roundpipe beartype accelerate".split()
-))
-from gpu.part import load
-for letter in "abcdefgh":
-    try:
-        print(letter, len(load(letter).steps(False)))
-    except SystemExit as said:
-        print(said)
-"""
-
-
-def test_on_a_machine_without_the_wheels_parts_run_or_say_what_they_lack() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LACKING], capture_output=True, text=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{BENCHMARKS}"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    lacking = said.pop(6)
-    assert [line[:2] for line in said] == ["a ", "b ", "c ", "d ", "e ", "f ", "h "]
-    assert lacking.startswith("part g")
-    assert "is not installed (benchmarks/gpu/wheels.sh core)" in lacking
 
 
 def test_importing_perfect_starts_nothing_and_loads_no_plots() -> None:

@@ -1,10 +1,6 @@
-"""How far two serves of a sample lie apart, and that the benchmark that prints it counts right."""
+"""How far two serves of a sample lie apart, and that the benchmark which prints it counts right."""
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +9,6 @@ from products import examples
 from benchmarks.serve_distances import distances
 from loaders.order.reuse import MODES, ReuseBuffer
 
-ROOT = Path(__file__).resolve().parents[2]
 law = settings(max_examples=examples(150), deadline=None)
 
 
@@ -97,17 +92,3 @@ def test_the_benchmark_counts_every_pair_of_serves(plan: ReuseBuffer) -> None:
     got = zip(found.batches.tolist(), found.drained.tolist(), strict=True)
     assert sorted(got) == sorted(pairs)
     assert sorted(found.away_from_the_drain) == sorted(d for d, drained in pairs if not drained)
-
-
-def test_the_benchmark_prints_a_row_for_every_setting(tmp_path: Path) -> None:
-    small = ["--samples", "400", "--batch-size", "8", "--out", str(tmp_path), "--date", "today"]
-    done = subprocess.run(
-        [sys.executable, "benchmarks/serve_distances.py", *small],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + 27
-    assert "| rolling | 3 | 3 | 2 |" in done.stdout
-    kept = json.loads((tmp_path / "today_serve_distances.json").read_text(encoding="utf-8"))
-    assert len(kept["rows"]) == 27
-    assert {"commit", "torch", "numpy", "processor", "cores"} <= set(kept["machine"])
