@@ -1,24 +1,13 @@
 """What tests of worker processes share."""
 
-import importlib
 import os
 import select
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-
 Ended = Callable[[], bool]
-
-
-@pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of worker_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("worker_datasets")
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support import offload_models
+
 from offload.graph.taskgraph import TaskGraph
 from offload.memory.placement import name
 from offload.tracing import stand_ins
 from offload.tracing.capture import traced_training_step
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import offload_models
 
 
 def described(graph: TaskGraph) -> list[str]:

@@ -14,8 +14,8 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support import offload_lightning as ol
 
 from offload import CaptureError, OffloadError
 from trainers import OffloadDDPStrategy

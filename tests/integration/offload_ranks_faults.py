@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support import offload_lightning as ol
 
 from trainers import OffloadDDPStrategy
 

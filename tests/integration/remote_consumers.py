@@ -1,13 +1,10 @@
 """What consumers of remote views do in processes of their own. A spawned one imports this file."""
 
-import sys
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shared_streams import lone, passes
+from support.shared_streams import lone, passes
 
 from loaders import SharedStream
 

@@ -1,7 +1,6 @@
 """One suite for every backend: only where decoded samples come from may differ."""
 
 import pickle
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from support import backend_sources
+from support.backend_sources import COUNT, ROUNDING, SIDE, Open, difference, loader, save
 
 from loaders import ReuseLoader
 from loaders.backends import BACKENDS
@@ -17,10 +18,6 @@ from loaders.errors import DecodeError
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Flip
 from loaders.sources.datasets import PictureFiles
-
-sys.path.insert(0, str(Path(__file__).parent))
-import backend_sources
-from backend_sources import COUNT, ROUNDING, SIDE, Open, difference, loader, save
 
 pictures, opened = backend_sources.pictures, backend_sources.opened
 

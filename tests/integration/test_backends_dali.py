@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,22 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from support import backend_sources
+from support.backend_sources import (
+    COUNT,
+    ROUNDING,
+    SIDE,
+    Open,
+    difference,
+    loader,
+    need,
+    portrait,
+    save,
+)
 
 from loaders.backends import open_source
 from loaders.errors import DecodeError
 from loaders.sources.datasets import picture_folder
-
-sys.path.insert(0, str(Path(__file__).parent))
-import backend_sources
-from backend_sources import COUNT, ROUNDING, SIDE, Open, difference, loader, need, portrait, save
 
 pictures, opened = backend_sources.pictures, backend_sources.opened
 

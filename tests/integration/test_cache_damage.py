@@ -2,18 +2,15 @@
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.cache_contents import MIB, NAME, SAMPLES, fill, holds, offer
 
 from loaders.cache.cache_index import encoded_line
 from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cache_contents import MIB, NAME, SAMPLES, fill, holds, offer
 
 
 def data_of(folder: Path, writer: int = 0) -> Path:

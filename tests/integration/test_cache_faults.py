@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.cache_contents import MIB, NAME, SAMPLES, fill, holds, offer, picture
 
 from loaders.cache.cache import DecodedCache
 from loaders.cache.cache_setup import open_cache
 from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cache_contents import MIB, NAME, SAMPLES, fill, holds, offer, picture
 
 # ---- killed -------------------------------------------------------------------------------------
 

@@ -4,18 +4,17 @@ Tests that compute run on the CPU's twin, and, marked `gpu`, on a device. A kern
 when it is captured, so what goes wrong in a replay is an op of ours that the graph keeps.
 """
 
-import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
 from products import every_pair
+from support import stream_graphs as graphs
 from torch import nn
 from torch.nn import functional
 
@@ -27,19 +26,12 @@ from offload.running.drivers.cuda_graph import GraphCuda
 from offload.running.engines.cudagraph import CudaGraph
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 HELD = ("", "compute", "h2d", "d2h")
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
 CYCLES = 200_000
 """0.1 ms of a device."""
 Bytes = Sequence[torch.Tensor]
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stream_graphs")
 
 
 @pytest.fixture
@@ -76,7 +68,7 @@ def smallest(graph: Any) -> int:
     return refused.value.needed
 
 
-def works(runner: Runner, graph: Any, tensors: Any, graphs: Any, seed: int = 7) -> bool:
+def works(runner: Runner, graph: Any, tensors: Any, seed: int = 7) -> bool:
     """The next step is right, from the values that the tensors have now."""
     plainly = graphs.Plainly(graph, {k: v.cpu().clone() for k, v in tensors.items()})
     x = graphs.batch(graph.buffers[0].nbytes, seed)
@@ -94,7 +86,7 @@ def works(runner: Runner, graph: Any, tensors: Any, graphs: Any, seed: int = 7) 
     "held, order, poison", every_pair(HELD, ["priority", "random"], [False, True])
 )
 def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
-    device: str, held: str, order: str, poison: bool, graphs: Any, launches: list[Any]
+    device: str, held: str, order: str, poison: bool, launches: list[Any]
 ) -> None:
     for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
         graph = graphs.bound(graphs.chain(**shape), device)
@@ -104,7 +96,7 @@ def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
             launches.clear()
             with Runner(made, "cudagraph", poison=poison, driver=late) as runner:
                 for step in range(4):
-                    assert works(runner, graph, tensors, graphs, step), (shape, step)
+                    assert works(runner, graph, tensors, step), (shape, step)
             assert len(launches) >= 3
 
 
@@ -116,7 +108,7 @@ def without_edge(memgraph: Any, node: int, dep: int) -> Any:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_edge_of_a_graph_is_needed_a_late_stream_shows_it(
-    device: str, graphs: Any, launches: list[Any]
+    device: str, launches: list[Any]
 ) -> None:
     """Taken away one by one: many of such graphs come to other bits when the stream that was waited
     for is late. Only what is replayed counts."""
@@ -133,7 +125,7 @@ def test_every_edge_of_a_graph_is_needed_a_late_stream_shows_it(
         launches.clear()
         with Runner(broken, "cudagraph", poison=True, driver=late) as runner:
             runner(graphs.batch(512).to(device))
-            wrong += not all(works(runner, graph, tensors, graphs, step) for step in range(2))
+            wrong += not all(works(runner, graph, tensors, step) for step in range(2))
         assert launches
     assert len(crossing) > 10
     assert wrong > len(crossing) / 3, f"{wrong} of {len(crossing)}"
@@ -164,7 +156,7 @@ def no_strikes() -> Iterator[None]:
     strikes.clear()
 
 
-def striking(graphs: Any, task: str, **shape: Any) -> Any:
+def striking(task: str, **shape: Any) -> Any:
     """A chain in which one task can go wrong in a replay."""
     graph = graphs.chain(**shape)
     [kernel] = [t.kernel for t in graph.tasks if t.name == task]
@@ -179,13 +171,13 @@ def striking(graphs: Any, task: str, **shape: Any) -> Any:
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
-    hosted: bool, graphs: Any, launches: list[Any]
+    hosted: bool, launches: list[Any]
 ) -> None:
-    graph = graphs.bound(striking(graphs, "backward1", host_updates=hosted))
+    graph = graphs.bound(striking("backward1", host_updates=hosted))
     tensors = graph.program.tensors
     twin = GraphTwin()
     runner = Runner(planned(graph, smallest(graph)), "cudagraph", driver=twin)
-    assert all(works(runner, graph, tensors, graphs, step) for step in range(3))
+    assert all(works(runner, graph, tensors, step) for step in range(3))
     launches.clear()
     strikes.append(lambda: twin.lose("an illegal memory access was encountered"))
     with pytest.raises(DeviceLost, match="last checkpoint") as raised:
@@ -201,14 +193,14 @@ def test_a_device_that_is_lost_in_mid_replay_is_one_clear_error(
 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_a_ctrl_c_in_mid_replay_ends_the_step_and_the_next_one_works(
-    hosted: bool, graphs: Any, launches: list[Any]
+    hosted: bool, launches: list[Any]
 ) -> None:
-    graph = graphs.bound(striking(graphs, "forward2", host_updates=hosted))
+    graph = graphs.bound(striking("forward2", host_updates=hosted))
     tensors = graph.program.tensors
     main = threading.main_thread().ident
     assert main is not None
     with Runner(planned(graph, smallest(graph)), "cudagraph", driver=GraphTwin()) as runner:
-        assert all(works(runner, graph, tensors, graphs, step) for step in range(3))
+        assert all(works(runner, graph, tensors, step) for step in range(3))
         for _ in range(5):
             launches.clear()
             strikes.append(lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -217,12 +209,10 @@ def test_a_ctrl_c_in_mid_replay_ends_the_step_and_the_next_one_works(
             assert launches and not strikes
             if not hosted:  # the graph runs to its end
                 assert any("may be half way" in note for note in struck.value.__notes__)
-            assert works(runner, graph, tensors, graphs)
+            assert works(runner, graph, tensors)
 
 
-def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(
-    graphs: Any, launches: list[Any]
-) -> None:
+def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(launches: list[Any]) -> None:
     graph = graphs.chain()
     [kernel] = [t.kernel for t in graph.tasks if t.name == "backward1"]
     calls: list[int] = []
@@ -247,9 +237,7 @@ def test_a_ctrl_c_in_mid_capture_ends_it_and_the_next_step_is_captured(
         assert all(torch.equal(tensors[k], plainly.held[k]) for k in tensors)
 
 
-def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(
-    graphs: Any, launches: list[Any]
-) -> None:
+def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(launches: list[Any]) -> None:
     graph = graphs.bound(graphs.chain(3))
     tensors = graph.program.tensors
     made, struck = planned(graph, smallest(graph)), 0
@@ -260,7 +248,7 @@ def test_a_ctrl_c_at_any_moment_of_a_replay_leaves_a_runner_that_works(
             struck += strikes(1e-6 + 2e-3 * attempt / 40, lambda: runner(graphs.batch()))
             assert torch.is_grad_enabled()
             launches.clear()
-            assert works(runner, graph, tensors, graphs), f"after {struck} strikes"
+            assert works(runner, graph, tensors), f"after {struck} strikes"
             assert launches
     assert struck > 10
 
@@ -311,7 +299,7 @@ def test_bad_input_of_a_captured_step_arrives_as_it_is_and_the_next_batch_trains
 
 
 def test_where_nothing_was_page_locked_the_loop_runs_the_step_and_it_is_said_why(
-    graphs: Any, launches: list[Any], monkeypatch: pytest.MonkeyPatch
+    launches: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostArena, "note", "12 MiB of host memory could not be page-locked")
     graph = graphs.bound(graphs.chain())
@@ -323,7 +311,7 @@ def test_where_nothing_was_page_locked_the_loop_runs_the_step_and_it_is_said_why
         ) as told,
         Runner(made, "cudagraph", driver=GraphTwin()) as runner,
     ):
-        assert all(works(runner, graph, tensors, graphs, step) for step in range(4))
+        assert all(works(runner, graph, tensors, step) for step in range(4))
     assert len(told) == 1 and not launches
     assert "could not be page-locked" in made.explain()
     assert "cannot be captured" in made.explain()

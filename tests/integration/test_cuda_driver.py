@@ -3,13 +3,13 @@
 It proves that the calls are those that are meant, in their order; not what a device does with them.
 """
 
-import importlib
 import inspect
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support import stream_graphs as graphs
 
 import offload
 from offload.errors import OffloadError
@@ -22,7 +22,6 @@ import fake_cuda
 from fake_cuda import FakeCuda
 
 fake = fake_cuda.fake
-HERE = Path(__file__).parents[1] / "integration"
 
 
 def test_a_step_is_fenced_both_ways_and_leaves_the_callers_stream_and_device(
@@ -82,9 +81,7 @@ def test_an_end_that_was_struck_half_way_may_be_called_again(
     assert fake.log == ["on caller", "record compute", "caller waits for compute"]
 
 
-def test_a_whole_step_goes_through_it(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-    graphs = importlib.import_module("stream_graphs")
+def test_a_whole_step_goes_through_it(fake: FakeCuda) -> None:
     graph = graphs.bound(graphs.chain(host_updates=True))
     tensors = graph.program.tensors
     plainly = graphs.Plainly(graph, {k: v.clone() for k, v in tensors.items()})

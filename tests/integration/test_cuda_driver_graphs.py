@@ -1,7 +1,6 @@
 """What the driver that captures asks of torch.cuda's graphs, seen by a stand-in."""
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import stream_graphs as chains
 
 import offload
 from offload.planning.refusal import smallest_budget
@@ -20,7 +20,6 @@ import fake_cuda
 from fake_cuda import FakeCuda
 
 fake = fake_cuda.fake
-HERE = Path(__file__).parents[1] / "integration"
 
 
 class FakeGraphs:
@@ -201,9 +200,7 @@ def test_a_whole_step_is_replayed_or_the_loop_runs_it_and_it_is_said_why(
     graphs: FakeGraphs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setattr(fake.Event, "synchronize", lambda event: None, raising=False)
-    chains = importlib.import_module("stream_graphs")
     graph = chains.bound(chains.chain(host_updates=host_updates))
     tensors = graph.program.tensors
     plainly = chains.Plainly(graph, {k: v.clone() for k, v in tensors.items()})

@@ -1,14 +1,13 @@
 """A runner whose device is lost: on the CPU's twin, where that can be had."""
 
-import importlib
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
+from support import stream_graphs as graphs
 
 import offload
 from benchmarks.twins.twin_streams import Twin
@@ -16,14 +15,7 @@ from offload.errors import DeviceLost, StepError
 from offload.memory.homes import Homes
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 Bytes = Sequence[torch.Tensor]
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stream_graphs")
 
 
 def planned(graph: Any) -> Any:
@@ -35,7 +27,7 @@ def ours() -> list[str]:
 
 
 def test_a_with_block_whose_device_is_lost_ends_by_that_error(
-    graphs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is moved out of the arenas: on a device that would be another error."""
     graph = graphs.chain()
@@ -57,7 +49,7 @@ def test_a_with_block_whose_device_is_lost_ends_by_that_error(
     assert ours() == []
 
 
-def test_a_loss_that_is_told_after_a_second_ctrl_c_is_heard(graphs: Any) -> None:
+def test_a_loss_that_is_told_after_a_second_ctrl_c_is_heard() -> None:
     """It strikes the wait for the step that the first one ended; the next step begins with it."""
     strikes: list[type[BaseException]] = []
 

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, RandomSampler
 
-sys.path.insert(0, str(Path(__file__).parent))
 from benchmarks.twins.fleet_jobs import (
     BATCH,
     KINDS,

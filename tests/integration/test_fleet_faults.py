@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 from benchmarks.twins.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
 from trainers.fleet import Fleet, FleetError, FleetResult, Halving
 from trainers.fleet.deciding.events import Event, Turn

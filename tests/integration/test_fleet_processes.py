@@ -4,7 +4,6 @@ import importlib
 import logging
 import multiprocessing
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
 from trainers.fleet import Fleet, FleetResult
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded

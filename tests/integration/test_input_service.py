@@ -3,21 +3,17 @@
 import os
 import random
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
-from shared_streams import SIZE, lone
+from support.loader_datasets import served
+from support.shared_streams import SIZE, lone
 
 from trainers.dice import TorchSettings
 from trainers.fleet.inputs import shared_inputs

@@ -1,17 +1,16 @@
 """Parts and views through all that a loader does: workers, resuming, sharing, lanes, caches."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import serve_functions as functions
 from torch.utils.data import DataLoader
 
 from loaders import LaneLoader, ReuseLoader, SharedStream
 from loaders.augment import Chain, Flip, Normalize, PadCrop, RandomResizedCrop
 
-HERE = Path(__file__).parent
 MOVE = Chain([PadCrop(3), Flip()])
 CROPS = [Chain([RandomResizedCrop(8), Flip()])] * 2 + [RandomResizedCrop(4)] * 3
 NAMED = {"mask": "mask", "boxes": "boxes_xyxy", "points": "points"}
@@ -34,12 +33,6 @@ class Plain:
             "points": torch.tensor([[left, top, 2]]),
             "id": index,
         }
-
-
-@pytest.fixture
-def functions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("serve_functions")
 
 
 def loader(data: Any = None, **changes: Any) -> ReuseLoader:
@@ -135,7 +128,7 @@ def test_colours_come_with_the_moves_and_leave_the_parts() -> None:
             assert torch.equal(picture[:, 0].round().long(), mask)
 
 
-def test_a_dataloader_is_taken_over_with_its_parts(functions: Any) -> None:
+def test_a_dataloader_is_taken_over_with_its_parts() -> None:
     plain = DataLoader(functions.Detections(), batch_size=5, num_workers=0)
     made = ReuseLoader.from_dataloader(plain, reuse=2, augment=MOVE, seed=0)
     with made:

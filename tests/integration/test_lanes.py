@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from eventually import eventually
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lane_peers import CROP, Bits, a_pass, bits, loader, reference
-from loader_datasets import Pictures, pixels
+from support.lane_peers import CROP, Bits, a_pass, bits, loader, reference
+from support.loader_datasets import Pictures, pixels
 
 from loaders.lanes.held_lanes import LaneRoom
 from loaders.lanes.lane_loader import LaneLoader

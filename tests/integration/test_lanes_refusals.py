@@ -1,15 +1,11 @@
 """What a `LaneLoader` refuses, by name: loaders, places and states that are not those of lanes."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lane_peers import bits, loader
-from loader_datasets import Pictures
+from support.lane_peers import bits, loader
+from support.loader_datasets import Pictures
 
 from loaders import LoaderError
 from loaders.errors import LaneError, StateError

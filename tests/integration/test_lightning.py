@@ -10,14 +10,7 @@ import lightning as L
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
-
-from loaders import LoaderError, ReuseLoader
-from loaders.stats import LoaderStats
-from perfect import LoaderCallback
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lightning_runs import (
+from support.lightning_runs import (
     BATCH,
     BATCHES,
     REUSE,
@@ -33,6 +26,11 @@ from lightning_runs import (
     make_trainer,
     passes_of,
 )
+from torch.utils.data import DataLoader
+
+from loaders import LoaderError, ReuseLoader
+from loaders.stats import LoaderStats
+from perfect import LoaderCallback
 
 # ---- fit ----------------------------------------------------------------------------------------
 

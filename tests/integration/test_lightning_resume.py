@@ -1,6 +1,5 @@
 """A ReuseLoader in a Trainer goes on from a checkpoint with the same batches."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +7,7 @@ import lightning as L
 import pytest
 import torch
 from products import every_value
-from torch.utils.data import DataLoader
-
-from loaders.errors import StateError
-from perfect import LoaderCallback, Phase, PhaseSwitch, Schedule
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lightning_runs import (
+from support.lightning_runs import (
     BATCHES,
     SAMPLES,
     WHOLE,
@@ -27,6 +20,10 @@ from lightning_runs import (
     make_trainer,
     passes_of,
 )
+from torch.utils.data import DataLoader
+
+from loaders.errors import StateError
+from perfect import LoaderCallback, Phase, PhaseSwitch, Schedule
 
 END = torch.empty(0, 3, 6, 6, dtype=torch.uint8)
 

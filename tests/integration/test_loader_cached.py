@@ -1,6 +1,5 @@
 """The decoded cache through the loader: who is decoded, who is not, and the same batches."""
 
-import importlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import loader_datasets as sets
 
 from loaders import ReuseLoader
 from loaders.cache.cache import RAM_ENTRY_BYTES
@@ -21,14 +21,7 @@ KINDS = ["ram", "disk"]
 
 
 @pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of loader_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("loader_datasets")
-
-
-@pytest.fixture
-def cached(sets: Any, tmp_path: Path) -> Any:
+def cached(tmp_path: Path) -> Any:
     """`cached("disk")`: a loader with such a cache, the same folder every time."""
 
     def make(kind: str, limit: int = 10**6, **changes: Any) -> ReuseLoader:
@@ -41,7 +34,7 @@ def cached(sets: Any, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def plain(sets: Any) -> Any:
+def plain() -> Any:
     def make(**changes: Any) -> ReuseLoader:
         options = {"reuse": 3, "workers": 1, "augment": AUGMENT, **changes}
         return ReuseLoader(sets.Pictures(SAMPLES), 4, **options)
@@ -52,7 +45,7 @@ def plain(sets: Any) -> Any:
 @pytest.mark.parametrize("worker_kind", ["thread", "process"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_later_passes_decode_nothing_and_serve_the_same(
-    kind: str, worker_kind: Any, cached: Any, plain: Any, sets: Any, tmp_path: Path
+    kind: str, worker_kind: Any, cached: Any, plain: Any, tmp_path: Path
 ) -> None:
     with plain() as without, cached(kind, worker_kind=worker_kind) as loader:
         (tmp_path / "counted").unlink()  # it has looked whether reading repeats itself
@@ -70,7 +63,7 @@ def test_later_passes_decode_nothing_and_serve_the_same(
 
 @pytest.mark.parametrize("once", [False, True])
 def test_a_second_loader_on_the_same_folder_decodes_nothing(
-    once: bool, cached: Any, plain: Any, sets: Any, tmp_path: Path
+    once: bool, cached: Any, plain: Any, tmp_path: Path
 ) -> None:
     changes = {"augment": None, "once": AUGMENT} if once else {}
     with cached("disk", **changes) as first:
@@ -86,7 +79,7 @@ def test_a_second_loader_on_the_same_folder_decodes_nothing(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_cache_gives_the_same_share_of_every_pass(
-    kind: str, cached: Any, plain: Any, sets: Any
+    kind: str, cached: Any, plain: Any
 ) -> None:
     limit = 10 * (3 * 64 + 8 + RAM_ENTRY_BYTES) if kind == "ram" else 8000
     with plain() as without, cached(kind, limit) as loader:
@@ -105,7 +98,7 @@ def test_a_small_cache_gives_the_same_share_of_every_pass(
 @pytest.mark.parametrize("batches", [1, 13, 29, 30, 44])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resume_with_a_cache_gives_the_same_tail(
-    kind: str, batches: int, once: bool, cached: Any, plain: Any, sets: Any
+    kind: str, batches: int, once: bool, cached: Any, plain: Any
 ) -> None:
     changes = {"augment": None, "once": AUGMENT} if once else {}
     with plain(**changes) as without:
@@ -128,7 +121,7 @@ def test_a_resume_with_a_cache_gives_the_same_tail(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_that_is_written_to_does_not_change_the_cache(
-    kind: str, cached: Any, plain: Any, sets: Any
+    kind: str, cached: Any, plain: Any
 ) -> None:
     with plain(augment=None) as without, cached(kind, augment=None) as loader:
         for _ in range(2):
@@ -142,7 +135,7 @@ def test_a_batch_that_is_written_to_does_not_change_the_cache(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_that_stands_in_for_another_is_cached_as_itself(
-    kind: str, cached: Any, sets: Any, tmp_path: Path
+    kind: str, cached: Any, tmp_path: Path
 ) -> None:
     def skipping(**changes: Any) -> ReuseLoader:
         options = {"reuse": 2, "workers": 1, "augment": AUGMENT, "on_error": "skip", **changes}
@@ -233,7 +226,7 @@ def test_a_key_vouches_for_an_open_file_until_a_sample_differs(tmp_path: Path) -
         opened.labels.close()
 
 
-def test_a_key_without_a_cache_on_disk_is_refused(sets: Any) -> None:
+def test_a_key_without_a_cache_on_disk_is_refused() -> None:
     with pytest.raises(ValueError, match="cache_key='v1' has no effect"):
         ReuseLoader(sets.Pictures(4), 2, cache="ram", cache_bytes=10**6, cache_key="v1")
     with pytest.raises(TypeError, match="cache_key must be a word"):

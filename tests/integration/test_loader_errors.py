@@ -1,6 +1,5 @@
 """Samples that cannot be read, through the loader: every damage x what to do x who reads."""
 
-import importlib
 import io
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import loader_datasets as sets
 
 from loaders import ReuseLoader
 from loaders.errors import DecodeError, LoaderError
@@ -20,13 +20,6 @@ from loaders.sources.datasets import picture_folder
 
 BATCH = 4
 AUGMENT = Chain([PadCrop(2), Flip()])
-
-
-@pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of loader_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("loader_datasets")
 
 
 def cut(path: Path) -> None:
@@ -105,7 +98,7 @@ def neighbours(seed: int, samples: int) -> tuple[int, ...]:
     return int(order[1]), int(order[1 + samples // 2])
 
 
-def skipping(sets: Any, bad: tuple[int, ...], **changes: Any) -> ReuseLoader:
+def skipping(bad: tuple[int, ...], **changes: Any) -> ReuseLoader:
     options = {"reuse": 3, "workers": 1, "augment": AUGMENT, "on_error": "skip", **changes}
     return ReuseLoader(sets.Pictures(24, bad), BATCH, **options)
 
@@ -113,9 +106,9 @@ def skipping(sets: Any, bad: tuple[int, ...], **changes: Any) -> ReuseLoader:
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize("bad", [(3,), (0, 7, 20)], ids=str)
 def test_who_stands_in_does_not_depend_on_the_number_of_workers(
-    bad: tuple[int, ...], workers: int, sets: Any
+    bad: tuple[int, ...], workers: int
 ) -> None:
-    one, many = skipping(sets, bad), skipping(sets, bad, workers=workers)
+    one, many = skipping(bad), skipping(bad, workers=workers)
     assert sets.served(one) == sets.served(many)
     assert one.skipped == many.skipped
     assert set(one.skipped) == set(bad)
@@ -123,16 +116,14 @@ def test_who_stands_in_does_not_depend_on_the_number_of_workers(
     many.close()
 
 
-def test_who_stands_in_for_two_that_would_for_each_other_does_not_depend_on_who_was_first(
-    sets: Any,
-) -> None:
+def test_who_stands_in_for_two_that_would_for_each_other_does_not_depend_on_who_was_first() -> None:
     bad = neighbours(0, 24)
-    whole = skipping(sets, bad)
+    whole = skipping(bad)
     tail = sets.served(whole)
     for batches in range(1, len(tail)):
-        interrupted = skipping(sets, bad)
+        interrupted = skipping(bad)
         sets.served(interrupted, batches)
-        resumed = skipping(sets, bad, workers=2)
+        resumed = skipping(bad, workers=2)
         resumed.load_state_dict(interrupted.state_dict())
         assert sets.served(resumed) == tail[batches:], batches
         resumed.close()
@@ -140,28 +131,28 @@ def test_who_stands_in_for_two_that_would_for_each_other_does_not_depend_on_who_
 
 
 @pytest.mark.parametrize("worker_kind", ["thread", "process"])
-def test_a_resume_replaces_the_same_samples(worker_kind: Any, sets: Any) -> None:
-    whole = skipping(sets, (2, 9))
+def test_a_resume_replaces_the_same_samples(worker_kind: Any) -> None:
+    whole = skipping((2, 9))
     head_and_tail = sets.served(whole)
     for batches in (1, 7, 17):
-        interrupted = skipping(sets, (2, 9))
+        interrupted = skipping((2, 9))
         assert sets.served(interrupted, batches) == head_and_tail[:batches]
-        resumed = skipping(sets, (2, 9), worker_kind=worker_kind, workers=2)
+        resumed = skipping((2, 9), worker_kind=worker_kind, workers=2)
         resumed.load_state_dict(interrupted.state_dict())
         assert sets.served(resumed) == head_and_tail[batches:]
         resumed.close()
     whole.close()
 
 
-def test_a_first_sample_that_cannot_be_read_is_replaced_after_a_resume_too(sets: Any) -> None:
+def test_a_first_sample_that_cannot_be_read_is_replaced_after_a_resume_too() -> None:
     # Immediate serving: when the last batch is due, its samples are the only ones left to read.
     bad = tuple(source_order(24, seed=0, pass_index=0)[-BATCH:])
     options: dict[str, Any] = {"mode": "immediate", "buffer_batches": 1, "reuse": 2}
-    whole = skipping(sets, bad, **options)
+    whole = skipping(bad, **options)
     tail = sets.served(whole)[-1:]
-    interrupted = skipping(sets, bad, **options)
+    interrupted = skipping(bad, **options)
     sets.served(interrupted, len(interrupted) - 1)
-    resumed = skipping(sets, bad, **options)
+    resumed = skipping(bad, **options)
     resumed.load_state_dict(interrupted.state_dict())
     assert sets.served(resumed) == tail
     whole.close()
@@ -170,16 +161,16 @@ def test_a_first_sample_that_cannot_be_read_is_replaced_after_a_resume_too(sets:
 
 @pytest.mark.parametrize("bad", [(0,), (0, 23)], ids=str)
 def test_a_sample_that_cannot_be_read_may_be_one_of_those_that_are_measured(
-    bad: tuple[int, ...], sets: Any
+    bad: tuple[int, ...],
 ) -> None:
-    with skipping(sets, bad, buffer_bytes=100_000) as loader:
+    with skipping(bad, buffer_bytes=100_000) as loader:
         assert len(list(loader)) == 18
         assert set(loader.skipped) == set(bad)
 
 
-def test_a_set_of_which_nothing_can_be_read_is_given_up(sets: Any) -> None:
+def test_a_set_of_which_nothing_can_be_read_is_given_up() -> None:
     with pytest.raises(DecodeError, match=r"nor can the 10 that could stand in.*repair"):
-        list(skipping(sets, tuple(range(24))))
+        list(skipping(tuple(range(24))))
 
 
 # ---- what nobody thought of ---------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """`buffer_bytes`: what the loader says it takes, what it takes, and what it never does."""
 
-import importlib
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from products import every_value
+from support import loader_datasets as sets
 
 from loaders import ReuseLoader
 from loaders.errors import BufferTooSmall
@@ -22,20 +22,13 @@ LABEL = 8
 SAMPLE = PICTURE + LABEL
 
 
-@pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of loader_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("loader_datasets")
-
-
 # ---- what it says -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 7])
 @pytest.mark.parametrize("reuse", [1, 3])
 def test_slots_and_batches_together_stay_below_the_limit_and_use_it(
-    batch_size: int, reuse: int, sets: Any
+    batch_size: int, reuse: int
 ) -> None:
     limit = (AHEAD + HELD + 3) * batch_size * SAMPLE + SAMPLE // 2
     with ReuseLoader(
@@ -49,7 +42,7 @@ def test_slots_and_batches_together_stay_below_the_limit_and_use_it(
                 assert loader.stats.buffer_bytes + loader.stats.batch_bytes <= limit + waiting
 
 
-def test_a_limit_that_is_not_reached_changes_nothing(sets: Any) -> None:
+def test_a_limit_that_is_not_reached_changes_nothing() -> None:
     with ReuseLoader(sets.Pictures(40), 4, 3, buffer_batches=2, workers=1) as free:
         whole = sets.served(free)
     options: dict[str, Any] = {"buffer_batches": 2, "buffer_bytes": 10**6, "workers": 2}
@@ -58,7 +51,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(sets: Any) -> None:
         assert limited.stats.buffer_bytes == 2 * 4 * SAMPLE
 
 
-def test_too_small_a_limit_says_which_one_would_do(sets: Any) -> None:
+def test_too_small_a_limit_says_which_one_would_do() -> None:
     least = (AHEAD + HELD + 1) * 4 * SAMPLE
     loader = ReuseLoader(sets.Pictures(40), 4, 3, buffer_bytes=least - 1, workers=1)
     with pytest.raises(BufferTooSmall, match=rf"{least - 1} is too small.*need {least};") as error:
@@ -73,7 +66,7 @@ def test_too_small_a_limit_says_which_one_would_do(sets: Any) -> None:
         assert enough.stats.buffer_bytes == 4 * SAMPLE
 
 
-def test_a_larger_batch_makes_the_buffer_hold_fewer_of_them_not_take_more(sets: Any) -> None:
+def test_a_larger_batch_makes_the_buffer_hold_fewer_of_them_not_take_more() -> None:
     limit = 40 * SAMPLE
     with ReuseLoader(
         sets.Pictures(60), 2, 2, buffer_batches=50, buffer_bytes=limit, workers=1
@@ -84,7 +77,7 @@ def test_a_larger_batch_makes_the_buffer_hold_fewer_of_them_not_take_more(sets: 
                 assert loader.stats.buffer_bytes <= limit - (AHEAD + HELD) * batch_size * SAMPLE
 
 
-def test_a_limit_is_part_of_the_state_and_the_tail_is_the_same(sets: Any) -> None:
+def test_a_limit_is_part_of_the_state_and_the_tail_is_the_same() -> None:
     def limited() -> ReuseLoader:
         return ReuseLoader(
             sets.Pictures(30), 3, 3, buffer_batches=9, buffer_bytes=30 * SAMPLE, workers=1
@@ -100,7 +93,7 @@ def test_a_limit_is_part_of_the_state_and_the_tail_is_the_same(sets: Any) -> Non
 # ---- pictures of many sizes ---------------------------------------------------------------------
 
 
-def sized(sets: Any, spread: float, seed: int, limit: int, **changes: Any) -> ReuseLoader:
+def sized(spread: float, seed: int, limit: int, **changes: Any) -> ReuseLoader:
     return ReuseLoader(
         sets.Sized(300, spread, seed), 4, 2, buffer_batches=60, buffer_bytes=limit, workers=2,
         augment=Chain([RandomResizedCrop(8)]), **changes,
@@ -108,11 +101,9 @@ def sized(sets: Any, spread: float, seed: int, limit: int, **changes: Any) -> Re
 
 
 @pytest.mark.parametrize("seed, spread", every_value(range(6), [0.1, 0.5]))
-def test_pictures_of_many_sizes_never_take_more_than_the_limit(
-    spread: float, seed: int, sets: Any
-) -> None:
+def test_pictures_of_many_sizes_never_take_more_than_the_limit(spread: float, seed: int) -> None:
     limit = 400_000
-    with sized(sets, spread, seed, limit) as loader:
+    with sized(spread, seed, limit) as loader:
         try:
             for _ in loader:
                 assert loader.stats.buffer_bytes + loader.stats.batch_bytes <= limit
@@ -120,9 +111,9 @@ def test_pictures_of_many_sizes_never_take_more_than_the_limit(
             assert f"at most {limit - (AHEAD + HELD) * 4 * SAMPLE}" in str(error)
 
 
-def test_pictures_that_differ_a_little_in_size_can_be_served_for_ever(sets: Any) -> None:
+def test_pictures_that_differ_a_little_in_size_can_be_served_for_ever() -> None:
     for seed in range(4):
-        with sized(sets, 0.1, seed, 400_000) as loader:
+        with sized(0.1, seed, 400_000) as loader:
             for _ in range(4):
                 list(loader)
 

@@ -1,11 +1,9 @@
 """The loader's further options, each alone and together: what is served, and what is counted."""
 
 import gc
-import importlib
 import threading
 import weakref
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from products import examples
+from support import loader_datasets as sets
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from loaders import ReuseLoader
@@ -24,13 +23,6 @@ from loaders.sources.datasets import PictureArrays
 from loaders.workers import prefetcher as prefetch
 
 AUGMENT = Chain([PadCrop(2), Flip()])
-
-
-@pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of loader_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("loader_datasets")
 
 
 def looks(loader: ReuseLoader) -> dict[int, set[bytes]]:
@@ -45,14 +37,14 @@ def looks(loader: ReuseLoader) -> dict[int, set[bytes]]:
 # ---- once ---------------------------------------------------------------------------------------
 
 
-def test_all_serves_of_a_pass_share_what_was_drawn_once_and_passes_differ(sets: Any) -> None:
+def test_all_serves_of_a_pass_share_what_was_drawn_once_and_passes_differ() -> None:
     with ReuseLoader(sets.Pictures(40), 4, 3, once=AUGMENT, workers=2) as loader:
         first, second = looks(loader), looks(loader)
     assert all(len(seen) == 1 for seen in [*first.values(), *second.values()])
     assert sum(first[i] != second[i] for i in range(40)) > 30
 
 
-def test_what_is_drawn_once_may_be_augmented_at_every_serve_too(sets: Any) -> None:
+def test_what_is_drawn_once_may_be_augmented_at_every_serve_too() -> None:
     options: dict[str, Any] = {"once": AUGMENT, "workers": 2}
     with ReuseLoader(sets.Pictures(40), 4, 3, augment=AUGMENT, **options) as loader:
         assert sum(len(seen) for seen in looks(loader).values()) > 100  # of 120 serves
@@ -60,7 +52,7 @@ def test_what_is_drawn_once_may_be_augmented_at_every_serve_too(sets: Any) -> No
 
 @pytest.mark.parametrize("options", [{}, {"augment": AUGMENT}, {"worker_kind": "process"}], ids=str)
 @pytest.mark.parametrize("batches", [1, 8, 23])
-def test_a_resume_draws_the_same_once(batches: int, options: Any, sets: Any) -> None:
+def test_a_resume_draws_the_same_once(batches: int, options: Any) -> None:
     def make() -> ReuseLoader:
         return ReuseLoader(sets.Pictures(32), 4, 3, once=AUGMENT, workers=2, **options)
 
@@ -76,7 +68,7 @@ def test_a_resume_draws_the_same_once(batches: int, options: Any, sets: Any) -> 
 
 @pytest.mark.parametrize("batches", [1, 7, 12, 19])
 def test_a_loader_that_has_served_before_takes_a_state_of_the_middle_of_its_next_pass(
-    batches: int, sets: Any
+    batches: int,
 ) -> None:
     """What it decoded ahead is not what is still to be served."""
 
@@ -92,7 +84,7 @@ def test_a_loader_that_has_served_before_takes_a_state_of_the_middle_of_its_next
         assert sets.served(loader) == sets.served(whole)[batches:]
 
 
-def test_the_mean_age_goes_on_after_a_resume(sets: Any) -> None:
+def test_the_mean_age_goes_on_after_a_resume() -> None:
     with (
         ReuseLoader(sets.Pictures(40), 4, 3, workers=1) as whole,
         ReuseLoader(sets.Pictures(40), 4, 3, workers=1) as resumed,
@@ -109,7 +101,7 @@ def test_the_mean_age_goes_on_after_a_resume(sets: Any) -> None:
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3), (4, 2)], ids=str)
 def test_another_world_size_goes_on_where_a_pass_ends_with_every_sample(
-    worlds: tuple[int, int], sets: Any
+    worlds: tuple[int, int],
 ) -> None:
     before, after = worlds
 
@@ -134,7 +126,7 @@ def test_another_world_size_goes_on_where_a_pass_ends_with_every_sample(
 # ---- sampler, collate ---------------------------------------------------------------------------
 
 
-def test_a_sampler_says_who_is_served_and_a_resume_asks_it_again(sets: Any) -> None:
+def test_a_sampler_says_who_is_served_and_a_resume_asks_it_again() -> None:
     chosen = [3, 4, 9, 17, 18, 19, 30, 31]
 
     def make() -> ReuseLoader:
@@ -150,7 +142,7 @@ def test_a_sampler_says_who_is_served_and_a_resume_asks_it_again(sets: Any) -> N
         assert sets.served(resumed) == sets.served(whole), "the pass after it, too"
 
 
-def test_a_sampler_may_draw_a_sample_again_and_again(sets: Any) -> None:
+def test_a_sampler_may_draw_a_sample_again_and_again() -> None:
     weights = [50.0, *[1.0] * 19]
     sampler = WeightedRandomSampler(weights, 40)
     with ReuseLoader(sets.Pictures(20), 4, 2, sampler=sampler, workers=3) as loader:
@@ -161,13 +153,13 @@ def test_a_sampler_may_draw_a_sample_again_and_again(sets: Any) -> None:
     assert all(count % 2 == 0 for count in ids.values())
 
 
-def test_a_sample_that_a_sampler_draws_again_is_augmented_anew(sets: Any) -> None:
+def test_a_sample_that_a_sampler_draws_again_is_augmented_anew() -> None:
     sampler = WeightedRandomSampler([1.0], 40)
     with ReuseLoader(sets.Pictures(1), 1, 1, sampler=sampler, augment=AUGMENT, workers=1) as loader:
         assert len(looks(loader)[0]) > 20
 
 
-def test_a_users_collate_gets_samples_and_its_batches_are_served(sets: Any) -> None:
+def test_a_users_collate_gets_samples_and_its_batches_are_served() -> None:
     def collate(samples: list[Any]) -> dict[str, Any]:
         return {"n": len(samples), "ids": [label for _, label in samples], "first": samples[0][0]}
 
@@ -188,7 +180,7 @@ def test_a_users_collate_gets_samples_and_its_batches_are_served(sets: Any) -> N
 @pytest.mark.parametrize("augment_on", ["cpu", "device"])
 @pytest.mark.parametrize("reaugment", [False, True])
 def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
-    augment_on: Any, reaugment: bool, sets: Any
+    augment_on: Any, reaugment: bool
 ) -> None:
     options: dict[str, Any] = {"augment": AUGMENT, "workers": 2, "reaugment": reaugment}
     with (
@@ -212,7 +204,7 @@ def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
 
 
 @pytest.mark.parametrize("batches", [1, 10, 22])
-def test_a_resume_on_a_device_gives_the_same_tail(batches: int, sets: Any) -> None:
+def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
     def make() -> ReuseLoader:
         return ReuseLoader(
             sets.Pictures(30), 4, 3, augment=AUGMENT, workers=2, device="cpu", augment_on="device"
@@ -242,20 +234,20 @@ def test_a_resume_on_a_device_gives_the_same_tail(batches: int, sets: Any) -> No
     ],
     ids=str,
 )
-def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any, sets: Any) -> None:
+def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ReuseLoader(sets.Pictures(20), 4, 2, workers=1, **wrong)
 
 
 @pytest.mark.parametrize("batches", [0, -1])
-def test_a_pass_has_at_least_one_batch(batches: int, sets: Any) -> None:
+def test_a_pass_has_at_least_one_batch(batches: int) -> None:
     with ReuseLoader(sets.Pictures(40), 4) as loader:
         with pytest.raises(ValueError, match=f"leaves of a pass must be at least 1, not {batches}"):
             loader.limit_pass(batches)
         assert len(loader) == len([*loader]) == 30
 
 
-def test_close_lets_go_of_the_slots(sets: Any) -> None:
+def test_close_lets_go_of_the_slots() -> None:
     loader = ReuseLoader(sets.Pictures(20), 4, 2, workers=1)
     list(loader)
     pipeline = loader._pipeline  # pyright: ignore[reportPrivateUsage]
@@ -313,7 +305,7 @@ def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_nex
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_the_counters_add_up_whatever_was_done(data: st.DataObject, sets: Any) -> None:
+def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
     calls: list[int] = []
 
     class Counted:

@@ -1,6 +1,5 @@
 """Loaders across processes: workers that die, consumers that stop, loaders in children."""
 
-import importlib
 import multiprocessing
 import os
 import pickle
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from products import every_value
+from support import loader_datasets as sets
 from torch.utils.data import DataLoader
 
 from loaders import LoaderError, ReuseLoader
@@ -26,15 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 AUGMENT = Chain([PadCrop(2), Flip()])
-
-
-@pytest.fixture
-def sets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The data sets of loader_datasets.py, where a worker process finds them too."""
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("loader_datasets")
 
 
 def apart(source: Any, **changes: Any) -> ReuseLoader:
@@ -45,7 +38,7 @@ def apart(source: Any, **changes: Any) -> ReuseLoader:
 # ---- the same as threads ------------------------------------------------------------------------
 
 
-def test_processes_serve_what_threads_do_and_read_it_as_often(sets: Any, tmp_path: Path) -> None:
+def test_processes_serve_what_threads_do_and_read_it_as_often(tmp_path: Path) -> None:
     counted = tmp_path / "counted"
     with apart(sets.Pictures(40), worker_kind="thread") as threads:
         expected = sets.served(threads) + sets.served(threads)
@@ -60,7 +53,7 @@ def test_processes_serve_what_threads_do_and_read_it_as_often(sets: Any, tmp_pat
     )
 
 
-def test_what_reading_draws_in_processes_depends_on_seed_pass_and_sample_alone(sets: Any) -> None:
+def test_what_reading_draws_in_processes_depends_on_seed_pass_and_sample_alone() -> None:
     def drawn(workers: int, seed: int = 0) -> list[tuple[float, ...]]:
         options: dict[str, Any] = {"augment": None, "reuse": 1, "seed": seed}
         with apart(sets.Drawing(12), workers=workers, **options) as loader:
@@ -80,7 +73,7 @@ def test_what_reading_draws_in_processes_depends_on_seed_pass_and_sample_alone(s
 
 
 def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_samples(
-    sets: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(range(200)))
     theirs = DataLoader(sets.SharedFile(200, tmp_path / "file"), 10, num_workers=2)
@@ -90,14 +83,14 @@ def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_s
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_random_reading_is_refused_whoever_reads(kind: Any, sets: Any) -> None:
+def test_random_reading_is_refused_whoever_reads(kind: Any) -> None:
     with pytest.raises(LoaderError, match="reading Drawing is random"):
         apart(sets.Drawing(12), worker_kind=kind, augment=None)
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_may_be_forked_or_spawned(method: Any, sets: Any) -> None:
+def test_workers_may_be_forked_or_spawned(method: Any) -> None:
     with apart(sets.Pictures(12), worker_kind="thread") as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(12), start_method=method, workers=1) as processes:
@@ -105,7 +98,7 @@ def test_workers_may_be_forked_or_spawned(method: Any, sets: Any) -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 11, 29])
-def test_a_resume_may_change_who_reads(batches: int, sets: Any) -> None:
+def test_a_resume_may_change_who_reads(batches: int) -> None:
     with apart(sets.Pictures(40), worker_kind="thread") as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(40)) as interrupted:
@@ -121,7 +114,7 @@ def test_a_resume_may_change_who_reads(batches: int, sets: Any) -> None:
 
 @pytest.mark.parametrize("deadly", [0, 17])
 def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
-    deadly: int, sets: Any, tmp_path: Path
+    deadly: int, tmp_path: Path
 ) -> None:
     with apart(sets.Pictures(40), worker_kind="thread") as threads:
         expected = sets.served(threads)
@@ -131,7 +124,7 @@ def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
     assert (tmp_path / "killed").stat().st_size == 1
 
 
-def test_every_worker_may_be_killed_from_outside_once(sets: Any) -> None:
+def test_every_worker_may_be_killed_from_outside_once() -> None:
     with apart(sets.Pictures(200), worker_kind="thread") as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(200)) as loader:
@@ -150,7 +143,7 @@ def test_every_worker_may_be_killed_from_outside_once(sets: Any) -> None:
         assert got == expected
 
 
-def test_a_second_death_is_an_error_that_says_what_to_do(sets: Any, tmp_path: Path) -> None:
+def test_a_second_death_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with (
         apart(sets.Killed(40, 17, 9, tmp_path / "killed"), workers=1) as loader,
         pytest.raises(WorkerDied, match=r"SIGKILL.*sample 17, and had been restarted before"),
@@ -159,7 +152,7 @@ def test_a_second_death_is_an_error_that_says_what_to_do(sets: Any, tmp_path: Pa
     assert (tmp_path / "killed").stat().st_size == 2
 
 
-def test_batches_before_a_second_death_were_served_whole(sets: Any, tmp_path: Path) -> None:
+def test_batches_before_a_second_death_were_served_whole(tmp_path: Path) -> None:
     order = apart(sets.Pictures(40), worker_kind="thread", reuse=1, shuffle=False, augment=None)
     expected = sets.served(order)
     order.close()
@@ -182,7 +175,7 @@ def decode_threads() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("end", ["break", "raise", "close", "drop"])
-def test_a_consumer_that_stops_leaves_nothing(end: str, sets: Any) -> None:
+def test_a_consumer_that_stops_leaves_nothing(end: str) -> None:
     loader = apart(sets.Pictures(100))
     if end == "raise":
         with pytest.raises(KeyError):
@@ -203,7 +196,7 @@ def test_a_consumer_that_stops_leaves_nothing(end: str, sets: Any) -> None:
 INTERRUPTED = """
 import multiprocessing, sys, threading
 sys.path.insert(0, {here!r})
-import loader_datasets
+from support import loader_datasets
 from loaders import LoaderError, ReuseLoader
 
 def main():
@@ -231,8 +224,8 @@ def test_a_ctrl_c_ends_the_pass_and_leaves_nothing(
     kind: str, again: bool, watch: Any, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(here=str(HERE), kind=kind, again=again))
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    script.write_text(INTERRUPTED.format(here=str(TESTS), kind=kind, again=again))
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
     child = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
@@ -267,7 +260,7 @@ def serve_in_a_child(loader: ReuseLoader, told: Any) -> None:
     "moment, method", every_value(["before", "within", "after"], ["fork", "spawn"])
 )
 def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed(
-    method: str, moment: str, sets: Any
+    method: str, moment: str
 ) -> None:
     expected_loader = apart(sets.Pictures(20), worker_kind="thread")
     expected = sets.served(expected_loader)
@@ -301,7 +294,7 @@ def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed
     loader.close()
 
 
-def test_a_pass_that_was_begun_in_the_parent_is_refused_in_a_fork(sets: Any) -> None:
+def test_a_pass_that_was_begun_in_the_parent_is_refused_in_a_fork() -> None:
     loader = apart(sets.Pictures(40), worker_kind="thread")
     begun = iter(loader)
     next(begun)
@@ -319,7 +312,7 @@ def test_a_pass_that_was_begun_in_the_parent_is_refused_in_a_fork(sets: Any) -> 
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str, sets: Any) -> None:
+def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str) -> None:
     loader = apart(sets.Pictures(40))
     begun = iter(loader)
     next(begun)
@@ -346,7 +339,7 @@ def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str, 
 @pytest.mark.parametrize("worker_kind", ["thread", "process"])
 @pytest.mark.parametrize("served_before", [0, 5, 15])
 def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle(
-    served_before: int, worker_kind: Any, sets: Any
+    served_before: int, worker_kind: Any
 ) -> None:
     with apart(sets.Pictures(20), worker_kind=worker_kind) as loader:
         if served_before:
@@ -360,7 +353,7 @@ def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle
             resumed.close()
 
 
-def test_what_a_pickled_loader_weighs_does_not_depend_on_its_buffer(sets: Any) -> None:
+def test_what_a_pickled_loader_weighs_does_not_depend_on_its_buffer() -> None:
     with apart(sets.Pictures(200), worker_kind="thread", buffer_batches=40) as loader:
         next(iter(loader))
         assert loader.stats.buffer_bytes > 30_000

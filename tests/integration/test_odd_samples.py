@@ -1,27 +1,20 @@
 """Samples that are None, or lack what others have: a collate function gets them as they are."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support import loader_datasets as data
 from torch.utils.data import DataLoader
 
 from loaders import LoaderError, ReuseLoader
 from loaders.augment import Chain, Flip, RandomCrop, WholeSample
 from loaders.errors import BufferTooSmall, SampleShapeError
 
-HERE = Path(__file__).parent
 SIZE = 20
 both = pytest.mark.parametrize("reading", [{}, {"worker_kind": "process"}], ids=str)
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("loader_datasets")
 
 
 def singles(loader: ReuseLoader, passes: int = 1) -> list[Any]:
@@ -43,7 +36,7 @@ def same(one: Any, other: Any) -> bool:
 @both
 @pytest.mark.parametrize("broken", [(3,), (0, 1, 2), (*range(0, SIZE, 2),)], ids=str)
 def test_a_collate_that_drops_what_is_none_works_as_with_a_dataloader(
-    data: Any, broken: tuple[int, ...], reading: Any
+    broken: tuple[int, ...], reading: Any
 ) -> None:
     broken_set = data.Broken(SIZE, broken)
     theirs = DataLoader(broken_set, 4, collate_fn=data.whole)
@@ -56,9 +49,7 @@ def test_a_collate_that_drops_what_is_none_works_as_with_a_dataloader(
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_what_is_none_stays_so_at_every_serve_and_the_rest_is_augmented(
-    data: Any, ours: bool
-) -> None:
+def test_what_is_none_stays_so_at_every_serve_and_the_rest_is_augmented(ours: bool) -> None:
     augment = Chain([RandomCrop(4)]) if ours else data.darker
     how: dict[str, Any] = {"augment": augment, "collate": data.as_they_are, "workers": 2}
     served = singles(ReuseLoader(data.Broken(SIZE, (3, 7)), 4, reuse=3, **how))
@@ -70,7 +61,7 @@ def test_what_is_none_stays_so_at_every_serve_and_the_rest_is_augmented(
             assert torch.equal(image, data.pixels(number) // 2)
 
 
-def test_a_cache_keeps_what_is_no_none(data: Any, tmp_path: Path) -> None:
+def test_a_cache_keeps_what_is_no_none(tmp_path: Path) -> None:
     broken = data.Broken(SIZE, (3, 7), tmp_path / "count")
     how: dict[str, Any] = {"cache": "ram", "cache_bytes": 1 << 20, "collate": data.as_they_are}
     # One worker: another might begin the next pass with a sample that is still being decoded.
@@ -83,7 +74,7 @@ def test_a_cache_keeps_what_is_no_none(data: Any, tmp_path: Path) -> None:
 @both
 @pytest.mark.parametrize("broken", [(3,), (0,), (*range(SIZE),)], ids=str)
 def test_without_a_collate_a_none_is_named_with_what_to_do(
-    data: Any, broken: tuple[int, ...], reading: Any
+    broken: tuple[int, ...], reading: Any
 ) -> None:
     loader = ReuseLoader(data.Broken(SIZE, broken), 4, reuse=1, shuffle=False, **reading)
     said = rf"sample {broken[0]} is None.*give a collate function.*on_error=\"skip\""
@@ -91,7 +82,7 @@ def test_without_a_collate_a_none_is_named_with_what_to_do(
         list(loader)
 
 
-def test_where_all_is_none_nobody_knows_what_a_sample_looks_like(data: Any) -> None:
+def test_where_all_is_none_nobody_knows_what_a_sample_looks_like() -> None:
     loader = ReuseLoader(data.Broken(SIZE, (*range(SIZE),)), 4, reuse=1, collate=data.whole)
     with loader, pytest.raises(SampleShapeError, match="is None"):
         list(loader)
@@ -102,9 +93,7 @@ def test_where_all_is_none_nobody_knows_what_a_sample_looks_like(data: Any) -> N
 
 @both
 @pytest.mark.parametrize("seed", range(4))  # another sample comes first each time
-def test_a_collate_gets_every_sample_with_the_keys_that_it_has(
-    data: Any, seed: int, reading: Any
-) -> None:
+def test_a_collate_gets_every_sample_with_the_keys_that_it_has(seed: int, reading: Any) -> None:
     optional = data.Optional(SIZE)
     how: dict[str, Any] = {"collate": data.as_they_are, "workers": 2, "seed": seed, **reading}
     served = singles(ReuseLoader(optional, 4, reuse=2, **how), passes=2)
@@ -112,7 +101,7 @@ def test_a_collate_gets_every_sample_with_the_keys_that_it_has(
     assert all(same(sample, optional[sample["number"]]) for sample in served)
 
 
-def test_what_a_serve_changes_in_an_odd_sample_no_other_serve_sees(data: Any) -> None:
+def test_what_a_serve_changes_in_an_odd_sample_no_other_serve_sees() -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "shuffle": False, "workers": 1}
     with ReuseLoader(data.Optional(SIZE), 4, reuse=2, **how) as loader:
         for batch in loader:
@@ -124,7 +113,7 @@ def test_what_a_serve_changes_in_an_odd_sample_no_other_serve_sees(data: Any) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mask_that_only_some_have_moves_with_its_picture(data: Any, seed: int) -> None:
+def test_a_mask_that_only_some_have_moves_with_its_picture(seed: int) -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "seed": seed, "parts": {"mask": "mask"}}
     moved = Chain([RandomCrop(5), Flip()])
 
@@ -139,7 +128,7 @@ def test_a_mask_that_only_some_have_moves_with_its_picture(data: Any, seed: int)
     assert all(torch.equal(sample["mask"], sample["picture"][:1]) for sample in masks)
 
 
-def test_the_draws_of_a_sample_do_not_depend_on_what_others_lack(data: Any) -> None:
+def test_the_draws_of_a_sample_do_not_depend_on_what_others_lack() -> None:
     moved = Chain([RandomCrop(5), Flip()])
     how: dict[str, Any] = {"collate": data.as_they_are, "augment": moved, "workers": 2}
     plain = singles(ReuseLoader(data.Pictures(SIZE), 4, reuse=2, **how))
@@ -149,7 +138,7 @@ def test_the_draws_of_a_sample_do_not_depend_on_what_others_lack(data: Any) -> N
         assert one is None or torch.equal(one[0], other[0])
 
 
-def test_an_unsaid_mask_that_the_first_sample_lacks_is_refused_with_its_sample(data: Any) -> None:
+def test_an_unsaid_mask_that_the_first_sample_lacks_is_refused_with_its_sample() -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "augment": Chain([RandomCrop(5)])}
 
     class Later(data.Pictures):
@@ -166,13 +155,13 @@ def test_an_unsaid_mask_that_the_first_sample_lacks_is_refused_with_its_sample(d
 
 
 @both
-def test_a_whole_sample_transform_gets_the_keys_that_are_there(data: Any, reading: Any) -> None:
+def test_a_whole_sample_transform_gets_the_keys_that_are_there(reading: Any) -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "augment": WholeSample(data.named)}
     served = singles(ReuseLoader(data.Optional(SIZE), 4, reuse=2, **how, **reading))
     assert all(sample["named"] == sorted(k for k in sample if k != "named") for sample in served)
 
 
-def test_once_crops_what_has_a_picture(data: Any) -> None:
+def test_once_crops_what_has_a_picture() -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "once": RandomCrop(4)}
     served = singles(ReuseLoader(data.Broken(SIZE, (0, 5)), 4, reuse=2, **how))
     assert sum(sample is None for sample in served) == 4
@@ -196,7 +185,7 @@ def test_without_a_collate_a_missing_key_is_named_with_its_sample(
         list(loader)
 
 
-def test_the_memory_of_odd_samples_counts(data: Any) -> None:
+def test_the_memory_of_odd_samples_counts() -> None:
     class Growing(data.Pictures):
         def __getitem__(self, index: int) -> Any:
             more = {} if index == 0 else {"more": torch.zeros(1 << 16)}

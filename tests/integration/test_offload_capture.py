@@ -1,11 +1,9 @@
 """What a captured graph looks like: tasks, buffers, and the user's tensors bound to them."""
 
-import importlib
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from support.offload_reference import Reference as reference
 from torch import nn
 from torch.nn import functional
 
@@ -13,12 +11,6 @@ from offload.graph.taskgraph import Role, Task, TaskGraph
 from offload.program.kernels import Value
 from offload.tracing.capture import traced as capture
 from offload.tracing.capture import traced_training_step as capture_training_step
-
-
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_reference").Reference
 
 
 def names(graph: TaskGraph) -> list[str]:
@@ -177,7 +169,7 @@ def test_the_users_tensors_are_bound_by_name() -> None:
     assert net.spare.weight not in optimizer.state
 
 
-def test_frozen_parameters_are_read_and_never_updated(reference: Any) -> None:
+def test_frozen_parameters_are_read_and_never_updated() -> None:
     net = Net()
     net.conv.requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -210,7 +202,7 @@ def test_another_shape_gives_another_graph_of_the_same_step() -> None:
     assert other.program.tensors.keys() == graph.program.tensors.keys()
 
 
-def test_inference_without_gradients(reference: Any) -> None:
+def test_inference_without_gradients() -> None:
     net = Net().eval()
 
     @torch.inference_mode()
@@ -224,7 +216,7 @@ def test_inference_without_gradients(reference: Any) -> None:
     assert "conv.weight" in graph.program.tensors
 
 
-def test_data_of_a_parameter_is_the_parameter(reference: Any) -> None:
+def test_data_of_a_parameter_is_the_parameter() -> None:
     weight = nn.Parameter(torch.ones(3))
 
     def step(x: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """Unusual steps have eager's bits once captured: shared gradients, closures, aliases."""
 
-import importlib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.offload_reference import Reference as reference
 from torch import nn
 from torch.nn import functional
 
@@ -18,13 +17,7 @@ from offload.tracing.capture import traced_training_step as capture_training_ste
 MODULE_SCALE = torch.full((3,), 2.0)
 
 
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_reference").Reference
-
-
-def test_a_copy_onto_itself_keeps_what_is_there(reference: Any) -> None:
+def test_a_copy_onto_itself_keeps_what_is_there() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         y.copy_(y)
@@ -36,7 +29,7 @@ def test_a_copy_onto_itself_keeps_what_is_there(reference: Any) -> None:
     assert reference(graph)(torch.ones(3))[0].tolist() == [4.0, 4.0, 4.0]
 
 
-def test_another_shape_in_place_is_a_view_and_no_task(reference: Any) -> None:
+def test_another_shape_in_place_is_a_view_and_no_task() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         y.t_()
@@ -64,7 +57,7 @@ def test_another_shape_of_what_outlives_the_step_is_refused(of_the_module: bool)
         capture(step, torch.ones(3, 3))
 
 
-def test_a_gradient_shared_or_expanded_is_laid_out_as_eager_does(reference: Any) -> None:
+def test_a_gradient_shared_or_expanded_is_laid_out_as_eager_does() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -107,7 +100,7 @@ class Swap(torch.autograd.Function):
         return b.detach(), a.detach()
 
 
-def test_a_gradient_that_is_a_parameter_is_read_before_that_one_changes(reference: Any) -> None:
+def test_a_gradient_that_is_a_parameter_is_read_before_that_one_changes() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +119,7 @@ def test_a_gradient_that_is_a_parameter_is_read_before_that_one_changes(referenc
     assert pair.b.tolist() == [9.0, 18.0]
 
 
-def test_a_loss_may_use_the_parameters_themselves(reference: Any) -> None:
+def test_a_loss_may_use_the_parameters_themselves() -> None:
     """Closed over, not passed: a weight decay written by hand."""
     nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
     nets[1].load_state_dict(nets[0].state_dict())
@@ -149,7 +142,7 @@ def test_a_loss_may_use_the_parameters_themselves(reference: Any) -> None:
 # capture(step): whatever the step closes over
 
 
-def test_a_step_reaches_its_surroundings_and_changes_them(reference: Any) -> None:
+def test_a_step_reaches_its_surroundings_and_changes_them() -> None:
     weight = nn.Parameter(torch.randn(3, 3))
     total = torch.zeros(3)
     scale = torch.full((3,), 0.5)
@@ -181,7 +174,7 @@ def test_a_step_reaches_its_surroundings_and_changes_them(reference: Any) -> Non
     assert torch.equal(weight, before * 0.9)
 
 
-def test_a_returned_parameter_has_the_value_that_the_step_leaves(reference: Any) -> None:
+def test_a_returned_parameter_has_the_value_that_the_step_leaves() -> None:
     weight = nn.Parameter(torch.ones(3))
 
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +188,7 @@ def test_a_returned_parameter_has_the_value_that_the_step_leaves(reference: Any)
     assert alias.tolist() == copy.tolist() == weight.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_an_input_may_be_returned_and_changed(reference: Any) -> None:
+def test_an_input_may_be_returned_and_changed() -> None:
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x.add_(1)
         return x, x.t()
@@ -205,7 +198,7 @@ def test_an_input_may_be_returned_and_changed(reference: Any) -> None:
     assert turned.size() == (3, 2)
 
 
-def test_a_tensor_written_down_in_the_step_is_made_anew_every_step(reference: Any) -> None:
+def test_a_tensor_written_down_in_the_step_is_made_anew_every_step() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         sums = torch.tensor([1.0, 2.0])
         sums += x
@@ -216,7 +209,7 @@ def test_a_tensor_written_down_in_the_step_is_made_anew_every_step(reference: An
         assert run(torch.ones(2))[0].tolist() == [6.0, 9.0]
 
 
-def test_gradients_inside_of_a_step_and_of_gradients(reference: Any) -> None:
+def test_gradients_inside_of_a_step_and_of_gradients() -> None:
     weight = nn.Parameter(torch.randn(3, 3))
 
     def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -233,7 +226,7 @@ def test_gradients_inside_of_a_step_and_of_gradients(reference: Any) -> None:
     assert weight.grad is None
 
 
-def test_the_same_tensor_given_twice_is_two_inputs(reference: Any) -> None:
+def test_the_same_tensor_given_twice_is_two_inputs() -> None:
     def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + 2 * b
 
@@ -242,7 +235,7 @@ def test_the_same_tensor_given_twice_is_two_inputs(reference: Any) -> None:
     assert reference(graph)(torch.ones(2), torch.zeros(2))[0].tolist() == [1.0, 1.0]
 
 
-def test_one_storage_is_one_buffer_whoever_looks_at_it(reference: Any) -> None:
+def test_one_storage_is_one_buffer_whoever_looks_at_it() -> None:
     table = torch.arange(6.0)
     head, tail = table[:4], table[2:]
 
@@ -256,7 +249,7 @@ def test_one_storage_is_one_buffer_whoever_looks_at_it(reference: Any) -> None:
     assert table.tolist() == [1.0, 2.0, 3.0, 4.0, 4.0, 5.0]
 
 
-def test_function_transforms_are_captured(reference: Any) -> None:
+def test_function_transforms_are_captured() -> None:
     weight = torch.randn(3, 3)
 
     def loss(x: torch.Tensor) -> torch.Tensor:

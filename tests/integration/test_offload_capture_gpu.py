@@ -7,11 +7,12 @@ other bits than eager nothing can be said, so torch is told to be deterministic.
 import copy
 import importlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_models as models
+from support.offload_reference import Reference as reference
 from torch import nn
 
 from offload.errors import CaptureError
@@ -37,18 +38,6 @@ def deterministic() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory = before
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_models")
-
-
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_reference").Reference
 
 
 class Odd(nn.Module):
@@ -79,7 +68,7 @@ def bfloat16_of(case: Any) -> Any:
     return type(case)(model, case.optimizer, case.batch, case.loss)
 
 
-def cases(models: Any) -> dict[str, Any]:
+def cases() -> dict[str, Any]:
     found = models.cases()
     alone = type(found["llama"])(
         lambda: models.Llama(autocast=False), models.adamw, models.words, models.word_loss
@@ -114,9 +103,9 @@ def stays(model: nn.Module) -> None:
 @pytest.mark.parametrize("move", [stays, in_part, on_device])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_captured_for_a_gpu_leaves_the_bits_of_eager(
-    models: Any, reference: Any, name: str, move: Callable[[nn.Module], None]
+    name: str, move: Callable[[nn.Module], None]
 ) -> None:
-    case = cases(models)[name]
+    case = cases()[name]
     model, optimizer, eager, plain = models.twin(case)
     again = copy.deepcopy(eager)
     move(model)
@@ -173,7 +162,7 @@ def _square(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (y - target).square().mean()
 
 
-def test_capturing_a_model_on_the_host_takes_no_memory_of_the_device(models: Any) -> None:
+def test_capturing_a_model_on_the_host_takes_no_memory_of_the_device() -> None:
     wide = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))  # 64 MiB, and twice for Adam
     optimizer = torch.optim.AdamW(wide.parameters())
     x = torch.randn(2, 2048)

@@ -1,13 +1,13 @@
 """A step that cannot be captured says where and what to do, and leaves no mark."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.offload_counting import BATCH, Counting, train
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -15,9 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from offload.errors import CaptureError
 from offload.tracing.capture import traced as capture
 from offload.tracing.capture import traced_training_step as capture_training_step
-
-sys.path.insert(0, str(Path(__file__).parent))
-from offload_counting import BATCH, Counting, train
 
 HERE = Path(__file__)
 WEIGHT = nn.Parameter(torch.ones(3, 3))

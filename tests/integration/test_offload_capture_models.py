@@ -1,12 +1,12 @@
 """Whole training steps: the captured graph, run task by task, leaves eager's bits."""
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_models as models
+from support.offload_reference import Reference as reference
 
 from offload.tracing.capture import traced_training_step as capture_training_step
 
@@ -32,19 +32,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_models")
-
-
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_reference").Reference
-
-
-def check(models: Any, reference: Any, case: Any, rates: tuple[float, ...] = ()) -> Any:
+def check(case: Any, rates: tuple[float, ...] = ()) -> Any:
     """Three steps of both, then bit for bit."""
     model, optimizer, other, plain = models.twin(case)
     batches = case.batches()
@@ -71,15 +59,13 @@ def check(models: Any, reference: Any, case: Any, rates: tuple[float, ...] = ())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_captured_training_step_leaves_the_bits_of_eager(
-    models: Any, reference: Any, name: str
-) -> None:
-    check(models, reference, models.cases()[name])
+def test_a_captured_training_step_leaves_the_bits_of_eager(name: str) -> None:
+    check(models.cases()[name])
 
 
-def test_a_huggingface_model_leaves_the_bits_of_eager(models: Any, reference: Any) -> None:
+def test_a_huggingface_model_leaves_the_bits_of_eager() -> None:
     pytest.importorskip("transformers")
-    check(models, reference, models.huggingface())
+    check(models.huggingface())
 
 
 def optimizers() -> dict[str, Any]:
@@ -104,11 +90,9 @@ def optimizers() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(optimizers()))
-def test_the_update_is_that_of_the_users_own_optimizer(
-    models: Any, reference: Any, name: str
-) -> None:
+def test_the_update_is_that_of_the_users_own_optimizer(name: str) -> None:
     def make(model: torch.nn.Module) -> torch.optim.Optimizer:
         return optimizers()[name](model.parameters())
 
     rates = (0.1, 0.03, 0.005) if "tensor" not in name else ()
-    check(models, reference, models.Case(models.Gpt, make, models.words, models.word_loss), rates)
+    check(models.Case(models.Gpt, make, models.words, models.word_loss), rates)

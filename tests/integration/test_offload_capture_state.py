@@ -1,7 +1,6 @@
 """What a step finds or leaves in Python, and what differs by call, is named and put back."""
 
 import random
-import sys
 from collections import deque
 from pathlib import Path
 from time import perf_counter_ns
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
+from support.offload_counting import BATCH, Counting, train
 from torch import nn
 from torch.nn import functional
 
 from offload.errors import CaptureError
 from offload.tracing.capture import traced as capture
-
-sys.path.insert(0, str(Path(__file__).parent))
-from offload_counting import BATCH, Counting, train
 
 HERE = Path(__file__)
 

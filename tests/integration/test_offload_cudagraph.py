@@ -1,19 +1,15 @@
 """Engine `cudagraph` on the CPU twin: whole steps, captured at the second and replayed after it."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import captured_training
+from support.captured_training import STEPS, Trained, counting, planned, sums
 from torch import nn
 
 import offload
 from offload import Runner
-
-sys.path.insert(0, str(Path(__file__).parent))
-import captured_training
-from captured_training import STEPS, Trained, counting, planned, sums
 
 one_thread, exact = captured_training.one_thread, captured_training.exact
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,21 +1,17 @@
 """Engine `cudagraph` where a capture fails, is struck by a Ctrl-C, or is refused."""
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import captured_training
+from support.captured_training import Counting, Trained, counting, planned, sums
 
 import offload
 from benchmarks.twins.twin_graph import GraphTwin
 from benchmarks.twins.twin_streams import Twin
 from offload import Runner
-
-sys.path.insert(0, str(Path(__file__).parent))
-import captured_training
-from captured_training import Counting, Trained, counting, planned, sums
 
 one_thread, exact = captured_training.one_thread, captured_training.exact
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,13 +1,12 @@
 """Ops that are given a `torch.Generator` draw what they do in eager PyTorch, and leave it there."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from products import every_pair
+from support import offload_lightning as ol
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -17,9 +16,6 @@ from benchmarks.twins.twin_graph import GraphTwin
 from offload import CaptureError, Runner
 from offload.tracing.capture import traced
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,7 +1,6 @@
 """The host's memory in files: the bits, what is left in the folder, and what is refused by name."""
 
 import errno
-import importlib
 import os
 import resource
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from support.stage_jobs import Job as jobs
 
 from offload.errors import MemoryTooSmall, OffloadError
 from offload.graph.taskgraph import HOST
@@ -33,19 +33,13 @@ from trainers.offloading.hardware.target import Target, target_of
 MIB = 1 << 20
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("stage_jobs").Job
-
-
 def mappings(folder: Path) -> int:
     """How many files of this folder are mapped by this process, shared."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return sum(str(folder) in line and line.split()[1] == "rw-s" for line in lines)
 
 
-def small(jobs: Any) -> Any:
+def small() -> Any:
     """A job that needs the host's arena."""
     whole = jobs.chain(6, 64)
     job = jobs(whole.graph, whole.plan.smallest_bytes)
@@ -63,8 +57,8 @@ def limited(what: int, nbytes: int) -> Iterator[None]:
         resource.setrlimit(what, before)
 
 
-def test_the_bits_are_eagers_and_no_file_has_a_name(tmp_path: Path, jobs: Any) -> None:
-    job = small(jobs)
+def test_the_bits_are_eagers_and_no_file_has_a_name(tmp_path: Path) -> None:
+    job = small()
     with Runner(job.plan, host_dir=tmp_path) as runner:
         for _ in range(3):
             job.step(runner)
@@ -74,7 +68,7 @@ def test_the_bits_are_eagers_and_no_file_has_a_name(tmp_path: Path, jobs: Any) -
     assert mappings(tmp_path) == 0
 
 
-def test_what_is_parked_and_what_is_lent_waits_in_files_too(tmp_path: Path, jobs: Any) -> None:
+def test_what_is_parked_and_what_is_lent_waits_in_files_too(tmp_path: Path) -> None:
     one, other = jobs.chain(4, 64), jobs.chain(3, 64)
     with Stage(host_dir=tmp_path) as stage, Runner(one.plan, stage=stage) as of_one:
         one.step(of_one)
@@ -123,8 +117,8 @@ def test_a_forked_process_does_not_share_the_bytes(tmp_path: Path) -> None:
     assert arena.region.nbytes == 4096
 
 
-def test_what_lies_in_a_file_takes_no_memory(monkeypatch: pytest.MonkeyPatch, jobs: Any) -> None:
-    plan = small(jobs).plan
+def test_what_lies_in_a_file_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small().plan
     arenas = plan.memgraph.arenas
     needed = sum(arenas.values())
     monkeypatch.setattr(room, "memory_left", lambda data=True: HostMemoryLeft(needed, "a test"))
@@ -185,7 +179,7 @@ def test_a_folder_that_is_none_is_refused_at_once(
         checked_folder(tmp_path)
 
 
-def test_a_gpu_and_another_folder_in_a_fleet_are_refused_by_name(tmp_path: Path, jobs: Any) -> None:
+def test_a_gpu_and_another_folder_in_a_fleet_are_refused_by_name(tmp_path: Path) -> None:
     gpu = CUDAAccelerator(), torch.device("cuda", 0), None
     with pytest.raises(OffloadError, match=r"host_dir=.*no effect on a GPU.*page-locked"):
         target_of("auto", *gpu, tmp_path)

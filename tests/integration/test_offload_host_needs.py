@@ -1,14 +1,13 @@
 """What plans say a job takes of the host's memory, against what real runners take."""
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import stage_jobs as jobs
 
 import offload
 from offload.graph.taskgraph import HOST
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.cold
 HERE = Path(__file__).parent
 SLACK = 6 << 20
 """Python's objects, and pages that begin before the bytes that count."""
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
@@ -50,7 +43,7 @@ def test_no_runner_takes_more_than_its_plan_said_nor_much_less() -> None:
     assert whole["ends"] > whole["held"] + whole["device"] + whole["other"] + SLACK
 
 
-def test_of_several_plans_the_largest_part_counts(jobs: Any) -> None:
+def test_of_several_plans_the_largest_part_counts() -> None:
     streamed, resident = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(4, 4096)
     both = needs(streamed.plan, resident.plan)
     host = streamed.plan.memgraph.arenas[HOST]
@@ -61,7 +54,7 @@ def test_of_several_plans_the_largest_part_counts(jobs: Any) -> None:
     assert needs(streamed.plan).held < both.held
 
 
-def test_the_seconds_of_a_hand_over_are_those_of_the_residents_copies(jobs: Any) -> None:
+def test_the_seconds_of_a_hand_over_are_those_of_the_residents_copies() -> None:
     costs = offload.Costs(h2d=1e6, d2h=2e6, copy=0.001)
     job = jobs.Job(jobs.Job.chain(2, 4096).graph, costs=costs)
     assert swap_seconds(job.plan) == pytest.approx(4 * (0.002 + 4096 / 1e6 + 4096 / 2e6))

@@ -1,26 +1,18 @@
 """Steps that ran, priced by what each of their nodes took."""
 
-import importlib
 import itertools
-from pathlib import Path
-from typing import Any
 
 import pytest
+from support import offload_models as models
 
 import offload
 from offload import Costs, Runner
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("offload_models")
-
-
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("engine", ["threads", "serial"])
 def test_kernels_take_what_they_took_and_what_the_loop_took_before_them(
-    models: Any, name: str, engine: str
+    name: str, engine: str
 ) -> None:
     case = models.cases()[name]
     model, optimizer, *_ = models.twin(case)
@@ -46,7 +38,7 @@ def test_kernels_take_what_they_took_and_what_the_loop_took_before_them(
     assert plan.measured(traces).remade().measurement is not None
 
 
-def test_a_step_that_was_remade_leaves_the_same_bits(models: Any) -> None:
+def test_a_step_that_was_remade_leaves_the_same_bits() -> None:
     case = models.cases()["gpt"]
     model, optimizer, other, plain = models.twin(case)
     with case.around():

@@ -5,7 +5,6 @@ each with another learning rate and another batch, dead memory being NaN all the
 """
 
 import copy
-import importlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from products import every_value
+from support import offload_models as models
+from support import offload_training as training
 from torch import nn
 
 import offload
@@ -37,7 +38,6 @@ MANY = tuple(
     for placement in ("auto", "copy")
     for engine in ("serial", "threads")
 )
-HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -48,38 +48,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def models() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        yield importlib.import_module("offload_models")
-
-
-@pytest.fixture(scope="module")
-def training() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        yield importlib.import_module("offload_training")
-
-
 Trained = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
-def small(models: Any, training: Any) -> Trained:
+def small() -> Trained:
     """`small("gpt")` was captured and trained by eager PyTorch, once for all tests."""
     kept: dict[tuple[str, int], Any] = {}
 
     def trained(name: str) -> Any:
         key = name, torch.get_num_threads()
         if key not in kept:
-            kept[key] = training.trained(models, case_of(models, name))
+            kept[key] = training.trained(case_of(name))
         return kept[key]
 
     return trained
 
 
-def case_of(models: Any, name: str) -> Any:
+def case_of(name: str) -> Any:
     if name == "huggingface gpt2":
         pytest.importorskip("transformers")
         return models.huggingface()
@@ -112,14 +98,14 @@ def test_twenty_random_orders_leave_the_bits_of_eager(small: Trained, name: str)
 
 
 @pytest.fixture(scope="module")
-def large(models: Any, training: Any) -> Trained:
+def large() -> Trained:
     """The same for large ones; only the last is kept."""
     kept: dict[str, Any] = {}
 
     def trained(name: str) -> Any:
         if name not in kept:
             kept.clear()
-            kept[name] = training.trained(models, training.large(models)[name])
+            kept[name] = training.trained(training.large()[name])
         return kept[name]
 
     return trained
@@ -137,11 +123,9 @@ def test_models_of_real_size_leave_the_bits_of_eager(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "share"), [("vit_b_16", 0.05), ("gpt2_small", 0.2)])
-def test_the_smallest_budget_is_a_small_part_of_the_peak(
-    models: Any, training: Any, name: str, share: float
-) -> None:
+def test_the_smallest_budget_is_a_small_part_of_the_peak(name: str, share: float) -> None:
     pytest.importorskip("transformers")
-    case = training.large(models)[name]
+    case = training.large()[name]
     model, optimizer = case.made()
     graph = offload.capture_training_step(model, case.loss, optimizer, *case.batches(1)[0])
     made = training.planned(graph, 0.0, "auto")
@@ -175,7 +159,7 @@ def test_every_step_draws_masks_of_its_own(small: Trained, one_thread: None) -> 
 
 @pytest.mark.parametrize("share, name", every_value([0.0, 0.4, 1.0], ["gpt", "vit"]))
 def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
-    models: Any, training: Any, small: Trained, one_thread: None, name: str, share: float
+    small: Trained, one_thread: None, name: str, share: float
 ) -> None:
     trained = small(name)
     case = trained.case
@@ -201,7 +185,7 @@ def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
 @pytest.mark.parametrize("placement", ["auto", "copy"])
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_weights_are_streamed_through_an_inference_step_and_never_copied_back(
-    models: Any, one_thread: None, engine: str, placement: str
+    one_thread: None, engine: str, placement: str
 ) -> None:
     model = models.vit().eval()
 

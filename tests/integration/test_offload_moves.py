@@ -1,14 +1,13 @@
 """`runner.move_to`: what moves, by which way, what is refused, and what a failure leaves behind."""
 
 import gc
-import importlib
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 
 import offload
 from offload.errors import MemoryTooSmall, StepError
@@ -18,15 +17,8 @@ from offload.memory.homes import places
 from offload.memory.host_memory import HostMemoryLeft
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 BUDGETS = (20_000, 24_000, 40_000, 60_000)
 ENGINES = ("serial", "threads", "cuda", "cudagraph")
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
 
 
 def planned(job: Any, budget: int) -> Any:
@@ -40,7 +32,7 @@ def in_other_places(job: Any, old: Any, new: Any) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_runner_moves_between_plans_and_devices_of_one_kind(jobs: Any, engine: str) -> None:
+def test_a_runner_moves_between_plans_and_devices_of_one_kind(engine: str) -> None:
     job = jobs.Job.mixed(5, 4096, BUDGETS[1])
     with (
         jobs.STAGES[engine]() as one,
@@ -57,7 +49,7 @@ def test_a_runner_moves_between_plans_and_devices_of_one_kind(jobs: Any, engine:
     assert job.is_right()
 
 
-def test_in_the_same_arenas_only_what_has_another_place_moves(jobs: Any) -> None:
+def test_in_the_same_arenas_only_what_has_another_place_moves() -> None:
     job, large = jobs.Job.chain(4, 4096, BUDGETS[1]), jobs.Job.chain(12, 8192)
     with (
         jobs.STAGES["serial"]() as stage,
@@ -80,7 +72,7 @@ def test_in_the_same_arenas_only_what_has_another_place_moves(jobs: Any) -> None
     assert job.is_right()
 
 
-def test_what_stays_on_the_host_stays_when_the_device_changes(jobs: Any) -> None:
+def test_what_stays_on_the_host_stays_when_the_device_changes() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
         jobs.STAGES["serial"]() as one,
@@ -100,7 +92,7 @@ def test_what_stays_on_the_host_stays_when_the_device_changes(jobs: Any) -> None
     assert job.is_right()
 
 
-def test_a_smaller_plan_frees_the_larger_arena(jobs: Any) -> None:
+def test_a_smaller_plan_frees_the_larger_arena() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[3])
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
@@ -118,7 +110,7 @@ def left(nbytes: int) -> Any:
 
 
 def test_without_room_for_both_arenas_residents_wait_on_the_host(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[3])
     with Runner(job.plan, "serial") as runner:
@@ -136,7 +128,7 @@ def test_without_room_for_both_arenas_residents_wait_on_the_host(
 
 
 def test_a_device_without_room_is_refused_before_anything_moves(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
@@ -160,7 +152,7 @@ def test_a_device_without_room_is_refused_before_anything_moves(
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 @pytest.mark.parametrize("to_other", [False, True])
 def test_a_move_that_is_broken_off_loses_no_value(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch, fails_at: int, to_other: bool
+    monkeypatch: pytest.MonkeyPatch, fails_at: int, to_other: bool
 ) -> None:
     job = jobs.Job.chain(5, 4096, BUDGETS[3])
     in_order = passages.in_order
@@ -190,7 +182,7 @@ def test_a_move_that_is_broken_off_loses_no_value(
     assert job.is_right()
 
 
-def test_a_job_that_waits_for_its_turn_moves_out_of_its_waiting_place(jobs: Any) -> None:
+def test_a_job_that_waits_for_its_turn_moves_out_of_its_waiting_place() -> None:
     job, neighbour = jobs.Job.chain(4, 4096, BUDGETS[1]), jobs.Job.chain(3, 1024)
     with (
         jobs.STAGES["threads"]() as one,
@@ -211,7 +203,7 @@ def test_a_job_that_waits_for_its_turn_moves_out_of_its_waiting_place(jobs: Any)
     assert job.is_right() and neighbour.is_right()
 
 
-def test_steps_that_were_added_are_planned_again_for_the_new_plan(jobs: Any) -> None:
+def test_steps_that_were_added_are_planned_again_for_the_new_plan() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with Runner(job.plan, "serial") as runner:
         runner.add("again", jobs.part(job, 2))
@@ -229,7 +221,7 @@ def test_steps_that_were_added_are_planned_again_for_the_new_plan(jobs: Any) -> 
     assert job.is_right()
 
 
-def test_what_a_user_has_pointed_elsewhere_comes_with_the_move(jobs: Any) -> None:
+def test_what_a_user_has_pointed_elsewhere_comes_with_the_move() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
@@ -243,9 +235,7 @@ def test_what_a_user_has_pointed_elsewhere_comes_with_the_move(jobs: Any) -> Non
     assert job.is_right()
 
 
-def test_a_guest_comes_between_two_tensors_of_a_move(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guest_comes_between_two_tensors_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks while tensors move waits for one of them and not for all."""
     job = jobs.Job.chain(4, 4096, BUDGETS[3])
     with Runner(job.plan, "serial") as runner:
@@ -277,7 +267,7 @@ def test_a_guest_comes_between_two_tensors_of_a_move(
     assert came.is_set() and job.is_right()
 
 
-def test_a_closed_runner_does_not_move(jobs: Any) -> None:
+def test_a_closed_runner_does_not_move() -> None:
     job = jobs.Job.chain(3, 1024)
     with Runner(job.plan, "serial") as runner:
         job.step(runner)
@@ -286,7 +276,7 @@ def test_a_closed_runner_does_not_move(jobs: Any) -> None:
     assert job.is_right()
 
 
-def test_a_runner_that_leaves_its_own_stage_closes_it(jobs: Any) -> None:
+def test_a_runner_that_leaves_its_own_stage_closes_it() -> None:
     job = jobs.Job.chain(3, 1024)
     with (
         jobs.STAGES["threads"]() as other,

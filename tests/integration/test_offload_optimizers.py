@@ -4,23 +4,19 @@ The oracle is the optimizer itself, called as everybody calls it.
 """
 
 import copy
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import own_optimizers as own
 import pytest
 import torch
+from support.optimizer_twins import Twins, batch, loss_of, made_by, net
 from torch import nn, optim
 
 import offload
 from offload import BudgetTooSmall, OffloadError, Plan, Runner
 from offload.lowering import update_splits
 from offload.memory.cpu_shim import available
-
-sys.path.insert(0, str(Path(__file__).parent))
-from optimizer_twins import Twins, batch, loss_of, made_by, net
 
 STEPS = 4
 FOREACH: tuple[dict[str, Any], ...] = ({"foreach": True}, {"foreach": False})

@@ -1,18 +1,14 @@
 """Optimizers that no plan can follow: refused by name, and left as they were."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import own_optimizers as own
 import pytest
+from support.optimizer_twins import Twins, batch, loss_of, made_by, net
 from torch import optim
 
 import offload
 from offload import CaptureError, OffloadError, Runner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from optimizer_twins import Twins, batch, loss_of, made_by, net
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,14 @@ one .. other .. one .. other       hand-overs; each parks the job before it
 """
 
 import gc
-import importlib
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 
 from offload.errors import MemoryTooSmall
 from offload.memory import room, waiting_place
@@ -21,19 +20,12 @@ from offload.memory.host_memory import HostMemoryLeft
 from offload.running.runner import Runner
 from offload.running.stage import SwapTotals
 
-HERE = Path(__file__).parent
 BUDGET = 24_000
 """Of `chain(4, 4096)`: some tensors are resident, the others are streamed."""
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
-
-
-@pytest.fixture
-def pair(jobs: Any) -> Any:
+def pair() -> Any:
     """Two jobs on a stage, of which the first one is parked."""
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
     with jobs.STAGES["threads"]() as stage:
@@ -48,7 +40,7 @@ def pair(jobs: Any) -> Any:
 
 
 def test_residents_wait_at_the_same_place_at_every_hand_over(
-    jobs: Any, pair: Any, monkeypatch: pytest.MonkeyPatch
+    pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, first, other, second, resident = pair
     made: list[int] = []
@@ -92,7 +84,7 @@ def test_a_parked_tensor_is_not_astray(pair: Any) -> None:
     assert first.astray() == ""
 
 
-def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds(jobs: Any) -> None:
+def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds() -> None:
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
     with jobs.STAGES["serial"]() as stage:
         clock = iter(range(1000))
@@ -110,7 +102,7 @@ def test_what_hand_overs_cost_is_counted_in_bytes_and_seconds(jobs: Any) -> None
         second.close()
 
 
-def test_a_stage_that_grows_frees_the_arena_that_was_too_small(jobs: Any) -> None:
+def test_a_stage_that_grows_frees_the_arena_that_was_too_small() -> None:
     small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
     with jobs.STAGES["serial"]() as stage:
         first = Runner(small.plan, stage=stage)
@@ -127,7 +119,7 @@ def test_a_stage_that_grows_frees_the_arena_that_was_too_small(jobs: Any) -> Non
     assert small.is_right() and large.is_right()
 
 
-def test_another_step_of_a_parked_job_begins_with_the_values_that_wait(jobs: Any) -> None:
+def test_another_step_of_a_parked_job_begins_with_the_values_that_wait() -> None:
     """Its plan may have other residents, or lack some of the tensors."""
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
     with jobs.STAGES["threads"]() as stage:
@@ -146,9 +138,7 @@ def test_another_step_of_a_parked_job_begins_with_the_values_that_wait(jobs: Any
 
 
 @pytest.mark.parametrize("leaver", ["the runner", "the stage"])
-def test_a_job_that_ends_while_it_is_parked_has_memory_of_its_own(
-    jobs: Any, pair: Any, leaver: str
-) -> None:
+def test_a_job_that_ends_while_it_is_parked_has_memory_of_its_own(pair: Any, leaver: str) -> None:
     one, first, _, _, _ = pair
     place = first._memory.waiting
     if leaver == "the stage":
@@ -228,7 +218,7 @@ def test_a_step_that_is_hit_while_tensors_come_home_loses_none(
 
 
 def test_a_runner_that_is_alone_takes_the_place_when_it_is_parked(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = jobs.Job.chain(4, 4096, BUDGET)
     with Runner(job.plan, "threads") as runner:
@@ -252,7 +242,7 @@ def test_a_runner_that_is_alone_takes_the_place_when_it_is_parked(
 
 
 def test_no_room_to_park_is_told_to_the_job_that_comes_and_not_to_the_next_one(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = jobs.Job.chain(4, 4096, BUDGET), jobs.Job.chain(3, 1024)
     with jobs.STAGES["serial"]() as stage:

@@ -1,12 +1,12 @@
 """Ops at planned addresses: the bits of the plain op, nothing copied, nothing allocated."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import placed_ops
+from support.placed_ops import MODES, PLACED, bound, flat, rigged, t
 from torch.utils import _pytree as pytree
 
 from offload.graph.builder import GraphBuilder
@@ -15,10 +15,6 @@ from offload.measuring.profiling import measured
 from offload.memory import cpu_shim as shim
 from offload.memory.placement import COPY, SHIM, bind_task, chosen, fast
 from offload.program.kernels import Call, Calls, Value
-
-sys.path.insert(0, str(Path(__file__).parent))
-import placed_ops
-from placed_ops import MODES, PLACED, bound, flat, rigged, t
 
 without_gradients = placed_ops.without_gradients
 aten = torch.ops.aten

@@ -1,21 +1,17 @@
 """An output that is made elsewhere than planned is put right; one of another shape is refused."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from support import placed_ops
+from support.placed_ops import MODES, PLACED, bound, rigged, t
 
 from offload.errors import GraphError
 from offload.graph.builder import GraphBuilder
 from offload.measuring.profiling import measured
 from offload.memory.placement import COPY, SHIM, Allocation
 from offload.program.kernels import Call, Value
-
-sys.path.insert(0, str(Path(__file__).parent))
-import placed_ops
-from placed_ops import MODES, PLACED, bound, rigged, t
 
 without_gradients = placed_ops.without_gradients
 aten = torch.ops.aten

@@ -1,15 +1,13 @@
 """A runner over hand-made graphs: orders, engines, lanes, devices, what it refuses."""
 
-import importlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
+from support import offload_hand_made as hand
 
 from offload.errors import GraphError, OffloadError, StepError
 from offload.graph.builder import GraphBuilder
@@ -20,16 +18,9 @@ from offload.plans.plan import plan
 from offload.running.runner import Runner
 from offload.tracing.capture import capture
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
 Bytes = Sequence[torch.Tensor]
 WAIT = 20.0
-
-
-@pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("offload_hand_made")
 
 
 def some(nbytes: int, seed: int = 0) -> torch.Tensor:
@@ -40,7 +31,7 @@ def some(nbytes: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("order", ["priority", "random"])
 @pytest.mark.parametrize("share", [None, 0.7, 0.0])
 def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
-    engine: str, order: str, share: float | None, hand: Any
+    engine: str, order: str, share: float | None
 ) -> None:
     graph = hand.bind(hand.layers(), [0])
     tensors = graph.program.tensors
@@ -59,7 +50,7 @@ def test_every_order_of_a_plan_gives_the_bytes_of_program_order(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str, hand: Any) -> None:
+def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str) -> None:
     graph = hand.bind(hand.layers(), [0])
     made = hand.planned(graph, 4 * 640 + 64)
     assert {node.kind for node in made.memgraph.nodes} == {"task", "reload", "offload"}
@@ -69,7 +60,7 @@ def test_the_streaming_plans_of_these_tests_do_move_bytes(engine: str, hand: Any
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: Any) -> None:
+def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool) -> None:
     """The host task is held back until the compute task has read, if nothing orders them."""
     read = threading.Event()
     builder = GraphBuilder()
@@ -109,7 +100,7 @@ def test_a_missing_edge_is_a_difference_that_poison_shows(missing: bool, hand: A
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("poison", [False, True])
-def test_poison_shows_a_use_after_free(engine: str, poison: bool, hand: Any) -> None:
+def test_poison_shows_a_use_after_free(engine: str, poison: bool) -> None:
     builder = GraphBuilder()
     a, b, c = (builder.buffer(name, 64, "activation") for name in "abc")
     builder.task("make", [], [a], kernel=lambda reads, writes: writes[0].fill_(5))
@@ -126,7 +117,7 @@ def test_poison_shows_a_use_after_free(engine: str, poison: bool, hand: Any) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str, hand: Any) -> None:
+def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str) -> None:
     builder = GraphBuilder()
     x = builder.buffer("x", 64, "input")
     a, b = builder.buffer("a", 256), builder.buffer("b", 64)
@@ -146,7 +137,7 @@ def test_under_poison_nothing_of_the_step_before_is_found_anywhere(engine: str, 
     assert found == [{0xFF}] * 6
 
 
-def two_devices(hand: Any) -> TaskGraph:
+def two_devices() -> TaskGraph:
     """Device 0 and 1 work on their own weights, and hand each other what they made."""
     builder = GraphBuilder()
     x = builder.buffer("x", 320, "input")
@@ -172,8 +163,8 @@ def two_devices(hand: Any) -> TaskGraph:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("order", ["priority", "random"])
-def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str, hand: Any) -> None:
-    graph = hand.bind(two_devices(hand), [0])
+def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str) -> None:
+    graph = hand.bind(two_devices(), [0])
     tensors = graph.program.tensors
     held = {key: tensor.clone() for key, tensor in tensors.items()}
     x = some(320)
@@ -195,9 +186,9 @@ def test_several_devices_and_the_host_work_in_one_graph(engine: str, order: str,
     assert all(torch.equal(tensors[key], held[key]) for key in held)
 
 
-def test_the_caller_computes_and_every_other_lane_has_a_thread(hand: Any) -> None:
+def test_the_caller_computes_and_every_other_lane_has_a_thread() -> None:
     names: dict[str, str] = {}
-    graph = two_devices(hand)
+    graph = two_devices()
     for number, task in enumerate(graph.tasks):
         if task.lane != "d2d":
 
@@ -215,7 +206,7 @@ def test_the_caller_computes_and_every_other_lane_has_a_thread(hand: Any) -> Non
         assert torch.is_grad_enabled()
 
 
-def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None:
+def test_host_workers_run_at_the_same_time_and_beside_compute() -> None:
     together = threading.Barrier(3)
     builder = GraphBuilder()
 
@@ -233,7 +224,7 @@ def test_host_workers_run_at_the_same_time_and_beside_compute(hand: Any) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_lane_runs_one_node_at_a_time(engine: str, hand: Any) -> None:
+def test_a_lane_runs_one_node_at_a_time(engine: str) -> None:
     inside = 0
     builder = GraphBuilder()
 
@@ -262,7 +253,7 @@ def test_a_step_that_is_added_anew_takes_the_place_of_the_first_one() -> None:
             runner.run("other", x)
 
 
-def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: Any) -> None:
+def test_arenas_larger_than_the_machine_are_refused_before_anything_moves() -> None:
     graph = hand.bind(hand.layers(1), [0])
     tensors = graph.program.tensors
     made = hand.planned(graph).memgraph
@@ -275,7 +266,7 @@ def test_arenas_larger_than_the_machine_are_refused_before_anything_moves(hand: 
 
 
 def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what(
-    hand: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A machine with as much memory, of which this process may not have so much.
     monkeypatch.setattr(room, "memory_left", lambda: HostMemoryLeft(1 << 62, "a dream"))
@@ -291,13 +282,13 @@ def test_memory_that_the_machine_refuses_is_an_error_that_says_how_much_for_what
 
 
 @pytest.mark.parametrize("wrong", [{"engine": "gpu"}, {"order": "backwards"}])
-def test_an_unknown_engine_or_order_is_refused(wrong: dict[str, str], hand: Any) -> None:
+def test_an_unknown_engine_or_order_is_refused(wrong: dict[str, str]) -> None:
     graph = hand.bind(hand.layers(1), [0])
     with pytest.raises(ValueError, match="one of"):
         Runner(hand.planned(graph), **wrong)  # type: ignore[arg-type]
 
 
-def test_pieces_that_do_not_lie_side_by_side_are_refused(hand: Any) -> None:
+def test_pieces_that_do_not_lie_side_by_side_are_refused() -> None:
     builder = GraphBuilder()
     for start in (0, 128):
         b = builder.buffer(f"w[{start}]", 64, "parameter")
@@ -309,9 +300,7 @@ def test_pieces_that_do_not_lie_side_by_side_are_refused(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(
-    engine: str, hand: Any
-) -> None:
+def test_after_step_is_called_once_a_step_and_not_after_one_that_failed(engine: str) -> None:
     calls: list[str] = []
     graph = hand.layers(1)
     fit = [1]
@@ -343,7 +332,7 @@ def test_a_task_that_writes_without_a_kernel_is_refused_before_a_step() -> None:
 
 @pytest.mark.parametrize(("share", "beside"), [(None, False), (0.0, True)])
 def test_a_step_in_which_nothing_but_inputs_moves_runs_on_the_callers_thread_alone(
-    share: float | None, beside: bool, hand: Any
+    share: float | None, beside: bool
 ) -> None:
     graph = hand.bind(hand.layers(), [0])
     budget = None if share is None else 4 * 640 + 64

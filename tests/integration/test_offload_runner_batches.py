@@ -1,26 +1,18 @@
 """What a runner takes and gives: batches of any shape and layout, and outputs of its own."""
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_hand_made as hand
 
 from offload.errors import StepError
 from offload.graph.builder import GraphBuilder
 from offload.graph.taskgraph import TaskGraph
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
-
-
-@pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("offload_hand_made")
 
 
 def some(nbytes: int, seed: int = 0) -> torch.Tensor:
@@ -28,7 +20,7 @@ def some(nbytes: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
+def test_outputs_are_a_tuple_of_new_tensors(engine: str) -> None:
     graph = hand.bind(hand.layers(2), [0])
     with Runner(hand.planned(graph), engine) as runner:
         first = runner(some(640))
@@ -41,7 +33,7 @@ def test_outputs_are_a_tuple_of_new_tensors(engine: str, hand: Any) -> None:
         assert second[0].any()
 
 
-def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: Any) -> None:
+def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat() -> None:
     graph = hand.bind(hand.layers(1), [0])
     value = graph.program.outputs[0]
     outputs = (value, {"loss": value, "epoch": 3}, None)
@@ -51,7 +43,7 @@ def test_what_is_no_tensor_comes_out_as_it_is_and_nested_outputs_are_flat(hand: 
     assert torch.equal(loss, again) and epoch == 3 and nothing is None
 
 
-def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
+def test_a_graph_without_a_program_takes_and_gives_bytes() -> None:
     builder = GraphBuilder()
     x = builder.buffer("x", 8, "input")
     total = builder.buffer("total", 8, "state")
@@ -80,7 +72,7 @@ def test_a_graph_without_a_program_takes_and_gives_bytes(hand: Any) -> None:
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
-    batch: tuple[Any, ...], said: str, hand: Any
+    batch: tuple[Any, ...], said: str
 ) -> None:
     graph = hand.bind(hand.layers(1), [0])
     tensors = graph.program.tensors
@@ -93,7 +85,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_next_one_runs(
         assert not torch.equal(tensors["w0"], before)
 
 
-def test_a_batch_may_lie_in_memory_as_it_likes(hand: Any) -> None:
+def test_a_batch_may_lie_in_memory_as_it_likes() -> None:
     builder = GraphBuilder()
     x, y = builder.buffer("x", 64, "input"), builder.buffer("y", 64)
     builder.task("copy", [x], [y], kernel=lambda reads, writes: writes[0].copy_(reads[0]))
@@ -107,7 +99,7 @@ def test_a_batch_may_lie_in_memory_as_it_likes(hand: Any) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("other", [40, 400])
 def test_a_batch_of_another_shape_is_captured_once_and_works_on_the_same_tensors(
-    engine: str, other: int, hand: Any
+    engine: str, other: int
 ) -> None:
     """A smaller one shares the arenas; a larger one makes them anew."""
     captured: list[int] = []

@@ -1,17 +1,16 @@
 """Exceptions of nodes, Ctrl-C, and the end of a runner."""
 
 import gc
-import importlib
 import signal
 import threading
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import grown, with_task
+from support import offload_hand_made as hand
 
 import offload
 from offload.errors import OffloadError, StepError
@@ -21,17 +20,10 @@ from offload.running import binding, torch_modes
 from offload.running.engines import crew
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
 Bytes = Sequence[torch.Tensor]
 LEAST = 4 * 640 + 64
 WAIT = 20.0
-
-
-@pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("offload_hand_made")
 
 
 def some(nbytes: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +34,7 @@ def ours() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("perfect-offload")]
 
 
-def works(runner: Runner, graph: TaskGraph, tensors: dict[str, torch.Tensor], hand: Any) -> bool:
+def works(runner: Runner, graph: TaskGraph, tensors: dict[str, torch.Tensor]) -> bool:
     """The next step is right, from the values that the tensors have now."""
     held = {key: tensor.clone() for key, tensor in tensors.items()}
     x = some(640, 5)
@@ -70,7 +62,7 @@ class Fault:
 @pytest.mark.parametrize("order", ["priority", "random"])
 @pytest.mark.parametrize("task", ["forward0", "weight2", "update3", "update0"])
 def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
-    engine: str, order: str, task: str, hand: Any
+    engine: str, order: str, task: str
 ) -> None:
     graph = hand.layers()
     [found] = [t for t in graph.tasks if t.name == task]
@@ -79,7 +71,7 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
     tensors = graph.program.tensors
     with Runner(hand.planned(graph, LEAST), engine, order) as runner:
         for _ in range(3):
-            assert works(runner, graph, tensors, hand)
+            assert works(runner, graph, tensors)
             fault.error = ValueError("no good")
             with pytest.raises(ValueError, match="no good") as raised:
                 runner(some(640))
@@ -92,7 +84,7 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_runner_works_on(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["host", "compute1"])
-def test_an_exception_of_another_lane_is_the_same(engine: str, where: str, hand: Any) -> None:
+def test_an_exception_of_another_lane_is_the_same(engine: str, where: str) -> None:
     builder = grown(hand.layers(2))
     device = HOST if where == "host" else 1
     state = builder.buffer("elsewhere", 64, "state", device=device)
@@ -103,7 +95,7 @@ def test_an_exception_of_another_lane_is_the_same(engine: str, where: str, hand:
     tensors = graph.program.tensors
     with Runner(hand.planned(graph), engine) as runner:
         for _ in range(3):
-            assert works(runner, graph, tensors, hand)
+            assert works(runner, graph, tensors)
             fault.error = KeyError("far away")
             with pytest.raises(KeyError) as raised:
                 runner(some(640))
@@ -115,7 +107,7 @@ def test_an_exception_of_another_lane_is_the_same(engine: str, where: str, hand:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["reload", "offload"])
 def test_a_fault_in_a_copy_names_what_was_copied(
-    engine: str, kind: str, hand: Any, monkeypatch: pytest.MonkeyPatch
+    engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken: set[int] = set()
     copy = binding.memmove
@@ -130,7 +122,7 @@ def test_a_fault_in_a_copy_names_what_was_copied(
     tensors = graph.program.tensors
     made = hand.planned(graph, LEAST)
     with Runner(made, engine) as runner:
-        assert works(runner, graph, tensors, hand)
+        assert works(runner, graph, tensors)
         node = next(node for node in made.memgraph.nodes if node.kind == kind)
         name = graph.buffers[node.buffer].name
         there = next(a.place for a in node.accesses if a.place.arena == HOST)
@@ -141,10 +133,10 @@ def test_a_fault_in_a_copy_names_what_was_copied(
         assert raised.value.__notes__[0].startswith(f"in {kind} {name} for task ")
         assert raised.value.__notes__[0].endswith(f", on lane {on}")
         broken.clear()
-        assert works(runner, graph, tensors, hand)
+        assert works(runner, graph, tensors)
 
 
-def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand: Any) -> None:
+def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end() -> None:
     """The host task fails while a compute task runs: the one after that is not begun."""
     failed, seen = threading.Event(), []
     builder = GraphBuilder()
@@ -172,7 +164,7 @@ def test_nothing_new_begins_after_a_failure_and_what_runs_comes_to_its_end(hand:
         assert runner.trace.busy().keys() == {"compute"}
 
 
-def test_of_two_failures_the_callers_own_is_told(hand: Any) -> None:
+def test_of_two_failures_the_callers_own_is_told() -> None:
     together = threading.Barrier(2)
     builder = GraphBuilder()
 
@@ -191,9 +183,7 @@ def test_of_two_failures_the_callers_own_is_told(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_ctrl_c_inside_a_kernel_ends_the_step_and_the_next_one_works(
-    engine: str, hand: Any
-) -> None:
+def test_a_ctrl_c_inside_a_kernel_ends_the_step_and_the_next_one_works(engine: str) -> None:
     graph = hand.layers()
     [found] = [t for t in graph.tasks if t.name == "update2"]
     fault = Fault(found.kernel)
@@ -206,10 +196,10 @@ def test_a_ctrl_c_inside_a_kernel_ends_the_step_and_the_next_one_works(
         assert raised.value.__notes__[0].startswith("in task update2")
         assert "1 of 4 updates" in raised.value.__notes__[1]
         fault.before = lambda: None
-        assert works(runner, graph, tensors, hand)
+        assert works(runner, graph, tensors)
 
 
-def test_a_ctrl_c_while_the_caller_waits_for_a_thread_ends_the_step(hand: Any) -> None:
+def test_a_ctrl_c_while_the_caller_waits_for_a_thread_ends_the_step() -> None:
     builder = grown(hand.layers(1))
     main = threading.main_thread().ident
     assert main is not None
@@ -224,7 +214,7 @@ def test_a_ctrl_c_while_the_caller_waits_for_a_thread_ends_the_step(hand: Any) -
             with pytest.raises(KeyboardInterrupt):
                 runner(some(640))
             fault.before = lambda: None
-            assert works(runner, graph, tensors, hand)
+            assert works(runner, graph, tensors)
 
 
 class Struck(BaseException):
@@ -232,7 +222,7 @@ class Struck(BaseException):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: Any) -> None:
+def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str) -> None:
     graph = hand.bind(hand.layers(3), [0])
     tensors = graph.program.tensors
     armed, struck = False, 0
@@ -263,7 +253,7 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
                     armed = False
                     gc.enable()
                 assert torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
-                assert works(runner, graph, tensors, hand), f"after {struck} strikes"
+                assert works(runner, graph, tensors), f"after {struck} strikes"
     finally:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -272,7 +262,7 @@ def test_a_ctrl_c_at_any_moment_leaves_a_runner_that_works(engine: str, hand: An
     assert not ours()
 
 
-def test_the_threads_are_parked_between_steps_and_gone_after_close(hand: Any) -> None:
+def test_the_threads_are_parked_between_steps_and_gone_after_close() -> None:
     graph = hand.bind(hand.layers(), [0])
     runner = Runner(hand.planned(graph, LEAST), "threads")
     runner(some(640))
@@ -287,7 +277,7 @@ def test_the_threads_are_parked_between_steps_and_gone_after_close(hand: Any) ->
         runner(some(640))
 
 
-def test_a_runner_that_is_dropped_ends_its_threads(hand: Any) -> None:
+def test_a_runner_that_is_dropped_ends_its_threads() -> None:
     graph = hand.bind(hand.layers(), [0])
     runner = Runner(hand.planned(graph, LEAST), "threads")
     runner(some(640))
@@ -301,7 +291,7 @@ def test_a_runner_that_is_dropped_ends_its_threads(hand: Any) -> None:
     assert mine and ours() == []
 
 
-def test_parked_threads_keep_no_arena_alive(hand: Any) -> None:
+def test_parked_threads_keep_no_arena_alive() -> None:
     graph = hand.bind(hand.layers(), [0])
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         runner(some(640))
@@ -314,7 +304,7 @@ def test_parked_threads_keep_no_arena_alive(hand: Any) -> None:
 
 
 def test_a_thread_that_hangs_is_said_when_the_runner_closes(
-    hand: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was left running by a Ctrl-C while the runner waited for it."""
     monkeypatch.setattr(crew, "JOIN_SECONDS", 0.05)
@@ -354,18 +344,16 @@ def test_a_thread_that_hangs_is_said_when_the_runner_closes(
     assert ours() == []
 
 
-def test_a_runner_may_be_called_from_any_thread(hand: Any) -> None:
+def test_a_runner_may_be_called_from_any_thread() -> None:
     graph = hand.bind(hand.layers(), [0])
     tensors = graph.program.tensors
     right: list[bool] = []
     with Runner(hand.planned(graph, LEAST), "threads") as runner:
         for _ in range(2):
-            thread = threading.Thread(
-                target=lambda: right.append(works(runner, graph, tensors, hand))
-            )
+            thread = threading.Thread(target=lambda: right.append(works(runner, graph, tensors)))
             thread.start()
             thread.join(WAIT)
-        right.append(works(runner, graph, tensors, hand))
+        right.append(works(runner, graph, tensors))
     assert right == [True] * 3
 
 

@@ -1,15 +1,14 @@
 """A runner in a process that is forked from its own: it says so, whatever was going on."""
 
-import importlib
 import os
 import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import stream_graphs as graphs
 
 import offload
 from benchmarks.twins.twin_graph import GraphTwin
@@ -17,21 +16,14 @@ from offload.errors import StepError
 from offload.running.engines.cudagraph import CudaGraph
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 WAIT = 20.0
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )
 
 
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stream_graphs")
-
-
 @pytest.fixture(params=["threads", "cuda", "cudagraph"])
-def runner(request: pytest.FixtureRequest, graphs: Any) -> Iterator[Runner]:
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     """With threads for copies and for the host; it replays graphs, where that is what it does."""
     graph = graphs.bound(graphs.chain(host_updates=True))
     made = offload.plan(graph, placement="copy", recompute=False)
@@ -68,9 +60,7 @@ def crew(runner: Runner) -> Any:
 
 
 @pytest.mark.parametrize("held", ["", "runner", "crew"])
-def test_a_forked_process_is_told_to_make_a_runner_of_its_own(
-    held: str, runner: Runner, graphs: Any
-) -> None:
+def test_a_forked_process_is_told_to_make_a_runner_of_its_own(held: str, runner: Runner) -> None:
     """Also where a thread of the parent held a lock in that moment; and it comes to its end."""
 
     def told() -> str:

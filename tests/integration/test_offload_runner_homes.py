@@ -1,16 +1,15 @@
 """The user's tensors while a runner has them: they are its arenas' bytes, and stay the user's."""
 
 import gc
-import importlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import grown
+from support import offload_hand_made as hand
 from torch import nn
 
 from offload.errors import StepError
@@ -19,15 +18,8 @@ from offload.graph.taskgraph import TaskGraph
 from offload.program.kernels import Call, Program, Value
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads")
 LR = 0.1
-
-
-@pytest.fixture
-def hand(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("offload_hand_made")
 
 
 @dataclass
@@ -87,7 +79,7 @@ def check_step(runner: Runner, made: Case, seed: int = 0) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("budget", [None, 400])
 def test_a_parameter_stays_the_object_that_it_was_and_shows_the_values_of_now(
-    engine: str, budget: int | None, hand: Any
+    engine: str, budget: int | None
 ) -> None:
     made = case()
     before, seen = made.w.detach().clone(), made.w.data_ptr()
@@ -101,7 +93,7 @@ def test_a_parameter_stays_the_object_that_it_was_and_shows_the_values_of_now(
     assert made.m.tolist() == [3.0] * 7
 
 
-def test_a_checkpoint_holds_the_tensors_and_not_the_arena(hand: Any) -> None:
+def test_a_checkpoint_holds_the_tensors_and_not_the_arena() -> None:
     made = case()
     module = nn.Module()
     module.register_parameter("w", made.w)
@@ -116,7 +108,7 @@ def test_a_checkpoint_holds_the_tensors_and_not_the_arena(hand: Any) -> None:
         assert torch.equal(torch.load(file)["w"], made.w)
 
 
-def test_values_loaded_in_place_are_what_the_next_step_starts_from(hand: Any) -> None:
+def test_values_loaded_in_place_are_what_the_next_step_starts_from() -> None:
     made = case()
     module = nn.Module()
     module.register_parameter("w", made.w)
@@ -141,7 +133,7 @@ def test_values_loaded_in_place_are_what_the_next_step_starts_from(hand: Any) ->
     ids=["plain", "transposed", "part of another", "expanded"],
 )
 def test_a_tensor_that_was_pointed_elsewhere_comes_home_with_its_new_values(
-    engine: str, other: Callable[[], torch.Tensor], hand: Any
+    engine: str, other: Callable[[], torch.Tensor]
 ) -> None:
     made = case()
     with Runner(hand.planned(made.graph), engine) as runner:
@@ -155,7 +147,7 @@ def test_a_tensor_that_was_pointed_elsewhere_comes_home_with_its_new_values(
         assert torch.equal(new, kept)
 
 
-def test_two_tensors_that_changed_places_come_home_with_each_others_values(hand: Any) -> None:
+def test_two_tensors_that_changed_places_come_home_with_each_others_values() -> None:
     builder = GraphBuilder()
     tensors = {name: torch.full((16,), float(n)) for n, name in enumerate("ab")}
     for name, tensor in tensors.items():
@@ -172,9 +164,7 @@ def test_two_tensors_that_changed_places_come_home_with_each_others_values(hand:
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(5, 6), torch.zeros(5, 5, dtype=torch.float64)])
-def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(
-    wrong: torch.Tensor, hand: Any
-) -> None:
+def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(wrong: torch.Tensor) -> None:
     made = case()
     with Runner(hand.planned(made.graph), "serial") as runner:
         values = made.w.detach().clone()
@@ -185,7 +175,7 @@ def test_a_tensor_of_another_kind_is_refused_and_a_right_one_runs(
         check_step(runner, made)
 
 
-def test_an_owner_that_makes_another_tensor_is_asked_which_one_it_is_now(hand: Any) -> None:
+def test_an_owner_that_makes_another_tensor_is_asked_which_one_it_is_now() -> None:
     """As an optimizer does that loads its state."""
     owner: dict[str, Any] = {}
 
@@ -208,7 +198,7 @@ def test_an_owner_that_makes_another_tensor_is_asked_which_one_it_is_now(hand: A
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tensors_that_share_a_storage_still_share_it(engine: str, hand: Any) -> None:
+def test_tensors_that_share_a_storage_still_share_it(engine: str) -> None:
     flat = torch.randn(50)
     w, rest = nn.Parameter(flat[:25].view(5, 5)), flat[25:]
     made = case(w=w, tensors=lambda: {"w": (w, flat, rest), "m": torch.zeros(7)})
@@ -226,7 +216,7 @@ def test_tensors_that_share_a_storage_still_share_it(engine: str, hand: Any) -> 
     assert w[0, 0] == 77.0 and w.untyped_storage().nbytes() == flat.nbytes
 
 
-def test_close_gives_every_tensor_memory_of_its_own_size(hand: Any) -> None:
+def test_close_gives_every_tensor_memory_of_its_own_size() -> None:
     made = case(w=nn.Parameter(torch.randn(5, 5).T))
     stride = made.w.stride()
     runner = Runner(hand.planned(made.graph, 400), "threads")
@@ -240,7 +230,7 @@ def test_close_gives_every_tensor_memory_of_its_own_size(hand: Any) -> None:
     assert made.w.requires_grad
 
 
-def test_a_runner_that_is_dropped_leaves_the_values(hand: Any) -> None:
+def test_a_runner_that_is_dropped_leaves_the_values() -> None:
     made = case()
     runner = Runner(hand.planned(made.graph), "serial")
     check_step(runner, made)
@@ -253,7 +243,7 @@ def test_a_runner_that_is_dropped_leaves_the_values(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_runners_over_the_same_tensors_can_take_turns(engine: str, hand: Any) -> None:
+def test_two_runners_over_the_same_tensors_can_take_turns(engine: str) -> None:
     made = case()
     first = Runner(hand.planned(made.graph), engine)
     second = Runner(hand.planned(made.graph, 400), engine)
@@ -268,7 +258,7 @@ def test_two_runners_over_the_same_tensors_can_take_turns(engine: str, hand: Any
     assert made.m.tolist() == [8.0] * 7
 
 
-def test_a_gradient_from_before_a_step_is_refused_by_autograd(hand: Any) -> None:
+def test_a_gradient_from_before_a_step_is_refused_by_autograd() -> None:
     """The step changed what the backward pass would read, as `optimizer.step()` would have."""
     made = case()
     with Runner(hand.planned(made.graph), "serial") as runner:
@@ -280,7 +270,7 @@ def test_a_gradient_from_before_a_step_is_refused_by_autograd(hand: Any) -> None
         assert made.w.grad is not None and torch.equal(made.w.grad, 2 * made.w)
 
 
-def test_an_autocast_around_the_call_changes_nothing(hand: Any) -> None:
+def test_an_autocast_around_the_call_changes_nothing() -> None:
     made = case()
     with Runner(hand.planned(made.graph), "serial") as runner, torch.autocast("cpu"):
         x = torch.randn(4, 5)
@@ -290,7 +280,7 @@ def test_an_autocast_around_the_call_changes_nothing(hand: Any) -> None:
         assert torch.equal(made.w, w) and torch.is_autocast_enabled("cpu")
 
 
-def test_a_tensor_that_no_task_touches_is_left_where_it_is(hand: Any) -> None:
+def test_a_tensor_that_no_task_touches_is_left_where_it_is() -> None:
     made = case()
     unused = torch.ones(3)
     builder, program = grown(made.graph), made.graph.program
@@ -305,7 +295,7 @@ def test_a_tensor_that_no_task_touches_is_left_where_it_is(hand: Any) -> None:
         assert unused.data_ptr() == at or runner._memory.arenas.contain(unused.data_ptr())
 
 
-def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor(hand: Any) -> None:
+def test_a_step_over_pieces_of_a_tensor_changes_the_one_tensor() -> None:
     builder, tensor = GraphBuilder(), torch.zeros(48)
     for start in (0, 64, 128):
         b = builder.buffer(f"m[{start}]", 64, "state")

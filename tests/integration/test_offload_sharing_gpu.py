@@ -1,14 +1,13 @@
 """Two jobs on one GPU: parked in page-locked memory, and each going on in the other's tail."""
 
-import importlib
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 
 from offload.graph.builder import GraphBuilder
 from offload.planning.host_tails import host_tail
@@ -18,7 +17,6 @@ from offload.running.runner import Runner
 from offload.running.runner_memory import IN_STEP
 from offload.running.stage import Stage
 
-HERE = Path(__file__).parent
 MIB = 1 << 20
 COUNT, EACH = 64, 16 * MIB
 pytestmark = [
@@ -27,14 +25,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
-
-
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
-def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str, jobs: Any) -> None:
+def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str) -> None:
     one = jobs.Job.mixed(4, 4096, device="cuda")
     other = jobs.Job.chain(3, 4096, device="cuda")
     assert host_tail(one.plan.memgraph)
@@ -60,7 +52,7 @@ def test_jobs_that_take_turns_and_tails_have_the_bits_of_each_alone(engine: str,
 
 
 @pytest.mark.parametrize("engine", ["cuda", "cudagraph"])
-def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str, jobs: Any) -> None:
+def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str) -> None:
     """Its kernels are of whole numbers, so their bits are those of every device."""
     job = jobs.Job.mixed(5, 4096, device="cuda")
     program = replace(job.graph.program, device=torch.device("cpu"))
@@ -87,7 +79,7 @@ def test_a_job_moves_between_budgets_and_to_the_host_and_back(engine: str, jobs:
     assert job.is_right()
 
 
-def test_a_step_moves_to_another_stage_between_two_of_its_nodes(jobs: Any) -> None:
+def test_a_step_moves_to_another_stage_between_two_of_its_nodes() -> None:
     """Two stages of one GPU stand for two like GPUs."""
     job, over = jobs.Job.mixed(6, 4096, device="cuda"), threading.Event()
     ways: list[str] = []

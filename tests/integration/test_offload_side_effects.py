@@ -3,7 +3,6 @@
 import gc
 import logging
 import queue
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.offload_lightning import QUIET
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offload.torch_seams import FakeTensor
 from offload.watching.value_kinds import StandIn
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-from offload_lightning import QUIET
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in QUIET]
 STEPS = 6

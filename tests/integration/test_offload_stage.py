@@ -1,14 +1,13 @@
 """Several runners on one stage: each has the bits that it has alone, whoever is in between."""
 
-import importlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 
 from offload.errors import StepError
 from offload.graph.taskgraph import HOST
@@ -17,18 +16,11 @@ from offload.running.engines.work import Record
 from offload.running.runner import Runner
 from offload.running.stage import Stage
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads", "cuda", "cudagraph")
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
-
-
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, jobs: Any) -> None:
+def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str) -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
     with jobs.STAGES[engine]() as stage:
         first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
@@ -40,7 +32,7 @@ def test_two_jobs_that_take_turns_have_the_bits_of_each_alone(engine: str, jobs:
 
 
 @pytest.mark.parametrize("runners", [1, 2])
-def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, jobs: Any) -> None:
+def test_steps_of_two_threads_take_turns_on_a_stage(runners: int) -> None:
     both = [jobs.Job.chain(2, 1024) for _ in range(runners)]
     running: list[int] = []
     together: list[bool] = []
@@ -71,9 +63,7 @@ def test_steps_of_two_threads_take_turns_on_a_stage(runners: int, jobs: Any) -> 
     assert together == [False, False]
 
 
-def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device(
-    jobs: Any,
-) -> None:
+def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
     with jobs.STAGES["threads"]() as stage:
         first = Runner(one.plan, stage=stage)
@@ -92,7 +82,7 @@ def test_a_parked_job_keeps_its_host_arena_and_has_nothing_on_the_device(
         second.close()
 
 
-def test_the_arena_grows_for_the_largest_job_and_is_taken_once(jobs: Any) -> None:
+def test_the_arena_grows_for_the_largest_job_and_is_taken_once() -> None:
     small, large = jobs.Job.chain(2, 1024), jobs.Job.chain(6, 4096)
     with jobs.STAGES["serial"]() as stage:
         first = Runner(small.plan, stage=stage)
@@ -112,7 +102,7 @@ def test_the_arena_grows_for_the_largest_job_and_is_taken_once(jobs: Any) -> Non
 
 
 @pytest.mark.parametrize("there", ["large", "small"])
-def test_the_arena_shrinks_when_the_largest_job_leaves(there: str, jobs: Any) -> None:
+def test_the_arena_shrinks_when_the_largest_job_leaves(there: str) -> None:
     """`there`: whose residents are in the arena when the largest job leaves."""
     small, large = jobs.Job.chain(3, 1024), jobs.Job.chain(6, 4096)
     with jobs.STAGES["threads"]() as stage:
@@ -133,7 +123,7 @@ def test_the_arena_shrinks_when_the_largest_job_leaves(there: str, jobs: Any) ->
 
 
 @pytest.mark.parametrize("leaver", ["parked", "present"])
-def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, jobs: Any) -> None:
+def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str) -> None:
     """Leaving gives pages back to the machine: never those of a tenant that is there now."""
     one, other = jobs.Job.chain(4, 64_000, 400_000), jobs.Job.chain(4, 64_000, 400_000)
     with jobs.STAGES["threads"]() as stage:
@@ -151,7 +141,7 @@ def test_a_job_that_leaves_touches_nothing_of_the_other(leaver: str, jobs: Any) 
         stays.close()
 
 
-def test_a_stage_that_closes_leaves_every_value_with_its_owner(jobs: Any) -> None:
+def test_a_stage_that_closes_leaves_every_value_with_its_owner() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 1024)
     stage = jobs.STAGES["cuda"]()
     first, second = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
@@ -167,7 +157,7 @@ def test_a_stage_that_closes_leaves_every_value_with_its_owner(jobs: Any) -> Non
     assert one.is_right() and other.is_right()
 
 
-def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(jobs: Any) -> None:
+def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
     job = jobs.Job.chain(2, 1024)
     with jobs.STAGES["serial"]() as stage:
         with pytest.raises(ValueError, match="engine='threads' has no effect beside a stage"):
@@ -186,7 +176,7 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant(jobs: Any) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
-    engine: str, every: int, jobs: Any
+    engine: str, every: int
 ) -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     count = len(job.plan.memgraph.nodes)
@@ -218,7 +208,7 @@ def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
     assert job.is_right() and len(asked) == 3 * (-(-count // every) - 1)
 
 
-def test_an_error_in_a_piece_names_the_node_of_the_step(jobs: Any) -> None:
+def test_an_error_in_a_piece_names_the_node_of_the_step() -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     with jobs.STAGES["serial"]() as stage:
         runner = Runner(job.plan, stage=stage)
@@ -237,7 +227,7 @@ def test_an_error_in_a_piece_names_the_node_of_the_step(jobs: Any) -> None:
         runner.close()
 
 
-def test_the_device_arena_and_the_host_arena_are_two_objects(jobs: Any) -> None:
+def test_the_device_arena_and_the_host_arena_are_two_objects() -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     with Runner(job.plan, "serial") as runner:
         job.step(runner)

@@ -1,20 +1,16 @@
 """Seconds in which the compute lane could not run: on a clock that only kernels move."""
 
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from support import offload_lightning as ol
 
 from offload.running.engines.serial import Serial
 from offload.running.engines.threads import Threads
 from offload.running.engines.work import Record, StepWork
 from offload.running.trace import Trace
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

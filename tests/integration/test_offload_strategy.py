@@ -1,18 +1,15 @@
 """OffloadStrategy against plain Lightning: the same bits, at any budget."""
 
 import functools
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from products import every_value, only_first
+from support import offload_lightning as ol
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,21 +1,17 @@
 """Tensors that lie in the memory of a weight stay there, whichever graph knows of them."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import StepError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -3,15 +3,14 @@
 training_step: if mask.all() ..., x[mask], torch.equal(a, b), .item()      fit --> plain's bits
 """
 
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,9 +20,6 @@ from offload import AssumptionFailed, CaptureError, Runner
 from offload.tracing.capture import capture_step, training_step_of
 from offload.tracing.questions import AssumedValues
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 SEVERAL = "ignore:.*captured and planned the .* 3 times.*when the step was captured, and gives"

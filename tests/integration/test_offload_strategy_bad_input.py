@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 from collections import UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from products import every_value
+from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -25,9 +25,6 @@ from offload.tracing import updating
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.tracing.batch_parts import BatchParts
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

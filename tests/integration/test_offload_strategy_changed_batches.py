@@ -1,12 +1,11 @@
 """A step that changes its batch in place: metrics, hooks and predictions see the new values."""
 
-import sys
 from collections import UserDict
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, default_collate
@@ -14,9 +13,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from offload import CaptureError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,20 +1,16 @@
 """Where a planned step cannot be plain Lightning's: with a budget the run ends, else it goes on."""
 
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in ol.QUIET]
 one_thread = ol.one_thread

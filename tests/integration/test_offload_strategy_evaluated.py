@@ -1,7 +1,5 @@
 """Modules and batches of all kinds that are evaluated under OffloadStrategy, and what cannot be."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,13 +8,11 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
 from products import every_value
+from support import offload_lightning as ol
+from support.offload_evaluation import HOST, METHODS, both, captures, run
 from torch import nn
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-from offload_evaluation import HOST, METHODS, both, captures, run
 
 one_thread, captures = ol.one_thread, captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,7 +1,5 @@
 """validate, test, predict and the validation inside a fit, under OffloadStrategy and without it."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -9,15 +7,13 @@ import pytest
 import torch
 import torchmetrics
 from products import every_pair
+from support import offload_lightning as ol
+from support.offload_evaluation import HOST, METHODS, both, captures, run
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import BudgetTooSmall
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-from offload_evaluation import HOST, METHODS, both, captures, run
 
 one_thread, captures = ol.one_thread, captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,24 +1,20 @@
 """What cannot be planned, and what goes wrong under OffloadStrategy."""
 
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import lightning as L
+import own_optimizers as own
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from support import offload_lightning as ol
 from torch import nn
 
 from offload import BudgetTooSmall, CaptureError, OffloadError
 from trainers import OffloadStrategy
 from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.steps.step_graphs import StepGraphs
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-import own_optimizers as own
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

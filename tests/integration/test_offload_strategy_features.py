@@ -1,7 +1,6 @@
 """What else a Lightning user has: schedulers, finetuning, profilers, the Tuner."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,11 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner.tuning import Tuner
 from products import only_first
+from support import offload_lightning as ol
 from torch import nn
 from torch.optim import lr_scheduler
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,20 +1,16 @@
 """A training step that gathers tensors in lists of its module is planned, and the lists are plain
 Lightning's after every batch."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 
 from offload import CaptureError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

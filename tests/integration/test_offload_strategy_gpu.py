@@ -6,7 +6,6 @@ sum in one order, so that two plain runs are equal too: the first test asks that
 
 import functools
 import gc
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 
 from offload import BudgetTooSmall, OffloadError
 from trainers import OffloadDDPStrategy, OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,7 +1,6 @@
 """Gradient accumulation with one graph for all micro-batches, against plain Lightning."""
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support import offload_groups
+from support import offload_lightning as ol
+from support.offload_groups import RUNS, Module, plain, smallest, together, train
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainers import OffloadStrategy
 from trainers.offloading.steps import groups
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_groups
-import offload_lightning as ol
-from offload_groups import RUNS, Module, plain, smallest, together, train
 
 taken_where_it_can_be = offload_groups.taken_where_it_can_be
 one_thread = ol.one_thread

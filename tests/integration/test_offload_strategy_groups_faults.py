@@ -1,19 +1,16 @@
 """What happens in the middle of a group of micro-batches: a stop, an error, a checkpoint."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import offload_groups
+from support import offload_lightning as ol
+from support.offload_groups import Module, plain, together, train
 
 from offload import MemoryTooSmall, Runner
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_groups
-import offload_lightning as ol
-from offload_groups import Module, plain, together, train
 
 taken_where_it_can_be = offload_groups.taken_where_it_can_be
 one_thread = ol.one_thread

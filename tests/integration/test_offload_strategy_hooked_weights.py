@@ -1,22 +1,18 @@
 """Weights that a hook computes before every forward pass: they plan, and are found after it."""
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
+from support import offload_lightning as ol
 from torch import nn
 from torch.nn.utils import prune
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [

@@ -1,8 +1,6 @@
 """Hooks between the parts of a step: traced with it, Lightning's to the last bit; or refused."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -11,14 +9,12 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import grad_norm
 from products import every_value
+from support import offload_lightning as ol
 from torch import nn
 
 from offload import CaptureError
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

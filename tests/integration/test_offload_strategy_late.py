@@ -4,7 +4,6 @@
 """
 
 import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from support import offload_lightning as ol
 from torch.utils.data import DataLoader, Dataset
 
 import offload
@@ -26,9 +26,6 @@ from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.method.phases import Phase
 from perfect.runs.checkpoint import FiniteLoss
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,20 +1,16 @@
 """Batches of many lengths: without a budget a run goes on eagerly where captures cost too much."""
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [

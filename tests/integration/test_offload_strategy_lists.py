@@ -1,18 +1,14 @@
 """A list of the module that an evaluation step reads is plain Lightning's, whoever reads it."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [

@@ -19,9 +19,9 @@ from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.steps.manual_steps import ManualSteps
 
 sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-import offload_manual as om
 import test_offload_strategy_twin as twin
+from support import offload_lightning as ol
+from support import offload_manual as om
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,20 +1,16 @@
 """What a step by hand may not do: refused by name with a budget, plain Lightning's without one."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from support import offload_lightning as ol
+from support import offload_manual as om
 from torch.nn import functional
 
 from offload import CaptureError, OffloadError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-import offload_manual as om
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

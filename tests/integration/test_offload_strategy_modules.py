@@ -1,6 +1,5 @@
 """Modules and callbacks of all kinds under OffloadStrategy, against plain Lightning."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from products import every_value, only_first
+from support import offload_lightning as ol
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,18 +1,14 @@
 """A step that computes with the trainer's numbers in an unusual way is plain Lightning's."""
 
 import operator
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import offload_lightning as ol
 from torch import nn
 
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [

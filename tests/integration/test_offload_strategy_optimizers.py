@@ -14,7 +14,7 @@ from offload import CaptureError
 from trainers import OffloadStrategy
 
 sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
+from support import offload_lightning as ol
 from test_offload_strategy_twin import GraphTwin, OnTwin
 
 one_thread = ol.one_thread

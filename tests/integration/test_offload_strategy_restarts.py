@@ -1,19 +1,16 @@
 """With `plan_cache` the next start of a run measures and searches nothing: the same bits."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import offload_lightning as ol
 
 from offload.measuring import profiling
 from offload.plans import kept_plans
 from offload.tracing import capture
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

@@ -1,22 +1,18 @@
 """Text in the batches that are evaluated under OffloadStrategy: handed on, or looked at."""
 
-import sys
 from collections import UserDict
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
+from support.offload_evaluation import HOST, captures, run
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import CaptureError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-from offload_evaluation import HOST, captures, run
 
 one_thread, captures = ol.one_thread, captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]

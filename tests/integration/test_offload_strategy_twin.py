@@ -5,7 +5,6 @@ CPU graphs --> engine cuda, cudagraph --> Twin: a thread a stream, ordered by ev
 
 import functools
 import importlib
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ import lightning as L
 import pytest
 import torch
 from products import every_pair, only_first
+from support import offload_lightning as ol
 
 from benchmarks.twins.twin_graph import GraphTwin
 from benchmarks.twins.twin_streams import Twin
@@ -28,9 +28,6 @@ from trainers.offloading.hardware.meter import FIRST
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.steps.step_graphs import TRIAL_RUNS
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 one_thread, replayed = ol.one_thread, ol.replayed
 plans = importlib.import_module("offload.plans.plan")

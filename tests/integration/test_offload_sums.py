@@ -23,7 +23,6 @@ from offload.memory.host_needs import needs
 from offload.tracing.recorder import Recorder
 
 sys.path.insert(0, str(Path(__file__).parent))
-from captured_training import counting
 from gradient_peer import (
     CLIPS,
     DEALS,
@@ -36,6 +35,7 @@ from gradient_peer import (
     eager,
     needed,
 )
+from support.captured_training import counting
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,30 +4,22 @@ one    body | tail ......        on_tail hands the stage on, tail_over takes it 
 other        | body ... | tail
 """
 
-import importlib
 import random
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 
 from offload.errors import StepError
 from offload.planning.host_tails import host_tail
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads", "cuda", "cudagraph")
 LONG = 60.0
 """Seconds after which a test gives up waiting."""
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
 
 
 class Calls:
@@ -45,14 +37,14 @@ class Calls:
         self.log.append("tail_over")
 
 
-def hosted(jobs: Any, count: int = 4, budget: int | None = 40_000) -> Any:
+def hosted(count: int = 4, budget: int | None = 40_000) -> Any:
     """A job with updates on the host and, unless the budget is too small, residents."""
     return jobs.Job.mixed(count, 4096, budget)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str, jobs: Any) -> None:
-    job, calls = hosted(jobs), Calls()
+def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str) -> None:
+    job, calls = hosted(), Calls()
     tail = host_tail(job.plan.memgraph)
     with jobs.STAGES[engine]() as stage, Runner(job.plan, stage=stage) as runner:
         for hooked in (True, True, False, True, True, True):
@@ -71,9 +63,9 @@ def test_a_step_in_two_parts_has_the_bits_of_the_step(engine: str, jobs: Any) ->
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_while_a_tail_runs_another_job_has_the_stage(engine: str, jobs: Any) -> None:
+def test_while_a_tail_runs_another_job_has_the_stage(engine: str) -> None:
     """It runs whole steps in there, and parks the residents of the first one."""
-    one, other = hosted(jobs), jobs.Job.chain(3, 1024)
+    one, other = hosted(), jobs.Job.chain(3, 1024)
     begun, go_on = threading.Event(), threading.Event()
     held = jobs.Held(one, host_tail(one.plan.memgraph), begun, go_on)
     with jobs.STAGES[engine]() as stage:
@@ -164,10 +156,10 @@ class Turns:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_jobs_that_share_a_stage_by_tails_have_the_bits_of_each_alone(
-    engine: str, count: int, jobs: Any
+    engine: str, count: int
 ) -> None:
     """Steps alternate at random, with and without handing on."""
-    found = [hosted(jobs, 4), hosted(jobs, 3, None), jobs.Job.chain(3, 1024)][:count]
+    found = [hosted(4), hosted(3, None), jobs.Job.chain(3, 1024)][:count]
     baton = Baton(list(range(count)), seed=count)
     wrong: list[BaseException] = []
 
@@ -205,8 +197,8 @@ def test_jobs_that_share_a_stage_by_tails_have_the_bits_of_each_alone(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str, jobs: Any) -> None:
-    one, other = hosted(jobs), jobs.Job.chain(3, 1024)
+def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str) -> None:
+    one, other = hosted(), jobs.Job.chain(3, 1024)
     last = host_tail(one.plan.memgraph)[-1]
     handed_on = threading.Event()
     held = jobs.Held(one, [last], threading.Event(), handed_on)
@@ -237,9 +229,9 @@ def test_a_tail_that_fails_says_so_and_the_runner_can_be_used_again(engine: str,
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("early", [False, True])
-def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool, jobs: Any) -> None:
+def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool) -> None:
     """Of a kernel on the device, or of a node of the tail that runs beside it."""
-    job, calls = hosted(jobs), Calls()
+    job, calls = hosted(), Calls()
     nodes = job.plan.memgraph.nodes
     tail = host_tail(job.plan.memgraph)
     device = [n for n, node in enumerate(nodes) if node.lane == "compute"]
@@ -263,8 +255,8 @@ def test_a_failure_before_the_tail_hands_nothing_on(engine: str, early: bool, jo
         assert job.is_right() and calls.log == ["on_tail", "tail_over"]
 
 
-def test_an_error_of_on_tail_ends_the_step_and_the_stage_is_free(jobs: Any) -> None:
-    job = hosted(jobs)
+def test_an_error_of_on_tail_ends_the_step_and_the_stage_is_free() -> None:
+    job = hosted()
 
     def fails() -> None:
         raise KeyboardInterrupt
@@ -283,7 +275,7 @@ def test_an_error_of_on_tail_ends_the_step_and_the_stage_is_free(jobs: Any) -> N
 # ---- the ends -----------------------------------------------------------------------------------
 
 
-def test_a_step_without_a_tail_hands_nothing_on(jobs: Any) -> None:
+def test_a_step_without_a_tail_hands_nothing_on() -> None:
     job, calls = jobs.Job.chain(3, 1024), Calls()
     assert host_tail(job.plan.memgraph) == ()
     with Runner(job.plan, "threads") as runner:
@@ -293,8 +285,8 @@ def test_a_step_without_a_tail_hands_nothing_on(jobs: Any) -> None:
     assert calls.log == []
 
 
-def test_close_waits_for_the_tail_of_another_thread_and_joins_the_crew(jobs: Any) -> None:
-    job, begun, go_on = hosted(jobs), threading.Event(), threading.Event()
+def test_close_waits_for_the_tail_of_another_thread_and_joins_the_crew() -> None:
+    job, begun, go_on = hosted(), threading.Event(), threading.Event()
     held = jobs.Held(job, host_tail(job.plan.memgraph), begun, go_on)
     before = {thread.name for thread in threading.enumerate()}
     closed = threading.Event()
@@ -322,8 +314,8 @@ def test_close_waits_for_the_tail_of_another_thread_and_joins_the_crew(jobs: Any
     assert {thread.name for thread in threading.enumerate()} <= before
 
 
-def test_a_second_thread_waits_for_the_tail_of_the_same_runner(jobs: Any) -> None:
-    job, begun, go_on = hosted(jobs), threading.Event(), threading.Event()
+def test_a_second_thread_waits_for_the_tail_of_the_same_runner() -> None:
+    job, begun, go_on = hosted(), threading.Event(), threading.Event()
     held = jobs.Held(job, host_tail(job.plan.memgraph), begun, go_on)
     done: list[int] = []
 
@@ -348,8 +340,8 @@ def test_a_second_thread_waits_for_the_tail_of_the_same_runner(jobs: Any) -> Non
         assert sorted(done) == [0, 1] and job.is_right()
 
 
-def test_a_runner_that_is_dropped_ends_the_threads_of_its_tails(jobs: Any) -> None:
-    job = hosted(jobs)
+def test_a_runner_that_is_dropped_ends_the_threads_of_its_tails() -> None:
+    job = hosted()
     runner = Runner(job.plan, "serial")
     runner.tails = Calls()
     job.step(runner)

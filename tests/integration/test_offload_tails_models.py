@@ -1,29 +1,21 @@
 """Two trainings on one stage, each going on in the tails of the other: bits of plain PyTorch."""
 
 import copy
-import importlib
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import stage_jobs as jobs
 from torch import nn
 
 import offload
 from offload.planning.host_tails import host_tail
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 STEPS = 5
 LONG = 60.0
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
 
 
 @dataclass
@@ -111,9 +103,7 @@ class Turns:
 
 
 @pytest.mark.parametrize("engine", ["threads", "cuda"])
-def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs(
-    engine: str, jobs: Any
-) -> None:
+def test_two_trainings_that_go_on_in_each_others_tails_are_plain_pytorchs(engine: str) -> None:
     found = [trained(1, 48, 0.0), trained(2, 64, 0.5)]
     baton, wrong = Baton(), []
 

@@ -1,22 +1,18 @@
 """Whatever Python value a step reads: a change of it is trained, or refused by name."""
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
+from support.watched_kept import Way
+from support.watched_ways import WAYS
 from torch.utils.data import DataLoader, TensorDataset
 
 from offload.errors import CaptureError
 from trainers import OffloadStrategy
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
-from watched_kept import Way
-from watched_ways import WAYS
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in ol.QUIET]
 STEPS, CHANGED = 6, 4

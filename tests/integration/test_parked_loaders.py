@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from eventually import eventually
+from support.loader_datasets import Pictures
 
 from benchmarks.twins.fleet_jobs import QUIET
 from loaders import ReuseLoader, SharedStream
@@ -21,7 +22,6 @@ from loaders.workers import prefetcher
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.precedence import Precedence, everyone
 from loaders.workers.prefetcher import Prefetcher
-from tests.integration.loader_datasets import Pictures
 from trainers.fleet import Fleet
 
 pytestmark = [

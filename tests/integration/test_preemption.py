@@ -3,16 +3,16 @@
 A guest comes as often as it can, borrows some of the device's arena and fills it.
 """
 
-import importlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from products import every_value
+from support import offload_models as models
+from support import offload_training as training
 
 from benchmarks.twins.intruder import Intruder
 from benchmarks.twins.twin_graph import GraphTwin
@@ -21,7 +21,6 @@ from offload import Runner
 from offload.running.runner_memory import IN_STEP
 from offload.running.stage import Stage
 
-HERE = Path(__file__).parent
 DRIVERS: dict[str, Callable[[], Any]] = {
     "serial": lambda: None, "threads": lambda: None, "cuda": Twin, "cudagraph": GraphTwin,
 }  # fmt: skip
@@ -36,20 +35,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[Callable[[str], Any]]:
+def trained() -> Callable[[str], Any]:
     """`trained("gpt")` was captured and trained by eager PyTorch, once for all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        training = importlib.import_module("offload_training")
-        models = importlib.import_module("offload_models")
-        kept: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
-        def one(name: str) -> Any:
-            if name not in kept:
-                kept[name] = training.trained(models, models.cases()[name])
-            return kept[name]
+    def one(name: str) -> Any:
+        if name not in kept:
+            kept[name] = training.trained(models.cases()[name])
+        return kept[name]
 
-        yield one
+    return one
 
 
 @pytest.mark.parametrize(

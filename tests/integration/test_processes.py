@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support import worker_datasets as sets
 
 from loaders.errors import LoaderError, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Picture, own, structure_of
@@ -39,7 +40,7 @@ def notes(error: BaseException | None) -> str:
 
 
 @every_method
-def test_a_sample_is_what_the_data_set_returns(method: StartMethod, sets: Any) -> None:
+def test_a_sample_is_what_the_data_set_returns(method: StartMethod) -> None:
     source = sets.Everything()
     with WorkerProcess(source, method, "reader") as worker:
         for ids in ([3], [5, 4, 90], [*range(40)]):
@@ -85,7 +86,7 @@ def assert_same(got: Any, wanted: Any) -> None:
         assert np.array_equal(got, wanted) if isinstance(got, np.ndarray) else got == wanted
 
 
-def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample(sets: Any) -> None:
+def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample() -> None:
     source = sets.Everything()
     slabs = Slab(source[0], 4), Slab(source[0], 4)
     with WorkerProcess(source, None, "reader") as worker:
@@ -103,7 +104,7 @@ def test_slots_hold_the_same_whether_a_process_or_a_thread_read_the_sample(sets:
                 assert np.array_equal(one, other)
 
 
-def test_a_slab_can_be_laid_out_after_a_sample_that_a_process_read(sets: Any) -> None:
+def test_a_slab_can_be_laid_out_after_a_sample_that_a_process_read() -> None:
     source = sets.Everything()
     with WorkerProcess(source, None, "reader") as worker:
         slab = Slab(worker.read([0]).samples[0], 2)
@@ -111,7 +112,7 @@ def test_a_slab_can_be_laid_out_after_a_sample_that_a_process_read(sets: Any) ->
     slab.write(1, source[1], 1)
 
 
-def test_pictures_can_be_had_back_as_pillow_s(sets: Any) -> None:
+def test_pictures_can_be_had_back_as_pillow_s() -> None:
     with WorkerProcess(sets.Everything(), None, "reader") as worker:
         pictures = own(worker.read([3]).samples[0])["picture"]
     for got, wanted in zip(pictures, sets.Everything()[3]["picture"], strict=True):
@@ -123,7 +124,7 @@ def test_pictures_can_be_had_back_as_pillow_s(sets: Any) -> None:
 
 
 @every_method
-def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod, sets: Any) -> None:
+def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod) -> None:
     with WorkerProcess(sets.Sized(), method, "reader") as worker:
         for ids in ([10], [200_000], [1], [300_000, 7, 5_000_000, 400_000], [0, 3]):
             for i, sample in zip(ids, worker.read(ids).samples, strict=True):
@@ -131,7 +132,7 @@ def test_the_staging_area_grows_with_what_it_has_to_hold(method: StartMethod, se
                 assert bool((sample == i % 251).all())
 
 
-def test_what_a_read_returned_stays_mapped_after_more_reads_and_the_end(sets: Any) -> None:
+def test_what_a_read_returned_stays_mapped_after_more_reads_and_the_end() -> None:
     with WorkerProcess(sets.Sized(), None, "reader") as worker:
         [old] = worker.read([1000]).samples
         worker.read([8_000_000])
@@ -147,7 +148,7 @@ def test_pixels_do_not_go_through_the_pipe() -> None:
 
 
 @without_spawning
-def test_nothing_of_it_has_a_name_in_shared_memory(method: StartMethod, sets: Any) -> None:
+def test_nothing_of_it_has_a_name_in_shared_memory(method: StartMethod) -> None:
     before = named_memory(os.getpid())
     with WorkerProcess(sets.Sized(), method, "reader") as worker:
         worker.read([1_000_000])
@@ -166,9 +167,7 @@ def named_memory(pid: int) -> set[str]:
 
 
 @without_spawning
-def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(
-    method: StartMethod, sets: Any
-) -> None:
+def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(method: StartMethod) -> None:
     with WorkerProcess(sets.Reporting(), method, "reader") as worker:
         [(threads, pid, alive)] = worker.read([0]).samples
         assert (threads, pid) == (1, worker.pid)
@@ -176,12 +175,12 @@ def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(
         assert alive == 1
 
 
-def test_the_processes_come_from_a_fork_server_unless_asked_otherwise(sets: Any) -> None:
+def test_the_processes_come_from_a_fork_server_unless_asked_otherwise() -> None:
     assert default_start_method() == "forkserver"
     assert WorkerProcess(sets.Sized(), None, "reader").start_method == "forkserver"
 
 
-def test_nothing_starts_before_the_first_read(sets: Any) -> None:
+def test_nothing_starts_before_the_first_read() -> None:
     with WorkerProcess(sets.Sized(), None, "reader") as worker:
         assert worker.pid is None
         assert not multiprocessing.active_children()
@@ -189,7 +188,7 @@ def test_nothing_starts_before_the_first_read(sets: Any) -> None:
         assert [p.name for p in multiprocessing.active_children()] == ["reader"]
 
 
-def test_leaves_are_found_where_the_slab_finds_them(sets: Any) -> None:
+def test_leaves_are_found_where_the_slab_finds_them() -> None:
     with WorkerProcess(sets.Everything(), None, "reader") as worker:
         [sample] = worker.read([2]).samples
     assert structure_of(sample) == structure_of(sets.Everything()[2])
@@ -199,9 +198,7 @@ def test_leaves_are_found_where_the_slab_finds_them(sets: Any) -> None:
 
 
 @without_spawning
-def test_a_failure_keeps_its_type_and_the_samples_before_it_are_there(
-    method: StartMethod, sets: Any
-) -> None:
+def test_a_failure_keeps_its_type_and_the_samples_before_it_are_there(method: StartMethod) -> None:
     with WorkerProcess(sets.Faulty(), method, "reader") as worker:
         chunk = worker.read([11, 12, 13, 17])
         assert values(chunk) == [11, 12]
@@ -215,7 +212,7 @@ def test_a_failure_keeps_its_type_and_the_samples_before_it_are_there(
         assert (worker.pid, worker.restarts) == (pid, 0)
 
 
-def test_an_exception_that_cannot_be_rebuilt_arrives_with_its_text(sets: Any) -> None:
+def test_an_exception_that_cannot_be_rebuilt_arrives_with_its_text() -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         chunk = worker.read([1, 14])
     assert values(chunk) == [1]
@@ -224,7 +221,7 @@ def test_an_exception_that_cannot_be_rebuilt_arrives_with_its_text(sets: Any) ->
     assert "raise Picky" in notes(chunk.error)
 
 
-def test_a_sample_that_cannot_be_sent_is_named(sets: Any) -> None:
+def test_a_sample_that_cannot_be_sent_is_named() -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         chunk = worker.read([1, 15, 2])
     assert values(chunk) == [1]
@@ -233,16 +230,14 @@ def test_a_sample_that_cannot_be_sent_is_named(sets: Any) -> None:
     assert "return tensors" in str(chunk.error)
 
 
-def test_a_data_set_that_exits_is_a_failure_and_no_death(sets: Any) -> None:
+def test_a_data_set_that_exits_is_a_failure_and_no_death() -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         assert type(worker.read([16]).error) is SystemExit
         assert worker.restarts == 0
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_data_set_that_cannot_be_pickled_is_named_with_what_to_do(
-    method: StartMethod, sets: Any
-) -> None:
+def test_a_data_set_that_cannot_be_pickled_is_named_with_what_to_do(method: StartMethod) -> None:
     with WorkerProcess(sets.Unpicklable(), method, "reader") as worker:
         with pytest.raises(SourceError, match=r"Unpicklable.*lock.*__getstate__") as error:
             worker.read([0])
@@ -250,19 +245,19 @@ def test_a_data_set_that_cannot_be_pickled_is_named_with_what_to_do(
         assert worker.pid is None
 
 
-def test_a_fork_needs_no_pickling(sets: Any) -> None:
+def test_a_fork_needs_no_pickling() -> None:
     with WorkerProcess(sets.Unpicklable(), "fork", "reader") as worker:
         assert values(worker.read([1, 2])) == [1, 2]
 
 
-def test_a_data_set_that_cannot_be_rebuilt_says_why(sets: Any) -> None:
+def test_a_data_set_that_cannot_be_rebuilt_says_why() -> None:
     with WorkerProcess(sets.NotRebuilt(), None, "reader") as worker:
         with pytest.raises(SourceError, match=r"NotRebuilt.*cannot be rebuilt.*no number"):
             worker.read([0])
         assert not multiprocessing.active_children()
 
 
-def test_a_death_before_the_first_sample_is_not_tried_again(sets: Any) -> None:
+def test_a_death_before_the_first_sample_is_not_tried_again() -> None:
     with WorkerProcess(sets.DeadAtStart(), None, "reader") as worker:
         with pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*__main__"):
             worker.read([0])

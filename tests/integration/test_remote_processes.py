@@ -18,9 +18,9 @@ from loaders import SharedStream
 from loaders.errors import PassEnded
 
 sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
 from remote_consumers import consume, share, take_and_stay
-from shared_streams import BATCHES, SIZE, Counted, lone, passes
+from support.loader_datasets import served
+from support.shared_streams import BATCHES, SIZE, Counted, lone, passes
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),

@@ -3,18 +3,15 @@
 import pickle
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.loader_datasets import served
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone
 
 from loaders import SharedStream
 from loaders.sharing.remote_source import RemoteSource
 from loaders.sharing.view_link import AHEAD
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
-from shared_streams import BATCH, BATCHES, SIZE, Counted, lone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux")
 

@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 import lightning as L
 import pytest
 import torch
+from support.lightning_runs import Module, make_loader, make_trainer
+from support.loader_datasets import served
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError
 from loaders.sharing.remote_view import RemoteView
 from perfect import LoaderCallback, Phase, PhaseSwitch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lightning_runs import Module, make_loader, make_trainer
-from loader_datasets import served
-from shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),

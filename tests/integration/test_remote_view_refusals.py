@@ -7,21 +7,18 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.loader_datasets import served
+from support.shared_streams import BATCHES, SIZE, Counted, lone
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError, StateError
 from loaders.sharing import view_server
 from loaders.sharing.remote_view import RemoteView
 from loaders.sharing.view_link import ViewLink
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
-from shared_streams import BATCHES, SIZE, Counted, lone
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),

@@ -1,16 +1,12 @@
 """Which loaders are read together, where a job joins, and what nobody waits for."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
-from shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
+from support.loader_datasets import served
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 from loaders import ReuseLoader
 from loaders.sharing.shared_view import SharedView

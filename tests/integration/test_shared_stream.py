@@ -4,23 +4,19 @@ import copy
 import gc
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.loader_datasets import served
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError, StateError
 from loaders.sharing import shared_stream
 from loaders.sharing.shared_view import SharedView
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_datasets import served
-from shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 JOIN_SECONDS = 60
 

@@ -1,7 +1,6 @@
 """What views of a shared stream and lone loaders have in common, also in a Trainer."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.lightning_runs import Module, make_loader, make_trainer
+from support.loader_datasets import served
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 from loaders import ReuseLoader, SharedStream
 from perfect import LoaderCallback, Phase, PhaseSwitch
 from perfect.method.phases import PhaseError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lightning_runs import Module, make_loader, make_trainer
-from loader_datasets import served
-from shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """A step stands aside between two of its nodes, and steps of other jobs run on its stage."""
 
-import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
+from support import stage_jobs as jobs
 
 from offload.errors import MemoryTooSmall, OffloadError, StepError
 from offload.memory.arenas import Loan
@@ -15,12 +13,6 @@ from offload.running.runner import Runner
 from offload.running.stage import Stage
 
 ENGINES = ("serial", "threads", "cuda", "cudagraph")
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return importlib.import_module("stage_jobs")
 
 
 @contextmanager
@@ -61,7 +53,7 @@ def fill(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str, jobs: Any) -> None:
+def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str) -> None:
     one, other = jobs.Job.chain(6, 4096, 40_000), jobs.Job.mixed(4, 4096, 24_000)
     with jobs.STAGES[engine]() as stage:
         stage.gate.armed = True
@@ -91,7 +83,7 @@ def test_steps_of_another_job_in_the_middle_of_a_step_change_no_bit(engine: str,
     assert one.is_right() and other.is_right()
 
 
-def test_another_job_waits_until_the_bytes_of_the_step_are_out(jobs: Any) -> None:
+def test_another_job_waits_until_the_bytes_of_the_step_are_out() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     with jobs.STAGES["threads"]() as stage:
         runner, later = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
@@ -124,7 +116,7 @@ def test_another_job_waits_until_the_bytes_of_the_step_are_out(jobs: Any) -> Non
 
 
 def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     told: list[str] = []
@@ -145,7 +137,7 @@ def test_bytes_that_cannot_be_copied_out_keep_the_arena_from_others(
     assert one.is_right() and other.is_right()
 
 
-def test_the_job_that_comes_in_between_cannot_have_a_larger_arena(jobs: Any) -> None:
+def test_the_job_that_comes_in_between_cannot_have_a_larger_arena() -> None:
     one, larger = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(4, 1 << 16, 1 << 20)
     found: list[str] = []
     with jobs.STAGES["threads"]() as stage:
@@ -168,7 +160,7 @@ def test_the_job_that_comes_in_between_cannot_have_a_larger_arena(jobs: Any) -> 
     assert one.is_right() and larger.is_right()
 
 
-def test_a_job_that_leaves_meanwhile_leaves_the_arena_to_the_step(jobs: Any) -> None:
+def test_a_job_that_leaves_meanwhile_leaves_the_arena_to_the_step() -> None:
     one, other = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     with jobs.STAGES["threads"]() as stage:
         runner, leaver = Runner(one.plan, stage=stage), Runner(other.plan, stage=stage)
@@ -181,7 +173,7 @@ def test_a_job_that_leaves_meanwhile_leaves_the_arena_to_the_step(jobs: Any) -> 
     assert one.is_right() and other.is_right()
 
 
-def test_a_step_that_fails_in_between_leaves_the_other_one_whole(jobs: Any) -> None:
+def test_a_step_that_fails_in_between_leaves_the_other_one_whole() -> None:
     one, failing = jobs.Job.chain(4, 4096, 24_000), jobs.Job.chain(3, 4096, 20_000)
     held = jobs.Held(failing, range(2))
     held.error = ValueError("this kernel fails")

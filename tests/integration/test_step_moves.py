@@ -3,16 +3,15 @@
 the step   | F1 F2 |  stop, live bytes over  | F3 B3 B2 ... on the other stage |
 """
 
-import importlib
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support import stage_jobs as jobs
 
 import offload
 from offload.errors import MemoryTooSmall
@@ -23,16 +22,9 @@ from offload.planning.cuts import live_after
 from offload.running.runner import Runner
 from offload.running.runner_memory import IN_STEP
 
-HERE = Path(__file__).parent
 ENGINES = ("serial", "threads", "cuda")
 BUDGETS = (20_000, 24_000, 40_000, 60_000)
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stage_jobs")
 
 
 @contextmanager
@@ -59,7 +51,7 @@ def beside(run: Callable[[], object]) -> Iterator[None]:
 class Paused:
     """A job's plan in which one kernel waits until a move is asked for, and all are counted."""
 
-    def __init__(self, job: Any, jobs: Any, task: int) -> None:
+    def __init__(self, job: Any, task: int) -> None:
         self.ran: list[int] = []
         self.begun, self.asked = threading.Event(), threading.Event()
         self._task = task
@@ -104,13 +96,11 @@ def move_in_step(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("budget", [BUDGETS[0], BUDGETS[3]])
-def test_a_step_goes_on_on_another_stage_from_any_of_its_kernels(
-    jobs: Any, engine: str, budget: int
-) -> None:
+def test_a_step_goes_on_on_another_stage_from_any_of_its_kernels(engine: str, budget: int) -> None:
     job = jobs.Job.mixed(5, 4096, budget)
     ways = []
     for task in range(len(job.graph.tasks) - 1):
-        paused = Paused(job, jobs, task)
+        paused = Paused(job, task)
         moved: list[Any] = []
         with (
             jobs.STAGES[engine]() as one,
@@ -136,7 +126,7 @@ def test_a_step_goes_on_on_another_stage_from_any_of_its_kernels(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_moves_at_any_moment_keep_the_bits_and_lose_no_step(jobs: Any, engine: str) -> None:
+def test_moves_at_any_moment_keep_the_bits_and_lose_no_step(engine: str) -> None:
     """Steps, moves in a step and between two, to other budgets and back, as they come."""
     job = jobs.Job.mixed(6, 4096, BUDGETS[1])
     plans = [
@@ -172,9 +162,9 @@ def test_moves_at_any_moment_keep_the_bits_and_lose_no_step(jobs: Any, engine: s
     assert job.is_right()
 
 
-def test_only_what_is_still_needed_moves(jobs: Any) -> None:
+def test_only_what_is_still_needed_moves() -> None:
     job = jobs.Job.chain(6, 4096, BUDGETS[3])
-    paused = Paused(job, jobs, 2)
+    paused = Paused(job, 2)
     moved: list[Any] = []
     with (
         jobs.STAGES["serial"]() as one,
@@ -191,11 +181,9 @@ def test_only_what_is_still_needed_moves(jobs: Any) -> None:
     assert job.is_right()
 
 
-def test_without_room_the_step_goes_on_where_it_is(
-    jobs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_the_step_goes_on_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs.Job.chain(5, 4096, BUDGETS[1])
-    paused = Paused(job, jobs, 2)
+    paused = Paused(job, 2)
     struck: list[str] = []
 
     def ask() -> None:
@@ -221,11 +209,11 @@ def test_without_room_the_step_goes_on_where_it_is(
 
 
 @pytest.mark.parametrize("what", ["plan", "cudagraph"])
-def test_what_cannot_go_on_in_a_step_moves_after_it(jobs: Any, what: str) -> None:
+def test_what_cannot_go_on_in_a_step_moves_after_it(what: str) -> None:
     """Another plan has other places; a captured graph has no place to stop."""
     job = jobs.Job.chain(5, 4096, BUDGETS[1])
     other_plan = offload.plan(job.graph, BUDGETS[3], placement="copy", recompute=False)
-    paused = Paused(job, jobs, 2)
+    paused = Paused(job, 2)
     engine = "cudagraph" if what == "cudagraph" else "serial"
     moved: list[Any] = []
     with (
@@ -242,7 +230,7 @@ def test_what_cannot_go_on_in_a_step_moves_after_it(jobs: Any, what: str) -> Non
     assert job.is_right()
 
 
-def test_where_no_step_runs_it_moves_at_once(jobs: Any) -> None:
+def test_where_no_step_runs_it_moves_at_once() -> None:
     job = jobs.Job.chain(4, 4096, BUDGETS[1])
     with (
         jobs.STAGES["serial"]() as one,
@@ -255,10 +243,10 @@ def test_where_no_step_runs_it_moves_at_once(jobs: Any) -> None:
     assert job.is_right()
 
 
-def test_an_error_of_a_copy_that_was_under_way_is_not_lost(jobs: Any) -> None:
+def test_an_error_of_a_copy_that_was_under_way_is_not_lost() -> None:
     """The step is stopped while a kernel of another thread fails: it fails, and does not move."""
     job = jobs.Job.mixed(5, 4096, BUDGETS[1])
-    paused = Paused(job, jobs, 3)
+    paused = Paused(job, 3)
     memgraph = paused.plan.memgraph
     hosted = next(n for n, task in enumerate(memgraph.graph.tasks) if task.lane == "host")
     before = paused._around
@@ -287,9 +275,9 @@ def test_an_error_of_a_copy_that_was_under_way_is_not_lost(jobs: Any) -> None:
         assert failed.is_set()
 
 
-def test_a_runner_that_leaves_its_own_stage_in_a_step_closes_it(jobs: Any) -> None:
+def test_a_runner_that_leaves_its_own_stage_in_a_step_closes_it() -> None:
     job = jobs.Job.chain(5, 4096, BUDGETS[1])
-    paused = Paused(job, jobs, 2)
+    paused = Paused(job, 2)
     moved: list[Any] = []
     with jobs.STAGES["threads"]() as other, Runner(paused.plan, "threads") as runner:
         own = runner.stage
@@ -303,10 +291,10 @@ def test_a_runner_that_leaves_its_own_stage_in_a_step_closes_it(jobs: Any) -> No
     assert job.is_right()
 
 
-def test_guests_have_the_old_device_as_soon_as_the_bytes_are_gone(jobs: Any) -> None:
+def test_guests_have_the_old_device_as_soon_as_the_bytes_are_gone() -> None:
     """The step still runs, on the other stage, when a guest of the old one is let in."""
     job = jobs.Job.chain(5, 4096, BUDGETS[1])
-    paused = Paused(job, jobs, 2)
+    paused = Paused(job, 2)
     came: list[bool] = []
     over = threading.Event()
     with (
@@ -338,9 +326,9 @@ def test_guests_have_the_old_device_as_soon_as_the_bytes_are_gone(jobs: Any) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_job_that_is_on_the_other_stage_makes_way_and_goes_on(jobs: Any, engine: str) -> None:
+def test_a_job_that_is_on_the_other_stage_makes_way_and_goes_on(engine: str) -> None:
     job, host = jobs.Job.mixed(5, 4096, BUDGETS[1]), jobs.Job.chain(8, 8192)
-    paused = Paused(job, jobs, 1)
+    paused = Paused(job, 1)
     moved: list[Any] = []
     with (
         jobs.STAGES[engine]() as one,

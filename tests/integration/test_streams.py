@@ -4,29 +4,23 @@ Every test that computes runs on the CPU's twin, and, marked `gpu`, on a device.
 """
 
 import gc
-import sys
 import threading
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
 from products import every_pair
+from support import stream_graphs as graphs
+from support.stream_runs import HELD, Bytes, driver, faulty, ours, planned, same, smallest
 
 from benchmarks.twins.twin_streams import Twin
 from offload.errors import OffloadError, RaceFound, StepError
 from offload.planning.issue import DEPTH
 from offload.planning.verify import verify
 from offload.running.runner import Runner
-
-sys.path.insert(0, str(Path(__file__).parent))
-import stream_runs
-from stream_runs import HELD, Bytes, driver, faulty, ours, planned, same, smallest
-
-graphs = stream_runs.graphs
 
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
@@ -37,7 +31,7 @@ DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
     "held, order, poison", every_pair(HELD, ["priority", "random"], [False, True])
 )
 def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
-    device: str, held: str, order: str, poison: bool, graphs: Any
+    device: str, held: str, order: str, poison: bool
 ) -> None:
     for shape in ({"thin": 4096}, {"wide": 1 << 16, "thin": 64}, {"host_updates": True}):
         graph = graphs.bound(graphs.chain(**shape), device)
@@ -63,9 +57,7 @@ def without_edge(memgraph: Any, node: int, dep: int) -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(
-    device: str, graphs: Any
-) -> None:
+def test_every_edge_between_streams_is_needed_a_late_stream_shows_it(device: str) -> None:
     """Taken away one by one: the proof refuses each such plan, and most of them come to other bits
     when the stream that was waited for is late."""
     graph = graphs.bound(graphs.chain(3, wide=2048, thin=512), device)
@@ -106,7 +98,7 @@ class Deaf:
             self.inner.wait(stream, event)
 
 
-def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late(graphs: Any) -> None:
+def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late() -> None:
     graph = graphs.bound(graphs.chain(3, wide=2048, thin=512))
     tensors = graph.program.tensors
     made = planned(graph, smallest(graph))
@@ -122,7 +114,7 @@ def test_a_wait_that_is_left_out_makes_the_result_wrong_when_a_stream_is_late(gr
     assert wrong >= 5
 
 
-def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None:
+def test_the_host_never_has_more_than_its_depth_on_a_stream() -> None:
     """And it does have several: the first nodes of a stream that is held up are all there."""
     depth, most = DEPTH, 0
     gate = threading.Event()
@@ -159,7 +151,7 @@ def test_the_host_never_has_more_than_its_depth_on_a_stream(graphs: Any) -> None
 
 
 def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
-    graphs: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def arenas(sizes: Any) -> Any:
         raise AssertionError("allocated")
@@ -178,7 +170,7 @@ def test_without_a_device_engine_cuda_says_so_before_anything_is_allocated(
         Runner(planned(graph), "threads", driver=Twin())
 
 
-def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None:
+def test_close_ends_all_threads_and_a_closed_runner_says_so() -> None:
     graph = graphs.bound(graphs.chain(host_updates=True))
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
@@ -191,7 +183,7 @@ def test_close_ends_all_threads_and_a_closed_runner_says_so(graphs: Any) -> None
         runner(graphs.batch())
 
 
-def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: Any) -> None:
+def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas() -> None:
     graph = graphs.bound(graphs.chain(host_updates=True))
     runner = Runner(planned(graph, smallest(graph)), "cuda", driver=Twin())
     runner(graphs.batch())
@@ -206,9 +198,7 @@ def test_a_runner_that_is_dropped_ends_its_threads_and_frees_its_arenas(graphs: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
-    device: str, graphs: Any
-) -> None:
+def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(device: str) -> None:
     graph = graphs.bound(graphs.chain(host_updates=True), device)
     made = planned(graph, smallest(graph))
     with Runner(made, "cuda", driver=driver(device)) as runner:
@@ -234,7 +224,7 @@ def test_a_trace_has_the_hosts_times_until_it_is_asked_for_the_nodes_own(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, graphs: Any) -> None:
+def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str) -> None:
     """Once the copies of a step are enqueued, the rest is, without a look at the device."""
     graph = graphs.bound(graphs.chain(8), device)
     tensors = graph.program.tensors
@@ -244,7 +234,7 @@ def test_a_step_where_nothing_moves_waits_for_its_inputs_alone(device: str, grap
         assert len(runner.stage.engine._events) == 1  # type: ignore[union-attr]
 
 
-def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graphs: Any) -> None:
+def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run() -> None:
     """The caller may write to host memory at once, and the host is not held up by a kernel."""
 
     class Loose(Twin):
@@ -254,7 +244,7 @@ def test_when_a_step_returns_its_copies_are_over_and_kernels_may_still_run(graph
             pass
 
     gate = threading.Event()
-    graph, last = faulty(graphs, "update0")
+    graph, last = faulty("update0")
     last.before = lambda: gate.wait(60)
     graph = graphs.bound(graph)
     tensors = graph.program.tensors

@@ -1,6 +1,5 @@
 """A stream in a plain Trainer: its passes are epochs, and a fit goes on from a checkpoint."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +8,21 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.lightning_runs import (
+    BATCH,
+    BATCHES,
+    REUSE,
+    SAMPLES,
+    WHOLE,
+    Module,
+    Pictures,
+    make_trainer,
+)
 from torch.utils.data import IterableDataset
 
 from loaders import LoaderError, ReuseLoader
-from perfect import LoaderCallback
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lightning_runs import BATCH, BATCHES, REUSE, SAMPLES, WHOLE, Module, Pictures, make_trainer
-
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
+from perfect import LoaderCallback
 
 
 class Passing(IterableDataset[Any]):

@@ -5,15 +5,15 @@ is compared with eager there by benchmarks/gpu.
 """
 
 import copy
-import importlib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from products import every_value, only_first
+from support import offload_models as models
+from support import offload_training as training
 from torch import nn
 
 import offload
@@ -24,7 +24,6 @@ from offload.lowering.rotation import rotated, updates_of
 from offload.running.rotated_step import RotatedStep
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 HELD = ("compute", "h2d", "d2h")
 
 
@@ -38,21 +37,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def training() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HERE))
-        yield importlib.import_module("offload_training")
-
-
-@pytest.fixture(scope="module")
-def trained(training: Any) -> Any:
+def trained() -> Any:
     """`trained("gpt")` was captured and trained by eager PyTorch, once for all tests."""
-    models = importlib.import_module("offload_models")
     kept: dict[str, Any] = {}
 
     def one(name: str) -> Any:
         if name not in kept:
-            kept[name] = training.trained(models, models.cases()[name])
+            kept[name] = training.trained(models.cases()[name])
         return kept[name]
 
     return one

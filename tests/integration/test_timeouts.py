@@ -1,6 +1,5 @@
 """A sample at which a worker hangs is named; whoever read it is replaced."""
 
-import importlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -9,20 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from support import loader_datasets as data
 
 from loaders import ReuseLoader
 from loaders.errors import PassEnded, SampleTimeout
 from loaders.workers.processes import WorkerProcess
 from loaders.workers.reading_thread import ReadingThread
 
-HERE = Path(__file__).parent
 SHORT = 1.0
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("loader_datasets")
 
 
 class Held:
@@ -128,7 +121,7 @@ def served(loader: ReuseLoader) -> list[int]:
 
 
 @pytest.mark.parametrize("hangs", [(0,), (5,), (0, 5, 15)])
-def test_a_loader_names_the_sample_that_hangs_in_a_process(data: Any, hangs: tuple[int]) -> None:
+def test_a_loader_names_the_sample_that_hangs_in_a_process(hangs: tuple[int]) -> None:
     hanging = data.Hanging(16, hangs)
     reading: dict[str, Any] = {"worker_kind": "process", "workers": 2, "timeout": SHORT}
     loader = ReuseLoader(hanging, 4, reuse=1, **reading)
@@ -138,7 +131,7 @@ def test_a_loader_names_the_sample_that_hangs_in_a_process(data: Any, hangs: tup
     assert int(str(error.value).split("sample ")[1].split(":")[0]) in hangs
 
 
-def test_a_loader_in_processes_skips_what_hangs_and_serves_the_rest(data: Any) -> None:
+def test_a_loader_in_processes_skips_what_hangs_and_serves_the_rest() -> None:
     reading: dict[str, Any] = {
         "worker_kind": "process",
         "workers": 2,
@@ -172,7 +165,7 @@ def test_a_loader_in_threads_names_what_hangs_or_skips_it(held: Held, on_error: 
             assert [*loader.skipped] == [5]
 
 
-def test_a_loader_with_a_timeout_serves_what_one_without_does(data: Any) -> None:
+def test_a_loader_with_a_timeout_serves_what_one_without_does() -> None:
     def batches(**how: Any) -> list[Any]:
         with ReuseLoader(data.Pictures(16), 4, reuse=2, workers=3, **how) as loader:
             return [*loader]
@@ -181,7 +174,7 @@ def test_a_loader_with_a_timeout_serves_what_one_without_does(data: Any) -> None
         assert all(map(torch.equal, mine, other))
 
 
-def test_an_augmentation_that_hangs_in_a_process_is_named(data: Any) -> None:
+def test_an_augmentation_that_hangs_in_a_process_is_named() -> None:
     reading: dict[str, Any] = {"worker_kind": "process", "workers": 2, "timeout": SHORT}
     pictures = data.Pictures(16)
     odd = {i for i in range(16) if int(data.pixels(i)[0, 0, 0]) % 2}
@@ -198,6 +191,6 @@ def test_an_augmentation_that_hangs_in_a_process_is_named(data: Any) -> None:
         ({"timeout": 3, "backend": "dali"}, "timeout has no effect with backend='dali'"),
     ],
 )
-def test_a_timeout_that_cannot_be_kept_is_refused(data: Any, how: Any, said: str) -> None:
+def test_a_timeout_that_cannot_be_kept_is_refused(how: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ReuseLoader(data.Pictures(8), 4, **how)

@@ -1,6 +1,5 @@
 """Augmentations of a user's own, in worker processes: in parallel, with the draws of a thread."""
 
-import importlib
 import logging
 import os
 from pathlib import Path
@@ -9,18 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import serve_functions as functions
 
 from loaders import LoaderError, ReuseLoader
 from loaders.augment import Flip, WholeSample
-
-HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def functions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """serve_functions.py, where a worker process finds it too."""
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("serve_functions")
 
 
 def loader(data: Any, augment: Any, **changes: Any) -> ReuseLoader:
@@ -49,7 +40,7 @@ def served(data: Any, augment: Any, **changes: Any) -> list[Any]:
     [("Detections", "moved", 2), ("Pictures", "noisy", 1), ("Pictures", "crop", 2)],
 )
 def test_processes_give_what_the_consumers_thread_gives(
-    functions: Any, data: str, augment: str, views: int
+    data: str, augment: str, views: int
 ) -> None:
     function, samples = getattr(functions, augment), getattr(functions, data)()
     whole = WholeSample(function) if data == "Detections" else function
@@ -57,7 +48,7 @@ def test_processes_give_what_the_consumers_thread_gives(
     assert here == served(samples, whole, views=views, worker_kind="process", workers=2)
 
 
-def test_parts_move_together_and_draw_anew_at_every_serve(functions: Any) -> None:
+def test_parts_move_together_and_draw_anew_at_every_serve() -> None:
     seen: dict[int, set[str]] = {}
     with loader(
         functions.Detections(), WholeSample(functions.moved), worker_kind="process", workers=2
@@ -70,7 +61,7 @@ def test_parts_move_together_and_draw_anew_at_every_serve(functions: Any) -> Non
     assert sum(len(each) for each in seen.values()) > 30  # of 40 serves, few are alike
 
 
-def test_a_run_that_goes_on_in_the_middle_sees_the_same(functions: Any) -> None:
+def test_a_run_that_goes_on_in_the_middle_sees_the_same() -> None:
     options: dict[str, Any] = {"worker_kind": "process", "views": 2}
     data, augment = functions.Detections(), WholeSample(functions.moved)
     whole = served(data, augment, workers=1, **options)
@@ -83,14 +74,14 @@ def test_a_run_that_goes_on_in_the_middle_sees_the_same(functions: Any) -> None:
         assert begun + [told(batch) for batch in second] == whole
 
 
-def test_views_of_whole_samples_are_batches_of_their_own(functions: Any) -> None:
+def test_views_of_whole_samples_are_batches_of_their_own() -> None:
     for batch in loader(functions.Detections(), [WholeSample(functions.moved)] * 2):
         (one, target), (other, same) = batch
         assert torch.equal(one[:, 0], target["mask"]) and torch.equal(other[:, 0], same["mask"])
         assert torch.equal(target["id"], same["id"])
 
 
-def test_several_processes_change_one_batch(functions: Any, tmp_path: Path) -> None:
+def test_several_processes_change_one_batch(tmp_path: Path) -> None:
     meeting = WholeSample(functions.Meeting(str(tmp_path)))
     options: dict[str, Any] = {"worker_kind": "process", "workers": 2, "reuse": 1}
     with ReuseLoader(functions.Pictures(), 20, augment=meeting, **options) as made:
@@ -98,7 +89,7 @@ def test_several_processes_change_one_batch(functions: Any, tmp_path: Path) -> N
     assert sorted(batch.tolist()) == list(range(20))
 
 
-def test_a_users_function_does_not_run_in_this_process(functions: Any) -> None:
+def test_a_users_function_does_not_run_in_this_process() -> None:
     for worker_kind, here in (("thread", True), ("process", False)):
         with loader(
             functions.Pictures(), WholeSample(functions.who), worker_kind=worker_kind
@@ -107,14 +98,14 @@ def test_a_users_function_does_not_run_in_this_process(functions: Any) -> None:
                 assert all((pid == os.getpid()) == here for pid in pids.tolist())
 
 
-def test_data_that_lie_in_memory_are_augmented_in_processes_too(functions: Any) -> None:
+def test_data_that_lie_in_memory_are_augmented_in_processes_too() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(20).reshape(20, 1, 1), torch.arange(20))
     with loader(data, WholeSample(functions.who), worker_kind="process", workers=2) as made:
         for numbers, pids in made:
             assert os.getpid() not in pids.tolist() and len(numbers) == 5
 
 
-def test_an_error_of_the_function_comes_at_the_same_batch(functions: Any) -> None:
+def test_an_error_of_the_function_comes_at_the_same_batch() -> None:
     data, augment = functions.Pictures(), WholeSample(functions.failing)
     counts = []
     for options in ({}, {"worker_kind": "process"}, {"worker_kind": "process", "workers": 3}):
@@ -127,9 +118,7 @@ def test_an_error_of_the_function_comes_at_the_same_batch(functions: Any) -> Non
     assert len(set(counts)) == 1
 
 
-def test_a_process_that_dies_is_replaced_and_nothing_changes(
-    functions: Any, tmp_path: Path
-) -> None:
+def test_a_process_that_dies_is_replaced_and_nothing_changes(tmp_path: Path) -> None:
     whole = WholeSample(functions.Deadly(str(tmp_path / "unharmed")))
     (tmp_path / "unharmed").touch()
     expected = served(functions.Pictures(), whole)
@@ -138,9 +127,7 @@ def test_a_process_that_dies_is_replaced_and_nothing_changes(
     assert (tmp_path / "mark").exists()
 
 
-def test_what_cannot_be_sent_runs_here_and_says_so(
-    functions: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_sent_runs_here_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     pid = os.getpid()
     augment = WholeSample(lambda sample: (sample[1], os.getpid(), float(torch.rand(()))))
     with caplog.at_level(logging.WARNING):
@@ -150,7 +137,7 @@ def test_what_cannot_be_sent_runs_here_and_says_so(
     assert all(found == pid for batch in there for found in batch[1][2])
 
 
-def test_numpys_arrays_reach_the_function_as_arrays(functions: Any) -> None:
+def test_numpys_arrays_reach_the_function_as_arrays() -> None:
     for worker_kind in ("thread", "process"):
         with loader(
             functions.Arrays(), WholeSample(functions.flipped), worker_kind=worker_kind
@@ -159,7 +146,7 @@ def test_numpys_arrays_reach_the_function_as_arrays(functions: Any) -> None:
                 assert torch.equal(batch["image"][..., 0], batch["mask"])
 
 
-def test_wrong_uses_are_refused(functions: Any) -> None:
+def test_wrong_uses_are_refused() -> None:
     whole = WholeSample(functions.moved)
     with pytest.raises(ValueError, match="lists a WholeSample beside others"):
         loader(functions.Detections(), [whole, Flip()])
@@ -173,9 +160,10 @@ def test_wrong_uses_are_refused(functions: Any) -> None:
 
 
 @pytest.mark.parametrize("worker_kind", ["thread", "process"])
-def test_albumentations_moves_all_parts(functions: Any, worker_kind: Any) -> None:
+def test_albumentations_moves_all_parts(worker_kind: Any) -> None:
     pytest.importorskip("albumentations")
-    theirs = importlib.import_module("albumentations_functions")
+    from support import albumentations_functions as theirs
+
     runs = [
         served(theirs.Boxed(), WholeSample(theirs.moved), worker_kind=worker_kind, workers=n)
         for n in (1, 2)
@@ -190,9 +178,10 @@ def test_albumentations_moves_all_parts(functions: Any, worker_kind: Any) -> Non
                 assert np.allclose(boxes[0], surrounds, atol=1e-3)
 
 
-def test_kornia_moves_all_parts(functions: Any) -> None:
+def test_kornia_moves_all_parts() -> None:
     pytest.importorskip("kornia")
-    theirs = importlib.import_module("kornia_functions")
+    from support import kornia_functions as theirs
+
     here = served(functions.Detections(), WholeSample(theirs.moved))
     assert here == served(
         functions.Detections(), WholeSample(theirs.moved), worker_kind="process", workers=2

@@ -37,7 +37,6 @@ from trainers.elastic.wire import (
 )
 from trainers.elastic.wire.message import VERSION
 
-HERE = Path(__file__).parent
 SECRET = Secret(b"the secret of this test")
 OTHER = Secret(b"the secret of somebody else")
 LOOPBACK = "127.0.0.1"

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import worker_datasets as sets
 
 from loaders.errors import LoaderError, PassEnded, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk
 from loaders.workers.processes import StartMethod, WorkerProcess
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
 without_spawning = pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -49,7 +50,7 @@ def descriptors() -> int:
     ],
 )
 def test_a_worker_that_dies_once_is_restarted_and_nothing_is_lost(
-    how: str, said: str, sets: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    how: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WorkerProcess(sets.Deadly(how, 1, tmp_path / "count"), None, "reader") as worker:
         with caplog.at_level(logging.WARNING, "loaders.workers.processes"):
@@ -63,7 +64,7 @@ def test_a_worker_that_dies_once_is_restarted_and_nothing_is_lost(
 
 @without_spawning
 def test_a_worker_that_dies_again_is_given_up_with_the_sample_it_was_at(
-    method: StartMethod, sets: Any, tmp_path: Path
+    method: StartMethod, tmp_path: Path
 ) -> None:
     with WorkerProcess(sets.Deadly("SIGKILL", 2, tmp_path / "count"), method, "reader") as worker:
         with pytest.raises(WorkerDied, match=r"reader ended by signal SIGKILL.*sample 5") as error:
@@ -75,7 +76,7 @@ def test_a_worker_that_dies_again_is_given_up_with_the_sample_it_was_at(
 
 @without_spawning
 def test_a_worker_killed_between_two_reads_is_restarted_by_the_next(
-    method: StartMethod, sets: Any, watch: Any
+    method: StartMethod, watch: Any
 ) -> None:
     with WorkerProcess(sets.Faulty(), method, "reader") as worker:
         worker.read([1])
@@ -86,7 +87,7 @@ def test_a_worker_killed_between_two_reads_is_restarted_by_the_next(
         assert worker.restarts == 1
 
 
-def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe(sets: Any) -> None:
+def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe() -> None:
     """Each of these inherits whatever ends of pipes are open at the moment of its fork."""
     workers = [WorkerProcess(sets.Faulty(), "fork", f"reader-{n}") for n in range(4)]
     threads = [threading.Thread(target=worker.read, args=([1],)) for worker in workers]
@@ -102,7 +103,7 @@ def test_a_forked_worker_is_seen_to_die_where_its_siblings_hold_its_pipe(sets: A
 
 
 def test_a_death_is_seen_even_where_others_hold_all_that_would_tell_of_it(
-    sets: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with WorkerProcess(sets.Faulty(), "fork", "reader") as worker:
         worker.read([1])
@@ -116,7 +117,7 @@ def test_a_death_is_seen_even_where_others_hold_all_that_would_tell_of_it(
         assert values(worker.read([2])) == [2]
 
 
-def test_a_ctrl_c_at_the_terminal_does_not_reach_the_worker(sets: Any) -> None:
+def test_a_ctrl_c_at_the_terminal_does_not_reach_the_worker() -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         worker.read([1])
         pid = worker.pid
@@ -129,9 +130,7 @@ def test_a_ctrl_c_at_the_terminal_does_not_reach_the_worker(sets: Any) -> None:
 
 
 @every_method
-def test_closing_leaves_no_process_and_no_descriptor(
-    method: StartMethod, sets: Any, watch: Any
-) -> None:
+def test_closing_leaves_no_process_and_no_descriptor(method: StartMethod, watch: Any) -> None:
     def whole_life() -> None:
         with WorkerProcess(sets.Sized(), method, "reader") as worker:
             worker.read([100_000, 2])
@@ -149,7 +148,7 @@ def test_closing_leaves_no_process_and_no_descriptor(
 
 @without_spawning
 def test_a_death_and_a_failed_start_leave_no_descriptor(
-    method: StartMethod, sets: Any, tmp_path: Path
+    method: StartMethod, tmp_path: Path
 ) -> None:
     def life(number: int) -> None:
         deadly = WorkerProcess(sets.Deadly("exit", 2, tmp_path / f"{number}"), method, "reader")
@@ -165,7 +164,7 @@ def test_a_death_and_a_failed_start_leave_no_descriptor(
     assert descriptors() == before
 
 
-def test_a_closed_worker_reads_no_more(sets: Any) -> None:
+def test_a_closed_worker_reads_no_more() -> None:
     worker = WorkerProcess(sets.Sized(), None, "reader")
     worker.read([1])
     worker.close()
@@ -174,7 +173,7 @@ def test_a_closed_worker_reads_no_more(sets: Any) -> None:
         worker.read([1])
 
 
-def test_a_worker_that_was_killed_can_be_closed(sets: Any, watch: Any) -> None:
+def test_a_worker_that_was_killed_can_be_closed(watch: Any) -> None:
     worker = WorkerProcess(sets.Sized(), None, "reader")
     worker.read([1])
     ended = watch(worker.pid)
@@ -185,7 +184,7 @@ def test_a_worker_that_was_killed_can_be_closed(sets: Any, watch: Any) -> None:
 
 
 def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
-    sets: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with WorkerProcess(sets.Faulty(), None, "reader") as worker:
         worker.read([1])
@@ -203,7 +202,7 @@ def test_after_a_read_that_was_interrupted_the_next_one_gets_its_own_samples(
         assert worker.restarts == 0
 
 
-def test_a_worker_that_never_read_can_be_closed(sets: Any) -> None:
+def test_a_worker_that_never_read_can_be_closed() -> None:
     worker = WorkerProcess(sets.Sized(), None, "reader")
     worker.close()
     with pytest.raises(PassEnded):
@@ -245,7 +244,7 @@ def fifo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["Hanging", "Stubborn"])
 @without_spawning
 def test_a_data_set_that_hangs_is_ended_by_closing_from_another_thread(
-    method: StartMethod, kind: str, sets: Any, watch: Any, fifo: Path, quick_ends: None
+    method: StartMethod, kind: str, watch: Any, fifo: Path, quick_ends: None
 ) -> None:
     worker = WorkerProcess(getattr(sets, kind)(fifo), method, "reader")
     reading = Reading(worker, [0, 1, 2], fifo)
@@ -258,7 +257,7 @@ def test_a_data_set_that_hangs_is_ended_by_closing_from_another_thread(
 
 @without_spawning
 def test_a_stopped_worker_ends_after_the_sample_that_it_is_at(
-    method: StartMethod, sets: Any, watch: Any, fifo: Path, tmp_path: Path
+    method: StartMethod, watch: Any, fifo: Path, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "go on")
     worker = WorkerProcess(sets.Waiting(fifo, tmp_path / "go on"), method, "reader")
@@ -271,7 +270,7 @@ def test_a_stopped_worker_ends_after_the_sample_that_it_is_at(
     worker.close()
 
 
-def test_a_thread_of_the_data_set_does_not_keep_its_process(sets: Any, watch: Any) -> None:
+def test_a_thread_of_the_data_set_does_not_keep_its_process(watch: Any) -> None:
     worker = WorkerProcess(sets.WithAThread(), None, "reader")
     worker.read([0])
     ended = watch(worker.pid)
@@ -287,7 +286,7 @@ def test_a_thread_of_the_data_set_does_not_keep_its_process(sets: Any, watch: An
 PROGRAM = """
 import sys, threading
 sys.path.insert(0, {here!r})
-from worker_datasets import Faulty
+from support.worker_datasets import Faulty
 from loaders.workers.processes import WorkerProcess
 
 def main():
@@ -309,7 +308,7 @@ def program(tmp_path: Path) -> Iterator[Any]:
 
     def start(method: str) -> subprocess.Popen[str]:
         script = tmp_path / "program.py"
-        script.write_text(PROGRAM.format(here=str(HERE), method=method))
+        script.write_text(PROGRAM.format(here=str(TESTS), method=method))
         pipe = subprocess.PIPE
         started.append(
             subprocess.Popen(
@@ -367,7 +366,7 @@ def test_a_ctrl_c_ends_parent_and_workers_without_a_word_from_these(
 UNGUARDED = """
 import sys
 sys.path.insert(0, {here!r})
-from worker_datasets import Faulty
+from support.worker_datasets import Faulty
 from loaders.workers.processes import WorkerProcess
 WorkerProcess(Faulty(), {method!r}, "reader").read([1])
 """
@@ -375,7 +374,7 @@ WorkerProcess(Faulty(), {method!r}, "reader").read([1])
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_script_that_cannot_be_imported_is_told_what_to_do(method: str, tmp_path: Path) -> None:
-    (tmp_path / "unguarded.py").write_text(UNGUARDED.format(here=str(HERE), method=method))
+    (tmp_path / "unguarded.py").write_text(UNGUARDED.format(here=str(TESTS), method=method))
     done = subprocess.run(
         [sys.executable, str(tmp_path / "unguarded.py")],
         capture_output=True,

@@ -1,32 +1,23 @@
 """worker_init_fn: called in each worker process, as torch's workers do."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import loader_datasets as data
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 from loaders.errors import SourceError
 
-HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
 
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("loader_datasets")
-
-
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_it_is_called_with_the_workers_number_and_may_change_the_data_set(
-    data: Any, method: Any
-) -> None:
+def test_it_is_called_with_the_workers_number_and_may_change_the_data_set(method: Any) -> None:
     how: dict[str, Any] = {"worker_kind": "process", "workers": 3, "start_method": method}
     told = data.ToldByInit(24)
     with ReuseLoader(told, 4, reuse=1, worker_init_fn=data.tell_data_set, **how) as loader:
@@ -38,14 +29,14 @@ def test_it_is_called_with_the_workers_number_and_may_change_the_data_set(
     assert told.told == -1  # the one here is another one
 
 
-def test_a_process_that_was_replaced_calls_it_too(data: Any, tmp_path: Path) -> None:
+def test_a_process_that_was_replaced_calls_it_too(tmp_path: Path) -> None:
     killed = data.Killed(16, 5, 1, tmp_path / "killed")
     how: dict[str, Any] = {"worker_kind": "process", "workers": 1}
     with ReuseLoader(killed, 4, reuse=1, worker_init_fn=data.tell_data_set, **how) as loader:
         assert sorted(i for batch in loader for i in batch[1].tolist()) == list(range(16))
 
 
-def test_draws_of_samples_do_not_depend_on_it(data: Any) -> None:
+def test_draws_of_samples_do_not_depend_on_it() -> None:
     how: dict[str, Any] = {"worker_kind": "process", "workers": 2, "reuse": 1}
 
     def drawn(init: Any) -> list[Any]:
@@ -56,7 +47,7 @@ def test_draws_of_samples_do_not_depend_on_it(data: Any) -> None:
         assert all(map(torch.equal, mine, other))
 
 
-def test_its_error_is_raised_as_it_is(data: Any) -> None:
+def test_its_error_is_raised_as_it_is() -> None:
     how: dict[str, Any] = {"worker_kind": "process", "workers": 1, "reuse": 1}
     loader = ReuseLoader(data.Pictures(8), 4, worker_init_fn=data.fail_to_begin, **how)
     with loader, pytest.raises(RuntimeError, match="no licence for worker 0") as error:
@@ -64,7 +55,7 @@ def test_its_error_is_raised_as_it_is(data: Any) -> None:
     assert "while worker_init_fn was called with 0" in error.value.__notes__
 
 
-def test_it_is_taken_over_from_a_dataloader_with_its_processes(data: Any) -> None:
+def test_it_is_taken_over_from_a_dataloader_with_its_processes() -> None:
     theirs = DataLoader(
         data.ToldByInit(8), 4, num_workers=2, worker_init_fn=data.tell_data_set, timeout=60
     )
@@ -72,7 +63,7 @@ def test_it_is_taken_over_from_a_dataloader_with_its_processes(data: Any) -> Non
         assert {said for batch in loader for said in batch[2].tolist()} <= {20, 21}
 
 
-def test_what_cannot_be_sent_is_refused(data: Any) -> None:
+def test_what_cannot_be_sent_is_refused() -> None:
     how: dict[str, Any] = {"worker_kind": "process", "workers": 1, "reuse": 1}
     loader = ReuseLoader(data.Pictures(8), 4, worker_init_fn=lambda _: None, **how)
     said = r"worker_init_fn=<function .*start_method=\"fork\""
@@ -80,6 +71,6 @@ def test_what_cannot_be_sent_is_refused(data: Any) -> None:
         next(iter(loader))
 
 
-def test_threads_have_nobody_to_call_it_for(data: Any) -> None:
+def test_threads_have_nobody_to_call_it_for() -> None:
     with pytest.raises(ValueError, match=r"worker_init_fn=.* has no effect without worker_kind"):
         ReuseLoader(data.Pictures(8), 4, worker_init_fn=data.tell_data_set)

@@ -12,10 +12,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from numbered_samples import Served, loader, settings_of_a_loader, take
 from products import examples
+from support.numbered_samples import Served, loader, settings_of_a_loader, take
 
 from loaders.lanes.lane_loader import LaneLoader
 from loaders.lanes.lane_order import LanePass, LaneWalk

@@ -1,9 +1,7 @@
 """The laws of `ReuseLoader`: a DataLoader that serves more than once."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
+from support.numbered_samples import Numbered, loader, settings_of_a_loader, take, watch
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 from loaders.order.reuse import MODES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from numbered_samples import Numbered, loader, settings_of_a_loader, take, watch
 
 law = settings(max_examples=examples(25), deadline=None)
 

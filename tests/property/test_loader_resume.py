@@ -1,8 +1,6 @@
 """A `ReuseLoader` resumes anywhere, with the same batches; a state of another one is refused."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
+from support.numbered_samples import AUGMENT, Numbered, loader, settings_of_a_loader, take, watch
 
 from loaders import ReuseLoader
 from loaders.errors import StateError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from numbered_samples import AUGMENT, Numbered, loader, settings_of_a_loader, take, watch
 
 law = settings(max_examples=examples(25), deadline=None)
 

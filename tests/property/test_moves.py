@@ -4,18 +4,14 @@ plan 100 % --step-- plan 60 % --step-- another stage --step-- ...      any moves
 """
 
 import itertools
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
-
-sys.path.insert(0, str(Path(__file__).parent))
-from any_graphs import bound, expected, graphs
+from support.any_graphs import bound, expected, graphs
 
 import offload
 from offload.memory.shifts import ASIDE, BACK, CREEPING, STRAIGHT, Shift, in_order

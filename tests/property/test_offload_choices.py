@@ -1,14 +1,13 @@
 """A plan that is made from what a search chose is the plan of that search, and is proved."""
 
 import json
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
+from support.any_graphs import graphs
 
 from offload import Costs, GraphBuilder, TaskGraph
 from offload.errors import OffloadError
@@ -19,9 +18,6 @@ from offload.planning.refusal import smallest_budget
 from offload.planning.search import best_plan
 from offload.planning.verify import verify
 from offload.planning.wanted import FoundPlan, Wanted, peak_bytes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from any_graphs import graphs
 
 COSTS = Costs(flops=1e9, memory=1e9, launch=1e-6, h2d=1e6, d2h=1e6, copy=1e-6)
 

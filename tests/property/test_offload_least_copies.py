@@ -1,13 +1,12 @@
 """No plan is faster than the copies that its residents leave to do."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
+from support.any_graphs import graphs
 
 import offload
 from offload import Costs, GraphBuilder, TaskGraph
@@ -18,9 +17,6 @@ from offload.planning.planner import build_memgraph
 from offload.planning.policies import Policy
 from offload.planning.simulator import simulate
 from offload.planning.wanted import peak_bytes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from any_graphs import graphs
 
 COSTS = Costs(flops=1e12, memory=1e12, launch=1e-9, h2d=1e6, d2h=3e6, copy=1e-7)
 """Copies take long beside tasks."""

@@ -1,17 +1,13 @@
 """Any graph, planned into little memory, proved, run in any legal order: a plain run's bits."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
-
-sys.path.insert(0, str(Path(__file__).parent))
-from any_graphs import bound, expected, graphs
+from support.any_graphs import bound, expected, graphs
 
 import offload
 from offload.errors import BudgetTooSmall, RaceFound

@@ -1,19 +1,15 @@
 """Every view of a shared stream is a lone loader, whatever the others do."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
+from support.beside_lone import Beside
+from support.numbered_samples import loader, settings_of_a_loader
 
 from loaders import SharedStream
-
-sys.path.insert(0, str(Path(__file__).parent))
-from beside_lone import Beside
-from numbered_samples import loader, settings_of_a_loader
 
 law = settings(max_examples=examples(60), deadline=None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
-import watched_settings
+from support import watched_settings
 from torch import nn
 
 BETA = 0.5
@@ -227,13 +227,13 @@ def undo_registered() -> None:
 
 
 def imports_inside(_: Any) -> float:
-    import watched_settings
+    from support import watched_settings
 
     return watched_settings.BETA
 
 
 def imports_name_inside(_: Any) -> float:
-    from watched_settings import BETA
+    from support.watched_settings import BETA
 
     return BETA
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import stream_graphs as graphs
 import torch
+from support import stream_graphs as graphs
 
 import offload
 from benchmarks.twins.twin_graph import GraphTwin

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from loader_datasets import Pictures, served
+from support.loader_datasets import Pictures, served
 
 from loaders import ReuseLoader
 

@@ -1,31 +1,23 @@
 """Plans and drivers of engine `cuda`, a stream that comes late, a kernel that fails."""
 
-import importlib
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from graph_edits import with_task
+from support import stream_graphs as graphs
 
 import offload
 from benchmarks.twins.twin_streams import Twin
 from offload.running.drivers.cuda import Cuda
 from offload.running.runner import Runner
 
-HERE = Path(__file__).parent
 HELD = ("", "compute", "h2d", "d2h")
 CYCLES = 200_000
 """0.1 ms of a device."""
 Bytes = Sequence[torch.Tensor]
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("stream_graphs")
 
 
 def driver(device: str, held: str = "") -> Any:
@@ -74,7 +66,7 @@ class Fault:
         self.kernel(reads, writes)
 
 
-def faulty(graphs: Any, task: str, **shape: Any) -> Any:
+def faulty(task: str, **shape: Any) -> Any:
     graph = graphs.chain(**shape)
     [found] = [t for t in graph.tasks if t.name == task]
     fault = Fault(found.kernel)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torchvision
+from support import offload_models as models
 
 import offload
 from offload import BudgetTooSmall, Plan, Runner, TaskGraph
@@ -78,7 +79,7 @@ class Training:
         return made
 
 
-def trained(models: Any, case: Any) -> Training:
+def trained(case: Any) -> Training:
     model, optimizer, other, plain = models.twin(case)
     batches = case.batches(STEPS)
     with case.around():
@@ -117,7 +118,7 @@ def named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     return found
 
 
-def large(models: Any) -> dict[str, Any]:
+def large() -> dict[str, Any]:
     """Of the size that people use: updates are cut into pieces, workspaces have places."""
 
     def pictures() -> tuple[torch.Tensor, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import albumentations
 import numpy as np
-from serve_functions import HEIGHT, WIDTH, pixels
+from support.serve_functions import HEIGHT, WIDTH, pixels
 
 pipeline = albumentations.Compose(
     [albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)],

@@ -1,19 +1,15 @@
 """Evaluating with and without OffloadStrategy, and how often steps were captured for it."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 
 from trainers import OffloadStrategy
 from trainers.offloading.steps.evaluation import Evaluation
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 METHODS = ("validate", "test", "predict")
 HOST = "on the host, without offloading"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from loader_datasets import Pictures
+from support.loader_datasets import Pictures
 
 from loaders import ReuseLoader
 from loaders.augment import Chain, Flip, RandomResizedCrop

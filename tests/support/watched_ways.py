@@ -10,9 +10,8 @@ import weakref
 
 import numpy as np
 import torch
-import watched_settings
-from torch import nn
-from watched_kept import (
+from support import watched_settings
+from support.watched_kept import (
     LOCAL,
     LOSSES,
     NESTED,
@@ -55,6 +54,7 @@ from watched_kept import (
     undo_registered,
     weighed,
 )
+from torch import nn
 
 WAYS: dict[str, Way] = {
     "type(self)": Way(

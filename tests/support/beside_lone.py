@@ -1,19 +1,15 @@
 """A view of a shared stream and a lone loader, to which the same is done."""
 
 import json
-import sys
 from collections import deque
 from collections.abc import Generator
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import torch
+from support.numbered_samples import loader
 
 from loaders.sharing.shared_view import SharedView
-
-sys.path.insert(0, str(Path(__file__).parent))
-from numbered_samples import loader
 
 Batch = tuple[tuple[int, ...], tuple[int, ...], bytes]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import lightning as L
-import offload_lightning as ol
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,22 +1,18 @@
 """Runs with gradient accumulation, with and without OffloadStrategy."""
 
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from support import offload_lightning as ol
 from torch import nn
 from torchmetrics import MeanMetric
 
 from offload import BudgetTooSmall
 from trainers import OffloadStrategy
 from trainers.offloading.steps import groups
-
-sys.path.insert(0, str(Path(__file__).parent))
-import offload_lightning as ol
 
 WIDTH = 136
 
