@@ -1,4 +1,4 @@
-"""What tests of worker processes share."""
+"""What tests that put several parts together share."""
 
 import os
 import select
@@ -6,8 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 Ended = Callable[[], bool]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread, as under `make test`: teams of threads add up in other orders,
+    and on a busy machine they wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

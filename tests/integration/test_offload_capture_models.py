@@ -1,6 +1,5 @@
 """Whole training steps: the captured graph, run task by task, leaves eager's bits."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,14 +21,6 @@ NAMES = (
     "llama",
     "llama in one precision",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(case: Any, rates: tuple[float, ...] = ()) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 import offload
 from offload import Runner
 
-one_thread, exact = captured_training.one_thread, captured_training.exact
+exact = captured_training.exact
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ("cpu", pytest.param("cuda", marks=(pytest.mark.gpu, NO_DEVICE)))
 

@@ -13,7 +13,7 @@ from benchmarks.twins.twin_graph import GraphTwin
 from benchmarks.twins.twin_streams import Twin
 from offload import Runner
 
-one_thread, exact = captured_training.one_thread, captured_training.exact
+exact = captured_training.exact
 NO_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

@@ -17,7 +17,6 @@ from offload import CaptureError, Runner
 from offload.tracing.capture import traced
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 Op = Callable[[torch.Tensor, torch.Generator], torch.Tensor]

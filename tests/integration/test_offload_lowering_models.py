@@ -1,6 +1,6 @@
 """Captured steps of real optimizers after every pass: eager's bits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +15,6 @@ from offload.lowering.passes import add_in_place, lower, split_updates
 from offload.planning.recompute import variants
 from offload.program.kernels import Value
 from offload.tracing.capture import traced_training_step as capture_training_step
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Many tiny kernels: threads only get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Language(nn.Module):

@@ -7,7 +7,7 @@ each with another learning rate and another batch, dead memory being NaN all the
 import copy
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +40,18 @@ MANY = tuple(
 )
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 Trained = Callable[[str], Any]
 
 
 @pytest.fixture(scope="module")
 def small() -> Trained:
     """`small("gpt")` was captured and trained by eager PyTorch, once for all tests."""
-    kept: dict[tuple[str, int], Any] = {}
+    kept: dict[str, Any] = {}
 
     def trained(name: str) -> Any:
-        key = name, torch.get_num_threads()
-        if key not in kept:
-            kept[key] = training.trained(case_of(name))
-        return kept[key]
+        if name not in kept:
+            kept[name] = training.trained(case_of(name))
+        return kept[name]
 
     return trained
 
@@ -84,9 +75,7 @@ def run_all(trained: Any, ways: Sequence[tuple[float, str, str]]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_five_steps_in_random_order_leave_the_bits_of_eager(
-    small: Trained, one_thread: None, name: str
-) -> None:
+def test_five_steps_in_random_order_leave_the_bits_of_eager(small: Trained, name: str) -> None:
     run_all(small(name), FEW[:2] if name in ("resnet18", "mobilenet_v2") else FEW)
 
 
@@ -115,7 +104,7 @@ def large() -> Trained:
 @pytest.mark.parametrize("way", [(0.0, "auto", "threads"), (0.6, "copy", "serial")], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2 of 4 layers", "vit_b_16"])
 def test_models_of_real_size_leave_the_bits_of_eager(
-    large: Trained, one_thread: None, name: str, way: tuple[float, str, str]
+    large: Trained, name: str, way: tuple[float, str, str]
 ) -> None:
     pytest.importorskip("transformers")
     run_all(large(name), [way])
@@ -134,7 +123,7 @@ def test_the_smallest_budget_is_a_small_part_of_the_peak(name: str, share: float
     assert unlimited.device_bytes <= 1.05 * unlimited.peak_bytes
 
 
-def test_plans_of_the_least_budget_move_bytes_both_ways(small: Trained, one_thread: None) -> None:
+def test_plans_of_the_least_budget_move_bytes_both_ways(small: Trained) -> None:
     """So that the tests above are about something."""
     trained = small("gpt")
     for share in (0.6, 0.0):
@@ -142,7 +131,7 @@ def test_plans_of_the_least_budget_move_bytes_both_ways(small: Trained, one_thre
         assert {node.kind for node in nodes} == {TASK, OFFLOAD, RELOAD}
 
 
-def test_every_step_draws_masks_of_its_own(small: Trained, one_thread: None) -> None:
+def test_every_step_draws_masks_of_its_own(small: Trained) -> None:
     """Nothing is learned at a rate of 0: only the masks of dropout can make a difference."""
     trained = small("gpt")
     batch = trained.batches[0]
@@ -159,7 +148,7 @@ def test_every_step_draws_masks_of_its_own(small: Trained, one_thread: None) -> 
 
 @pytest.mark.parametrize("share, name", every_value([0.0, 0.4, 1.0], ["gpt", "vit"]))
 def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
-    small: Trained, one_thread: None, name: str, share: float
+    small: Trained, name: str, share: float
 ) -> None:
     trained = small(name)
     case = trained.case
@@ -185,7 +174,7 @@ def test_a_second_batch_shape_in_between_leaves_the_bits_of_eager(
 @pytest.mark.parametrize("placement", ["auto", "copy"])
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_weights_are_streamed_through_an_inference_step_and_never_copied_back(
-    one_thread: None, engine: str, placement: str
+    engine: str, placement: str
 ) -> None:
     model = models.vit().eval()
 
@@ -216,9 +205,7 @@ def test_weights_are_streamed_through_an_inference_step_and_never_copied_back(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mobilenet_v2"])
 @pytest.mark.skipif(shim.available() is None, reason="counting allocations needs the shim")
-def test_the_real_peak_is_no_more_than_the_planned_one(
-    small: Trained, one_thread: None, name: str
-) -> None:
+def test_the_real_peak_is_no_more_than_the_planned_one(small: Trained, name: str) -> None:
     """What the nodes of a step allocate outside of the arenas is nothing where the allocator
     places it, and is part of the plan where it is copied."""
     trained = small(name)
@@ -238,7 +225,7 @@ def test_the_real_peak_is_no_more_than_the_planned_one(
 @pytest.mark.parametrize("placement", ["shim", "copy"])
 @pytest.mark.skipif(shim.available() is None, reason="counting allocations needs the shim")
 def test_the_real_peak_of_a_second_batch_shape_is_planned_too(
-    small: Trained, one_thread: None, placement: str
+    small: Trained, placement: str
 ) -> None:
     trained = small("gpt")
     trained.restart()
@@ -275,7 +262,7 @@ def counted(runner: Runner) -> Outside:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_that_moves_nothing_needs_little_more_than_its_peak(
-    small: Trained, one_thread: None, name: str
+    small: Trained, name: str
 ) -> None:
     trained = small(name)
     made = offload.plan(trained.graph)
@@ -344,7 +331,7 @@ def test_a_step_whose_outputs_change_their_shape_is_captured_for_each_shape_of_i
 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 def test_a_ctrl_c_in_a_captured_step_leaves_a_runner_that_works(
-    small: Trained, one_thread: None, engine: str
+    small: Trained, engine: str
 ) -> None:
     trained = small("gpt")
     made = trained.planned(0.0, "auto")

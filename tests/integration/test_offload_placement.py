@@ -151,7 +151,7 @@ def test_an_op_gives_the_plain_bits_at_its_planned_address(case: str, mode: str)
 
 @PLACED
 @pytest.mark.parametrize("case", CASES)
-def test_an_op_at_its_planned_address_allocates_nothing(case: str, one_thread: None) -> None:
+def test_an_op_at_its_planned_address_allocates_nothing(case: str) -> None:
     op, *args = CASES[case]()
     kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
     rig, graph = rigged(op, *args, **kwargs)
@@ -161,15 +161,6 @@ def test_an_op_at_its_planned_address_allocates_nothing(case: str, one_thread: N
     with shim.load().counting() as passed:
         there.run()
         assert (passed.allocations, passed.peak) == (0, 0)
-
-
-@pytest.fixture
-def one_thread() -> Any:
-    """Workers of an op allocate for themselves: attention backward, 64 bytes each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,7 +12,6 @@ from offload.running.engines.work import Record, StepWork
 from offload.running.trace import Trace
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -11,7 +11,6 @@ from support import offload_lightning as ol
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 RUNS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from offload import StepError
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 ROWS = (8, 4, 8, 4, 8, 8, 4)
 """Two shapes in turns, so that there are two graphs."""

@@ -21,7 +21,6 @@ from offload.tracing.capture import capture_step, training_step_of
 from offload.tracing.questions import AssumedValues
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 SEVERAL = "ignore:.*captured and planned the .* 3 times.*when the step was captured, and gives"
 pytestmark = [pytest.mark.filterwarnings(line) for line in (*ol.QUIET, SEVERAL)]
 

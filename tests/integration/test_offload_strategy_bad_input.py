@@ -26,7 +26,6 @@ from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.tracing.batch_parts import BatchParts
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -14,7 +14,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from offload import CaptureError
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

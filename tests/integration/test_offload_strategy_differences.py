@@ -13,7 +13,6 @@ from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in ol.QUIET]
-one_thread = ol.one_thread
 
 
 class Liar(ol.Module):

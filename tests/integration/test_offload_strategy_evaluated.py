@@ -8,13 +8,14 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
 from products import every_value
+from support import offload_evaluation
 from support import offload_lightning as ol
-from support.offload_evaluation import HOST, METHODS, both, captures, run
+from support.offload_evaluation import HOST, METHODS, both, run
 from torch import nn
 
 from trainers import OffloadStrategy
 
-one_thread, captures = ol.one_thread, captures
+captures = offload_evaluation.captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 import torchmetrics
 from products import every_pair
+from support import offload_evaluation
 from support import offload_lightning as ol
-from support.offload_evaluation import HOST, METHODS, both, captures, run
+from support.offload_evaluation import HOST, METHODS, both, run
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import BudgetTooSmall
 from trainers import OffloadStrategy
 
-one_thread, captures = ol.one_thread, captures
+captures = offload_evaluation.captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -16,7 +16,6 @@ from trainers import OffloadStrategy
 from trainers.offloading.steps.evaluation import Evaluation
 from trainers.offloading.steps.step_graphs import StepGraphs
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -25,7 +25,6 @@ from torch.optim import lr_scheduler
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

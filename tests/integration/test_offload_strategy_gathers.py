@@ -12,7 +12,6 @@ from torch import nn
 from offload import CaptureError
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

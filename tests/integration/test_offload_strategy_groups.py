@@ -17,7 +17,6 @@ from trainers import OffloadStrategy
 from trainers.offloading.steps import groups
 
 taken_where_it_can_be = offload_groups.taken_where_it_can_be
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 FULL = [pytest.param(name, "least", marks=pytest.mark.full) for name in ("clipped", "lora")]
 

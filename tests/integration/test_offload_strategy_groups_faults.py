@@ -13,7 +13,6 @@ from offload import MemoryTooSmall, Runner
 from trainers import OffloadStrategy
 
 taken_where_it_can_be = offload_groups.taken_where_it_can_be
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

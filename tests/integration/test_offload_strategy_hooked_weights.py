@@ -14,7 +14,6 @@ from torch.nn.utils import prune
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [
     *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
     pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated"),

@@ -16,7 +16,6 @@ from offload import CaptureError
 from trainers import OffloadStrategy
 from trainers.offloading.steps.comparison import DifferenceFound
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

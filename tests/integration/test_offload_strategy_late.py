@@ -27,7 +27,6 @@ from perfect.method.phases import Phase
 from perfect.runs.checkpoint import FiniteLoss
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [
     *(pytest.mark.filterwarnings(line) for line in ol.QUIET),
     pytest.mark.filterwarnings("ignore:.*captured and planned the step 3 times"),

@@ -23,7 +23,6 @@ import test_offload_strategy_twin as twin
 from support import offload_lightning as ol
 from support import offload_manual as om
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 KINDS: dict[str, tuple[Callable[[], L.LightningModule], Callable[[], Any]]] = {

@@ -12,7 +12,6 @@ from torch.nn import functional
 from offload import CaptureError, OffloadError
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 HERE = r"test_offload_strategy_manual_refused.py:\d+ in"
 

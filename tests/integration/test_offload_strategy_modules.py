@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

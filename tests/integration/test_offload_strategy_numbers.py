@@ -10,7 +10,6 @@ from torch import nn
 
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [
     pytest.mark.filterwarnings(line)
     for line in (*ol.QUIET, "ignore:OffloadStrategy trains eagerly")

@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import offload_lightning as ol
 from test_offload_strategy_twin import GraphTwin, OnTwin
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -42,7 +41,6 @@ def module_with(kind: Any, **more: Any) -> Callable[[], L.LightningModule]:
     return Module
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_planned_run_is_plain_lightnings_to_the_last_bit(name: str) -> None:
     kind, more = KINDS[name]
@@ -53,7 +51,6 @@ def test_a_planned_run_is_plain_lightnings_to_the_last_bit(name: str) -> None:
     assert strategy.spent.runs
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["radam", "rprop"])
 def test_a_checkpoint_of_a_planned_run_goes_on_in_plain_lightning_and_back(
     name: str, tmp_path: Path
@@ -69,7 +66,6 @@ def test_a_checkpoint_of_a_planned_run_goes_on_in_plain_lightning_and_back(
         assert ol.differences(on, ol.train(strategy, make, ckpt_path=made[path])) == []
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:.*accumulat")
 def test_gradients_of_several_batches_are_updated_with() -> None:
     make = module_with(optim.RAdam)
@@ -77,13 +73,11 @@ def test_gradients_of_several_batches_are_updated_with() -> None:
     assert ol.differences(ol.train("auto", make, accumulate_grad_batches=3), ours) == []
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_gpus_engine_runs_the_same_steps() -> None:
     make = module_with(optim.RAdam, betas=(0.9, 0.99))
     assert ol.differences(ol.train("auto", make), ol.train(OnTwin(budget="60%"), make)) == []
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_captured_graph_would_keep_the_counters_so_none_has_them() -> None:
     make = module_with(optim.RAdam, betas=(0.9, 0.99))
     strategy = OnTwin(GraphTwin, engine="cudagraph", optimizer="device")

@@ -12,7 +12,6 @@ from offload.plans import kept_plans
 from offload.tracing import capture
 from trainers import OffloadStrategy
 
-one_thread = ol.one_thread
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 OPTIONS = {"make": lambda: ol.Module("adam"), "accumulate_grad_batches": 2}

@@ -6,15 +6,16 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support import offload_evaluation
 from support import offload_lightning as ol
-from support.offload_evaluation import HOST, captures, run
+from support.offload_evaluation import HOST, run
 from torch import nn
 from torch.utils.data import DataLoader
 
 from offload import CaptureError
 from trainers import OffloadStrategy
 
-one_thread, captures = ol.one_thread, captures
+captures = offload_evaluation.captures
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 
 

@@ -29,7 +29,7 @@ from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps.comparison import DifferenceFound
 from trainers.offloading.steps.step_graphs import TRIAL_RUNS
 
-one_thread, replayed = ol.one_thread, ol.replayed
+replayed = ol.replayed
 plans = importlib.import_module("offload.plans.plan")
 pytestmark = [pytest.mark.filterwarnings(line) for line in ol.QUIET]
 

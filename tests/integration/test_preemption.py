@@ -4,12 +4,11 @@ A guest comes as often as it can, borrows some of the device's arena and fills i
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from products import every_value
 from support import offload_models as models
 from support import offload_training as training
@@ -24,14 +23,6 @@ from offload.running.stage import Stage
 DRIVERS: dict[str, Callable[[], Any]] = {
     "serial": lambda: None, "threads": lambda: None, "cuda": Twin, "cudagraph": GraphTwin,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ is compared with eager there by benchmarks/gpu.
 
 import copy
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,15 +24,6 @@ from offload.running.rotated_step import RotatedStep
 from offload.running.runner import Runner
 
 HELD = ("compute", "h2d", "d2h")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Its own team of threads would be another than eager's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,6 @@ STEPS = 7
 RATES = (0.02, 0.01, 0.003, 0.03, 0.001, 0.02, 0.005)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A stream's team of threads would be another than eager's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def exact() -> Iterator[None]:
     """Sums in one order only."""

@@ -3,7 +3,7 @@
 train(plain Lightning) ---- result ---- every difference is named ---- train(OffloadStrategy)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,12 +196,3 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(CudaGraph, "_launch", launched)
     return found
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small layers are not faster on more, and a busy machine makes them wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
