@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from perfect.report.curves import COLOURS, DASHES, line_style
@@ -52,6 +52,8 @@ WORKS = ("running", "starting", "leaving")
 TOLD_APART = len(COLOURS) * len(DASHES)
 BINS = 160
 MOST_ROWS = 60
+BETWEEN_TICKS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
+"""Seconds that are round numbers of some unit."""
 LABELS, ROW, TOP, BOTTOM = 2.35, 0.24, 0.36, 0.44
 """These widths and heights are in inches."""
 
@@ -127,7 +129,8 @@ def timeline_figure(fleet: FleetRecord) -> str | None:
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(8))
+        every = next((s for s in BETWEEN_TICKS if end <= 8 * s), end / 8)
+        axes.set_xticks(np.arange(0, 0.97 * end, every))  # no label beyond the figure's edge
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: duration(x)))
         for second in fleet.restarts:
             axes.axvline(second, color=INK, linewidth=0.9, dashes=(3, 2))

@@ -94,7 +94,7 @@ dl div { background: #fff; padding: 12px 8px 12px 14px; display: flex; flex-dire
 dl div:first-child { padding-left: 0 }
 dt { color: var(--muted); font-size: 12.5px; order: 1 }
 dd { margin: 0; font-size: 21px; font-weight: 600; letter-spacing: -.01em; white-space: nowrap }
-figure { margin: 0; break-inside: avoid }
+figure { margin: 0 0 10px; break-inside: avoid }
 .broad { margin: 24px 0 0 }
 @media screen and (min-width: 1120px) { .broad { margin: 24px -80px 0 }
   .broad figcaption { margin-left: 80px } }

@@ -51,6 +51,7 @@ def learning_curves(
             if test_accuracy is not None:
                 axes[0].plot(steps, 100 * test_accuracy, "D", color=INK, ms=5.5, clip_on=False)
                 keys.append(("◆ test, final weights", INK))
+            axes[0].set_ylim(top=min(100, axes[0].get_ylim()[1]))
             put_title(axes[0], "Accuracy, %", keys, above_labels=True)
         if has_loss:
             _loss(axes[-1], metrics, loss, held_out, above_labels=not has_accuracy)

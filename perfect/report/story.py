@@ -77,6 +77,7 @@ class Story:
         start, stop = 0.0, end if end > 0 else 1.0
         for axes in below:
             axes.set_xlim(start, stop)
+            axes.locator_params("x", integer=True)
             for i, span in enumerate(self.spans):
                 shade = 0.0 if span.reuse <= 1 else min(0.02 + 0.022 * span.reuse, 0.18)
                 axes.axvspan(span.start, span.end, color=BLUE, alpha=shade, linewidth=0)
