@@ -18,6 +18,8 @@ from typing import Any
 
 from perfect.command_line import new_parser, run_command
 from perfect.errors import FolderError, PerfectError, RunError
+from perfect.report.words import accuracy, count, duration
+from perfect.runs.kept_runs import check_idle, copy_kept, is_held, kept_below
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,9 +55,6 @@ def _list(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from perfect.report.words import accuracy, count, duration
-    from perfect.runs.kept_runs import kept_below
-
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("run", "state", "steps", "accuracy", "time"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
@@ -81,7 +80,6 @@ def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
     """Return a run's state in a word, and its record. A run that says that it is running, and whose
     process is gone, was killed."""
     from perfect.report.results import read_run
-    from perfect.runs.kept_runs import is_held
 
     if (folder / "grid.yaml").is_file():
         return "a grid, running" if is_held(folder) else "a grid", {}
@@ -97,23 +95,15 @@ def _state_of(folder: Path) -> tuple[str, dict[str, Any]]:
 
 def _show(args: argparse.Namespace) -> int:
     from perfect.report.results import read_run
-    from perfect.report.words import accuracy, count, duration
 
     folder = args.folder
     record = dict(read_run(folder).record)
     said = {"folder": folder, "state": _state_of(folder)[0]}
     told = {
-        "seed": str,
-        "accuracy": accuracy,
-        "accuracy_on": str,
-        "perplexity": "{:.2f}".format,
-        "best_accuracy": accuracy,
-        "steps": count,
-        "wall_seconds": duration,
-        "decoded_samples": count,
-        "served_samples": count,
-        "error": str,
-    }
+        "seed": str, "accuracy": accuracy, "accuracy_on": str, "perplexity": "{:.2f}".format,
+        "best_accuracy": accuracy, "steps": count, "wall_seconds": duration,
+        "decoded_samples": count, "served_samples": count, "error": str,
+    }  # fmt: skip
     said |= {key: say(record[key]) for key, say in told.items() if record.get(key) is not None}
     for row in record.get("phases", []):
         first, last = (count(row[step]) for step in ("first_step", "last_step"))
@@ -126,8 +116,6 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    from perfect.runs.kept_runs import copy_kept
-
     copy_kept(args.folder, args.to)
     kind = "grid.yaml" if (args.to / "grid.yaml").is_file() else "config.yaml"
     sys.stdout.write(f"it goes on with: perfect-train {args.to / kind} --out {args.to}\n")
@@ -135,8 +123,6 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from perfect.runs.kept_runs import check_idle
-
     for folder in args.folders:
         check_idle(folder)
     if not args.yes:
