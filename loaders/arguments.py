@@ -62,8 +62,8 @@ class Serving:
         if drop_last:
             raise ValueError(
                 f"batch_size {self.batch_size} is larger than what a rank serves in a pass"
-                f" ({share} samples), and drop_last=True leaves out what fills no batch, so nothing"
-                " would be served: lower batch_size, or leave drop_last out"
+                f" (samples: {share}), and drop_last=True leaves out what fills no batch, so"
+                " nothing would be served: lower batch_size, or leave drop_last out"
             )
         return replace(self, batch_size=share)
 

@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("convert: interrupted; nothing was written\n")
         return 130
-    kept = f" ({written.kept} JPEGs kept as they were)" if written.kept else ""
+    kept = f" (JPEGs kept as they were: {written.kept})" if written.kept else ""
     sys.stdout.write(
-        f"{given.out}: {written.pictures} pictures{kept}, {written.file_bytes} bytes,"
+        f"{given.out}: pictures: {written.pictures}{kept}, bytes: {written.file_bytes},"
         f" {time.perf_counter() - started:.1f} s\n"
     )
     return 0
@@ -104,7 +104,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
         nonlocal done
         done += 1
         if done * 10 // total != (done - 1) * 10 // total:
-            sys.stderr.write(f"{done} of {total} pictures\n")
+            sys.stderr.write(f"pictures: {done} of {total}\n")
 
     yield advance
 

@@ -162,9 +162,9 @@ class StreamOrder:
             len(replace(plan, samples=end)) <= first or _oldest(residents) < oldest
         ):
             raise StateError(
-                f"the saved loader state is that of batch {first} of a pass, but the stream has"
-                f" only {end} samples now, so the pass is another one there: give the stream of"
-                " that run"
+                f"the saved loader state is that of batch {first} of a pass, but the stream is"
+                f" shorter now (samples: {end}), so the pass is another one there: give the"
+                " stream of that run"
             )
         self._serving = plan, of
         of.forget(residents.entered, residents.positions)
@@ -187,7 +187,7 @@ class StreamOrder:
         if told and told.get("place") and told["rank"] == self.rank and told["position"] <= oldest:
             place, at = told["place"], told["position"]
         elif oldest:
-            log.info("resuming reads the first %d samples of the stream again", oldest)
+            log.info("resuming reads the stream again, up to sample %d", oldest - 1)
         # A sample lives for about `capacity` others, and a batch is planned a few others ahead.
         lag = 6 * plan.capacity + 8 * plan.batch_size
         said = f"pass {pass_index} of the stream on rank {self.rank}"
@@ -257,7 +257,7 @@ def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:
     if samples and not plan.drop_last:
         return replace(plan, batch_size=samples)
     raise SourceError(
-        f"pass {pass_index} of the stream has only {samples} samples, which fill no batch of"
+        f"pass {pass_index} of the stream (samples: {samples}) fills no batch of"
         f" {plan.batch_size}: lower batch_size, leave drop_last out, or look whether the stream is"
         " the one you mean"
     )

@@ -156,7 +156,7 @@ class DiskCache(DecodedCache):
                 self._own.close(None)
             raise
         log.info(
-            "decoded cache %s: %d samples, %d of %d bytes",
+            "decoded cache %s: samples: %d, bytes: %d of %d",
             self.folder,
             self.entries,
             self.nbytes,
@@ -263,8 +263,8 @@ class DiskCache(DecodedCache):
             if not self._stopped:
                 self._stopped = True
                 log.warning(
-                    "decoded cache %s: %s; nothing more is kept in this run, but the %d samples"
-                    " that are there are still served",
+                    "decoded cache %s: %s; nothing more is kept in this run, but what is there"
+                    " is still served (samples: %d)",
                     self.folder,
                     error,
                     self.entries,

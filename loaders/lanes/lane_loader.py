@@ -105,7 +105,7 @@ class LaneLoader:
         there = self._pass_of(pass_index, running or self.loader.position.next)
         if pass_index < 0 or not 0 <= step < len(there):
             raise ValueError(
-                f"there is no step {step} in pass {pass_index}: a pass has {len(there)} steps"
+                f"there is no step {step} in pass {pass_index}: the last one is {len(there) - 1}"
             )
         check_pass(there)
         self._leave_place()

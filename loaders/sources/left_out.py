@@ -37,11 +37,12 @@ def tell_left_out(
         kinds = Counter(posixpath.splitext(name)[1] or "no suffix" for name in others)
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         parts.append(
-            f"{len(others)} files that do not end as pictures do ({told}; the first is {others[0]})"
+            f"files that do not end as pictures do ({len(others)}: {told}; the first is"
+            f" {others[0]})"
         )
     if unlabelled:
         parts.append(
-            f"{len(unlabelled)} pictures that lie in no class's folder (the first is"
+            f"pictures that lie in no class's folder ({len(unlabelled)}; the first is"
             f" {unlabelled[0]})"
         )
     if empty:

@@ -178,7 +178,7 @@ class StreamPass:
         if expected is None:
             return
         if expected.end is not None and self._next >= expected.end:
-            raise self._other_than(f"it ended after {expected.end} samples there")
+            raise self._other_than(f"it ended before sample {expected.end} there")
         if not expected.first <= self._next <= expected.last:
             return
         self._found = _with_mark(self._found, self._next, raw.mark)
@@ -200,14 +200,14 @@ class StreamPass:
         if self._promised is not None:
             who = "its len()" if self._ends_there else "samples_per_pass"
             raise SourceError(
-                f"{self._said} ended after {self._next} samples, but {who} promises"
+                f"{self._said} ended before sample {self._next}, but {who} promises"
                 f" {self._promised}: give samples_per_pass={self._next} times the number of ranks,"
                 " or give it more samples"
             )
         expected = self._expected
         if expected is not None and self._next <= expected.last:
             raise self._other_than(
-                f"it ends after {self._next} samples here, sample {expected.last} was read there"
+                f"it ends before sample {self._next} here, sample {expected.last} was read there"
             )
         self._end = self._next
 

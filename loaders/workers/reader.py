@@ -282,7 +282,7 @@ class Reader:
                 self._skip(other, chunk.error)
         raise DecodeError(
             f"sample {wanted} cannot be read ({self.skipped[wanted]}), nor can the {REPLACEMENTS}"
-            f" that could stand in for it; {len(self.skipped)} samples were skipped so far: repair"
+            f" that could stand in for it; samples skipped so far: {len(self.skipped)}. Repair"
             " the data set"
         ) from error
 

@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_stops_the_keeping_and_not_the_serving(
         assert cache.entries == 1
     [warning] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "No space left" in warning.message
-    assert "the 1 samples that are there are still served" in warning.message
+    assert "what is there is still served (samples: 1)" in warning.message
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:
         assert cache.entries == 1
         assert offer(cache, 1)

@@ -88,7 +88,7 @@ def test_jpegs_are_kept_to_the_byte_unless_a_quality_is_given(
 ) -> None:
     kept, encoded = folder.parent / "kept.beton", folder.parent / "encoded.beton"
     assert main([str(folder), str(kept)]) == 0
-    assert "(4 JPEGs kept as they were)" in capsys.readouterr().out
+    assert "(JPEGs kept as they were: 4)" in capsys.readouterr().out
     assert main([str(folder), str(encoded), "--quality", "50"]) == 0
     assert "JPEGs kept" not in capsys.readouterr().out
     for path in sorted(folder.rglob("*.jpg")):

@@ -107,7 +107,7 @@ def test_three_jobs_over_one_loader_are_what_they_are_alone_with_one_decode_a_sa
     assert shared.position.served == shared.position.pass_index == 0
     assert bool(waits) == (window == 3)
     assert "alone" not in caplog.text
-    assert f"input shared by adam, sgd, plain: {2 * COUNT} samples were decoded" in caplog.text
+    assert f"input shared by adam, sgd, plain: samples decoded: {2 * COUNT}" in caplog.text
 
 
 def test_equal_loaders_that_each_job_makes_are_read_together_and_others_are_not(
@@ -125,7 +125,7 @@ def test_equal_loaders_that_each_job_makes_are_read_together_and_others_are_not(
     assert differences(lone, modules) == NONE
     expected = alone_with(other, loader(seed=4))
     assert expected.differences(Outcome.of(apart)) == []
-    assert f"shared by adam, sgd, plain: {2 * COUNT} samples were decoded" in caplog.text
+    assert f"shared by adam, sgd, plain: samples decoded: {2 * COUNT}" in caplog.text
 
 
 def alone_with(kind: JobKind, train: ReuseLoader) -> Outcome:

@@ -201,7 +201,7 @@ def test_a_stream_that_has_become_shorter_than_the_state_is_refused() -> None:
         state = loader.state_dict()
     with (
         ReuseLoader(Counted(10), 4, 2, workers=1) as loader,
-        pytest.raises(StateError, match="it ends after 10 samples here"),
+        pytest.raises(StateError, match="it ends before sample 10 here"),
     ):
         loader.load_state_dict(state)
         take(loader, 1)

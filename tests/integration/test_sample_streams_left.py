@@ -192,7 +192,7 @@ def test_without_marks_a_pass_goes_on_or_its_end_is_named(drop_last: bool) -> No
             try:
                 assert list(watch(loader))
             except StateError as error:
-                assert f"only {samples} samples now" in str(error)
+                assert f"shorter now (samples: {samples})" in str(error)
 
 
 # ---- odd streams --------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_min_peers_wait_for_one_another_before_they_begin() -> None:
     assert roster.came(member("a"), 0, NOW) == []
     assert said(roster.came(member("b"), 0, NOW)) == [(Found, "a"), (CopyFrom, "b", "a")]
     assert gate(roster, "a", 0) == []
-    assert roster.waits_for() == "1 peers of 2 (--min-peers of the anchor)"
+    assert roster.waits_for() == "peers: 1 of 2 (--min-peers of the anchor)"
     assert said(roster.ready("b", "a", NOW)) == [(Form, "a", "b")]
 
 
@@ -118,7 +118,7 @@ def test_fewer_than_min_peers_settle_a_step_among_themselves_and_then_wait() -> 
     lost(roster, "b")
     assert gate(roster, "a") == [(Form, "a")]
     assert gate(roster, "a", planned=True) == []
-    assert roster.waits_for() == "1 peers of 2 (--min-peers of the anchor)"
+    assert roster.waits_for() == "peers: 1 of 2 (--min-peers of the anchor)"
     assert said(roster.came(member("c"), 0, NOW)) == [(CopyFrom, "c", "a")]
     assert said(roster.ready("c", "a", NOW)) == [(Form, "a", "c")]
 

@@ -253,7 +253,7 @@ class Roster:
         coming = len(here) + len(self._entering())
         # After a death the members settle the step among themselves, and then wait for others.
         if coming < self.settings.min_peers and not self.broken:
-            return f"{coming} peers of {self.settings.min_peers} (--min-peers of the anchor)"
+            return f"peers: {coming} of {self.settings.min_peers} (--min-peers of the anchor)"
         if not self.settings.only_anchor and (silent := self.electorate.outnumbers(here)):
             gone = ", ".join(silent)
             return f"{gone}: silent, and as many as are here; they may train with another anchor"

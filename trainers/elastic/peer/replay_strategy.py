@@ -38,7 +38,7 @@ class ReplayStrategy(ElasticFit):
         micro = self.history.run["micro"]
         if shares.micro != micro:
             raise CannotBeElastic(
-                f"a lane has {shares.micro} samples a step here, and {micro} in the logs: give the"
-                " same global batch"
+                f"the samples of a lane's step are {shares.micro} here, and {micro} in the logs:"
+                " give the same global batch"
             )
         return self.replayed

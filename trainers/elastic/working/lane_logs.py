@@ -72,7 +72,7 @@ class LogCatcher:
         size = options.pop("batch_size", None) or self._size
         if size != self._size:
             raise CannotBeElastic(
-                f"self.log({name!r}, batch_size={size}) in a lane of {self._size} samples: a swarm"
+                f"self.log({name!r}, batch_size={size}) in a lane of size {self._size}: a swarm"
                 " weights by samples; leave batch_size out"
             )
 

@@ -230,7 +230,7 @@ class SharedInputs:
         stats = reads.stream.stats
         decodes, jobs = stats.decoded + stats.extra_decodes, list(reads.readers)
         if len(jobs) > 1 and self._link is None:
-            log.info("input shared by %s: %d samples were decoded", ", ".join(jobs), decodes)
+            log.info("input shared by %s: samples decoded: %d", ", ".join(jobs), decodes)
         reads.stream.close()
         if self._link is not None:
             self._link.leave(reads.label)
