@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from offload.graph.builder import GraphBuilder
+from offload.graph.memgraph import MemGraph
 from offload.graph.taskgraph import TaskGraph
 
 
@@ -31,3 +32,10 @@ def with_buffer(graph: TaskGraph, number: int, **changes: Any) -> TaskGraph:
     buffers = list(graph.buffers)
     buffers[number] = replace(buffers[number], **changes)
     return graph.with_tasks(graph.tasks, buffers)
+
+
+def without_edge(memgraph: MemGraph, node: int, dep: int) -> MemGraph:
+    """The plan in which one node does not wait for another."""
+    nodes = list(memgraph.nodes)
+    nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
+    return replace(memgraph, nodes=tuple(nodes))

@@ -1,6 +1,7 @@
 """Small tars and iterables, whose samples say who they are, and what a loader serves of them."""
 
 import io
+import itertools
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -98,13 +99,8 @@ def watch(loader: ReuseLoader) -> Iterator[Served]:
 
 def take(loader: ReuseLoader, batches: int) -> list[Served]:
     """So many batches, over as many passes as that takes, leaving the last pass where it stands."""
-    taken: list[Served] = []
-    while len(taken) < batches:
-        for served in watch(loader):
-            taken.append(served)
-            if len(taken) == batches:
-                break
-    return taken
+    passes = (watch(loader) for _ in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(passes), batches))
 
 
 def shards(folder: Path, lengths: tuple[int, ...] = (6, 3, 8, 5), **options: Any) -> ReuseLoader:

@@ -7,12 +7,11 @@ when it is captured, so what goes wrong in a replay is an op of ours that the gr
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from graph_edits import with_task
+from graph_edits import with_task, without_edge
 from products import every_pair
 from support import stream_graphs as graphs
 from torch import nn
@@ -98,12 +97,6 @@ def test_whatever_stream_of_a_graph_is_late_the_bits_are_those_of_program_order(
                 for step in range(4):
                     assert works(runner, graph, tensors, step), (shape, step)
             assert len(launches) >= 3
-
-
-def without_edge(memgraph: Any, node: int, dep: int) -> Any:
-    nodes = list(memgraph.nodes)
-    nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
-    return replace(memgraph, nodes=tuple(nodes))
 
 
 @pytest.mark.parametrize("device", DEVICES)

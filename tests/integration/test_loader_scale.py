@@ -6,13 +6,11 @@ is begun, left, and entered again in its middle and near its end.
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from support.computed_ids import count_computed_ids
 
 from loaders import LaneLoader, ReuseLoader
-from loaders.order.keyed_permutation import KeyedPermutation
 
 MANY = 10**12
 
@@ -98,14 +96,7 @@ def test_a_lane_of_any_length_is_entered_anywhere() -> None:
 def test_the_first_batch_computes_the_ids_of_the_buffer_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    computed = [0]
-    walked = KeyedPermutation._walked  # pyright: ignore[reportPrivateUsage]
-
-    def counting(self: KeyedPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        computed[0] += len(places)
-        return walked(self, places)
-
-    monkeypatch.setattr(KeyedPermutation, "_walked", counting)
+    computed = count_computed_ids(monkeypatch)
     for batch in (0, 10**11):
         computed[0] = 0
         with loader(reuse=3, rank=500, world_size=1000) as ours:

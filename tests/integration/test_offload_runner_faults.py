@@ -11,6 +11,7 @@ import pytest
 import torch
 from graph_edits import grown, with_task
 from support import offload_hand_made as hand
+from support.stream_runs import Fault
 
 import offload
 from offload.errors import OffloadError, StepError
@@ -41,21 +42,6 @@ def works(runner: Runner, graph: TaskGraph, tensors: dict[str, torch.Tensor]) ->
     [loss] = runner(x)
     [expected] = hand.plainly(graph, [x], held)
     return torch.equal(loss, expected) and all(torch.equal(tensors[k], held[k]) for k in held)
-
-
-class Fault:
-    """A kernel that can fail, by another kernel."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.error: BaseException | None = None
-        self.before: Any = lambda: None
-
-    def __call__(self, reads: Bytes, writes: Bytes) -> None:
-        self.before()
-        if self.error is not None:
-            raise self.error
-        self.kernel(reads, writes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_edits import with_task
+from graph_edits import with_task, without_edge
 from products import every_pair
 from support import stream_graphs as graphs
 from support.stream_runs import HELD, Bytes, driver, faulty, ours, planned, same, smallest
@@ -48,12 +48,6 @@ def test_whatever_stream_is_late_the_bits_are_those_of_program_order(
 
 
 # ---- what keeps the edges, and what happens without one -----------------------------------------
-
-
-def without_edge(memgraph: Any, node: int, dep: int) -> Any:
-    nodes = list(memgraph.nodes)
-    nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
-    return replace(memgraph, nodes=tuple(nodes))
 
 
 @pytest.mark.parametrize("device", DEVICES)

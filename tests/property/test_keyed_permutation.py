@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from products import examples
+from support.computed_ids import count_computed_ids
 
 from loaders.order.keyed_permutation import KeyedPermutation, shuffled
 from loaders.order.source_order import samples_per_rank, source_order
@@ -112,14 +113,7 @@ def test_a_share_of_a_share_has_every_nth_id_of_it(
 def test_a_rank_of_many_computes_the_ids_that_it_is_asked_for_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    computed = [0]
-    walked = KeyedPermutation._walked  # pyright: ignore[reportPrivateUsage]
-
-    def counting(self: KeyedPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        computed[0] += len(places)
-        return walked(self, places)
-
-    monkeypatch.setattr(KeyedPermutation, "_walked", counting)
+    computed = count_computed_ids(monkeypatch)
     share = source_order(10**8, seed=0, pass_index=0, rank=7, world_size=1000)
     assert len(share) == 10**5
     assert len(share[np.arange(50_000, 50_128)]) == 128

@@ -1,7 +1,6 @@
 """The laws of `ReuseLoader`: a DataLoader that serves more than once."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,27 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
-from support.numbered_samples import Numbered, loader, settings_of_a_loader, take, watch
+from support.numbered_samples import Made, Numbered, loader, settings_of_a_loader, take, watch
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 from loaders.order.reuse import MODES
 
 law = settings(max_examples=examples(25), deadline=None)
-
-
-class Made:
-    """Samples that a function makes from their number."""
-
-    def __init__(self, size: int, make: Callable[[int], Any]) -> None:
-        self.size = size
-        self.make = make
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 @law

@@ -7,24 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.numbered_samples import Made
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 from loaders.pixels.augmentation import Draws
-
-
-class Made:
-    """Samples that a function makes from their number."""
-
-    def __init__(self, size: int, make: Callable[[int], Any]) -> None:
-        self.size = size
-        self.make = make
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 class Pair(NamedTuple):

@@ -1,6 +1,7 @@
 """A loader of pictures that say who they are, and what a consumer sees of it."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,20 @@ class Numbered:
         return self.pixels[index], index
 
 
+class Made:
+    """Samples that a function makes from their number."""
+
+    def __init__(self, size: int, make: Callable[[int], Any]) -> None:
+        self.size = size
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
 @dataclass(frozen=True)
 class Served:
     """One batch, told apart by everything that a consumer can see of it."""
@@ -54,13 +69,8 @@ def watch(loader: ReuseLoader) -> Iterator[Served]:
 
 def take(loader: ReuseLoader, batches: int) -> list[Served]:
     """So many batches, over as many passes as that takes, leaving the last pass where it stands."""
-    taken: list[Served] = []
-    while len(taken) < batches:
-        for served in watch(loader):
-            taken.append(served)
-            if len(taken) == batches:
-                break
-    return taken
+    passes = (watch(loader) for _ in itertools.count())
+    return list(itertools.islice(itertools.chain.from_iterable(passes), batches))
 
 
 @st.composite

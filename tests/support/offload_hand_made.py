@@ -1,42 +1,17 @@
-"""Graphs made by hand for the runner's tests, and a plan that is nothing but its MemGraph."""
+"""Graphs made by hand for the runner's tests."""
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from support.stream_graphs import HandPlan as HandPlan
+from support.stream_graphs import Kernel, chain
 
-from offload.graph.builder import GraphBuilder
-from offload.graph.costs import Costs
-from offload.graph.memgraph import MemGraph
-from offload.graph.remarks import Remarks
 from offload.graph.taskgraph import TaskGraph
 from offload.plans.plan import plan
 from offload.program.kernels import Program, Value
-
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-
-
-@dataclass(frozen=True)
-class HandPlan:
-    memgraph: MemGraph
-    placement: str = "copy"
-    replans: Callable[[TaskGraph], Any] | None = None
-    costs: Costs = field(default_factory=Costs)
-    reserve: int = 0
-    remarks: Remarks = field(default_factory=Remarks)
-
-    def explain(self) -> str:
-        return "made by hand"
-
-    @property
-    def graph(self) -> TaskGraph:
-        return self.memgraph.graph
-
-    def replan(self, graph: TaskGraph) -> Any:
-        assert self.replans is not None
-        return self.replans(graph)
 
 
 def planned(graph: TaskGraph, budget: Any = None) -> Any:
@@ -78,36 +53,8 @@ def mix(salt: int) -> Kernel:
 
 
 def layers(count: int = 4, nbytes: int = 640) -> TaskGraph:
-    """Forward through `count` weights, back through the activations, an update of each weight and
-    its state: so much of it that half of the peak has to stream."""
-    builder = GraphBuilder()
-    x = builder.buffer("x", nbytes, "input")
-    weights = [builder.buffer(f"w{n}", nbytes, "parameter") for n in range(count)]
-    states = [builder.buffer(f"m{n}", nbytes, "state") for n in range(count)]
-    made = [x]
-    for n, w in enumerate(weights):
-        made.append(builder.buffer(f"a{n}", nbytes, "activation"))
-        builder.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mix(n))
-    loss = builder.buffer("loss", 64)
-    builder.task("loss", made[-1:], [loss], kernel=mix(100))
-    builder.output(loss)
-    g = builder.buffer("g", nbytes, "gradient")
-    builder.task("start", [loss], [g], kernel=mix(101), phase="backward")
-    for n, w in reversed(list(enumerate(weights))):
-        d = builder.buffer(f"d{n}", nbytes, "gradient")
-        builder.task(
-            f"weight{n}", [g, made[n]], [d], kernel=mix(200 + n), phase="backward", workspace=100
-        )
-        builder.task(f"backward{n}", [g, w], [g], kernel=mix(300 + n), phase="backward")
-        builder.task(
-            f"update{n}",
-            [d, w, states[n]],
-            [w, states[n]],
-            kernel=mix(400 + n),
-            phase="update",
-            where=f"model.py:{n}",
-        )
-    return builder.graph()
+    """A chain so wide in its activations that half of the peak has to stream."""
+    return chain(count, nbytes, nbytes, kernel=mix, workspace=100)
 
 
 def plainly(graph: TaskGraph, inputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Any:
@@ -121,9 +68,3 @@ def plainly(graph: TaskGraph, inputs: Sequence[torch.Tensor], held: dict[str, to
     for task in graph.tasks:
         task.kernel([memory[b] for b in task.reads], [memory[b] for b in task.writes])
     return [memory[b].clone() for b in graph.outputs]
-
-
-def without_edge(memgraph: MemGraph, node: int, dep: int) -> MemGraph:
-    nodes = list(memgraph.nodes)
-    nodes[node] = replace(nodes[node], deps=tuple(d for d in nodes[node].deps if d != dep))
-    return replace(memgraph, nodes=tuple(nodes))

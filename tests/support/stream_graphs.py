@@ -42,6 +42,8 @@ def chain(
     wide: int = 4096,
     thin: int = 640,
     host_updates: bool = False,
+    kernel: Callable[[int], Kernel] = mixed,
+    workspace: int = 0,
 ) -> TaskGraph:
     """Forward and back through weights of `wide` bytes by way of activations of `thin` bytes, and
     an update of each weight: on the device, or on the host's copies."""
@@ -52,21 +54,28 @@ def chain(
     made = [x]
     for n, w in enumerate(weights):
         made.append(builder.buffer(f"a{n}", thin, "activation"))
-        builder.task(f"forward{n}", [made[-2], w], made[-1:], kernel=mixed(n))
+        builder.task(f"forward{n}", [made[-2], w], made[-1:], kernel=kernel(n))
     loss = builder.buffer("loss", 64)
-    builder.task("loss", made[-1:], [loss], kernel=mixed(100))
+    builder.task("loss", made[-1:], [loss], kernel=kernel(100))
     builder.output(loss)
     g = builder.buffer("g", thin, "gradient")
-    builder.task("start", [loss], [g], kernel=mixed(101), phase="backward")
+    builder.task("start", [loss], [g], kernel=kernel(101), phase="backward")
     for n, w in reversed(list(enumerate(weights))):
         d = builder.buffer(f"d{n}", wide, "gradient")
-        builder.task(f"weight{n}", [g, made[n]], [d], kernel=mixed(20 + n), phase="backward")
-        builder.task(f"backward{n}", [g, w], [g], kernel=mixed(50 + n), phase="backward")
+        builder.task(
+            f"weight{n}",
+            [g, made[n]],
+            [d],
+            kernel=kernel(20 + n),
+            phase="backward",
+            workspace=workspace,
+        )
+        builder.task(f"backward{n}", [g, w], [g], kernel=kernel(50 + n), phase="backward")
         builder.task(
             f"update{n}",
             [d, w, states[n]],
             [w, states[n]],
-            kernel=mixed(70 + n),
+            kernel=kernel(70 + n),
             phase="update",
             where=f"model.py:{n}",
             lane="host" if host_updates else "compute",
@@ -120,6 +129,7 @@ class HandPlan:
 
     memgraph: MemGraph
     placement: str = "copy"
+    replans: Callable[[TaskGraph], Any] | None = None
     costs: Costs = field(default_factory=Costs)
     reserve: int = 0
     remarks: Remarks = field(default_factory=Remarks)
@@ -132,7 +142,8 @@ class HandPlan:
         return self.memgraph.graph
 
     def replan(self, graph: TaskGraph) -> Any:
-        raise NotImplementedError
+        assert self.replans is not None
+        return self.replans(graph)
 
 
 def batch(nbytes: int = 640, seed: int = 0) -> torch.Tensor:
