@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import loader_datasets as data
+from support import worker_datasets as sets
 
 from loaders import ReuseLoader
 from loaders.errors import PassEnded, SampleTimeout
@@ -56,7 +57,7 @@ def values(chunk: Any) -> list[Any]:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_process_that_hangs_is_killed_and_replaced_and_the_samples_before_it_are_kept(
-    method: Any, sets: Any, watch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    method: Any, watch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WorkerProcess(sets.Stuck(5, 6), method, "reader", SHORT) as worker:
         worker.read([0])
@@ -74,12 +75,12 @@ def test_a_process_that_hangs_is_killed_and_replaced_and_the_samples_before_it_a
     assert "reader was killed" in caplog.messages[0] and "sample 5" in caplog.messages[0]
 
 
-def test_a_slow_chunk_is_no_slow_sample(sets: Any) -> None:
+def test_a_slow_chunk_is_no_slow_sample() -> None:
     with WorkerProcess(sets.Slow(0.1), None, "reader", SHORT) as worker:
         assert values(worker.read(range(12))) == [*range(12)]
 
 
-def test_an_error_before_the_sample_that_hangs_comes_first(sets: Any) -> None:
+def test_an_error_before_the_sample_that_hangs_comes_first() -> None:
     with WorkerProcess(sets.Stuck(5), None, "reader", SHORT) as worker:
         chunk = worker.read([1, 13, 5])
         assert values(chunk) == [1]
