@@ -10,12 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from elastic_programs import Programs, Recipe, equal
 
 from benchmarks.swarms.swarm import free_ports, until
 from perfect.anchor import main as anchor_main
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_programs import Programs, Recipe, equal
 
 HERE = Path(__file__).parent
 

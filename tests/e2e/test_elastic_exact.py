@@ -1,9 +1,5 @@
 """With `sum: exact` a run of peers that come and die is that of one process, bit for bit."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 from elastic_programs import Programs, Recipe, equal
 
 HEARTBEAT = 10.0

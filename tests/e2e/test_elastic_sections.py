@@ -1,16 +1,13 @@
 """Sections of a YAML beside `elastic:`, through the programs of a swarm."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from elastic_programs import Programs, Recipe, equal
 
 from benchmarks.swarms.swarm import until
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_programs import Programs, Recipe, equal
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., tuple[int, Path]]

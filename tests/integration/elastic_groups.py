@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -106,7 +105,6 @@ Job = Callable[..., Any]
 
 def member(settings: dict[str, Any]) -> None:
     """Be a member, in a process that a nursery has forked."""
-    sys.path.insert(0, str(Path(__file__).parent))
     os.environ.update(settings["environment"])
     job: Job = getattr(import_module(settings["module"]), settings["job"])
     told = Told(Path(settings["out"]))

@@ -5,7 +5,6 @@ cpu --> "cuda:1", a twin of engine cuda --> "cuda:2", a twin of engine cudagraph
 
 import importlib
 import random
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -31,7 +30,6 @@ from trainers.offloading.hardware import generators
 from trainers.offloading.hardware.target import Target
 from trainers.offloading.steps import step_graphs
 
-sys.path.insert(0, str(Path(__file__).parent))
 budget_moves = importlib.import_module("test_budget_moves")
 assert_same = budget_moves.assert_same
 pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]

@@ -1,9 +1,7 @@
 """`strategy.move_to(device=)`: a Lightning run goes from a GPU to the host, and to another GPU."""
 
 import importlib
-import sys
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import OffloadStrategy
 
-sys.path.insert(0, str(Path(__file__).parent))
 budget_moves = importlib.import_module("test_budget_moves")
 pytestmark = [
     pytest.mark.gpu,

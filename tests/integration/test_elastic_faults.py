@@ -3,20 +3,17 @@
 import json
 import re
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 from products import only_first
 
 from benchmarks.swarms.network import Network, available
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
 from trainers.elastic.replaying.step_log import read_history
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True}

@@ -1,15 +1,13 @@
 """What members tell of themselves: samples, seconds and bytes, in everybody's log alike."""
 
-import sys
 from pathlib import Path
 from typing import Any
+
+from elastic_swarms import HEARTBEAT, fault, hold
 
 from benchmarks.swarms.peer import Net
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 from trainers.elastic.replaying.step_log import read_lines
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT, fault, hold
 
 BATCH, STEPS = 32, 12
 USUAL: dict[str, Any] = {"steps": STEPS, "batch": BATCH, "samples": BATCH * STEPS, "reuse": 1}

@@ -5,29 +5,16 @@ deals of 1 to 9 lanes, in any order    k = 1 ... 4    plain Lightning, lane afte
 
 import json
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dealt_peer
 import lightning as L
 import pytest
 import torch
-from torch.utils.data import TensorDataset
-
-import offload
-from trainers.elastic.errors import GenerationEnded, SwarmStopped
-from trainers.elastic.membership.anchor_link import AnchorLink
-from trainers.elastic.planned.group_choice import GroupChoice, chosen
-from trainers.elastic.planned.lane_graph import LaneGraph
-from trainers.elastic.planned.lane_graphs import LaneGraphs
-from trainers.offloading.hardware.target import ON_CPU
-from trainers.offloading.steps.plan_request import PlanRequest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import dealt_peer
 from dealt_peer import (
     LANES,
     SAMPLES,
@@ -41,6 +28,16 @@ from dealt_peer import (
     dealt,
 )
 from planned_peer import alone, assert_equal, data
+from torch.utils.data import TensorDataset
+
+import offload
+from trainers.elastic.errors import GenerationEnded, SwarmStopped
+from trainers.elastic.membership.anchor_link import AnchorLink
+from trainers.elastic.planned.group_choice import GroupChoice, chosen
+from trainers.elastic.planned.lane_graph import LaneGraph
+from trainers.elastic.planned.lane_graphs import LaneGraphs
+from trainers.offloading.hardware.target import ON_CPU
+from trainers.offloading.steps.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

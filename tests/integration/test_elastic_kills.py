@@ -3,19 +3,16 @@
 Sums are exact, so every step of a survivor must have the weights of one process alone.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 from products import every_value
 
 from benchmarks.swarms.faults import PHASES
 from benchmarks.swarms.swarm import Nursery, Swarm, until
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 STEPS = 14
 USUAL: dict[str, Any] = {"steps": STEPS, "sum": "exact", "even": True, "checkpoints": 3}

@@ -1,16 +1,13 @@
 """A LoaderCallback in a swarm: passes that become longer, newcomers, deaths, and a checkpoint."""
 
 import csv
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, until
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
 
 STEPS = 36
 USUAL: dict[str, Any] = {

@@ -1,15 +1,12 @@
 """Members who are too few wait for others where others can come in, and nowhere else."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault
 
 STEPS = 17
 USUAL: dict[str, Any] = {**CHECKED, "steps": STEPS}

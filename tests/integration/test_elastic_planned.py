@@ -4,21 +4,18 @@ one peer with a budget   =   one peer without: logs, weights, optimizer state, d
 two peers, one of each kind, a kill, a newcomer  =  their replay without a budget
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 from offload import BudgetTooSmall
 from trainers.elastic.errors import CannotBeElastic, SwarmStopped
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
-from planned_peer import CLIPS, Classifier, alone, assert_equal, replayed
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 

@@ -2,15 +2,11 @@
 
 import gc
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from products import only_first
-
-sys.path.insert(0, str(Path(__file__).parent))
 from elastic_groups import (
     FOR_EVER,
     HOST,
@@ -36,6 +32,7 @@ from elastic_jobs import (
     reduces,
     reduces_for_ever,
 )
+from products import only_first
 
 from benchmarks.swarms.swarm import Nursery
 from trainers.elastic.reducing import (

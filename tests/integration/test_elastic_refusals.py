@@ -1,17 +1,14 @@
 """What a swarm does not take is refused with the reason, and those who are there train on."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_swarms import HEARTBEAT
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import HEARTBEAT
 
 OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
     "manual optimization": (

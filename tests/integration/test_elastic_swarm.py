@@ -1,16 +1,12 @@
 """Peers come, die and go, and every step is that of one process that never had peers."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_swarms import CHECKED, HEARTBEAT, STEPS, assert_exact, by_step, fault, hold
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_swarms import CHECKED, HEARTBEAT, STEPS, assert_exact, by_step, fault, hold
 
 
 @dataclass(frozen=True)

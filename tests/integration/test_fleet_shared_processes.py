@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fleet_loaders import COUNT, Counting, NotSent, reads
 
 from benchmarks.twins.fleet_jobs import BUDGET, QUIET, Outcome, alone

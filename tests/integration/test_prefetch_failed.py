@@ -1,13 +1,9 @@
 """What the decoding threads still do after a pass has failed."""
 
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from test_prefetch import pool, serve, work
 
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import lightning as L
 import pytest
+import ray_nodes
+from ray_nodes import job, need_ray
 
 from trainers.fleet import Fleet, FleetError, FleetResult
 from trainers.fleet.ray_cluster import RayFleet
-
-sys.path.insert(0, str(Path(__file__).parent))
-import ray_nodes
-from ray_nodes import job, need_ray
 
 need_ray()
 head, cluster = ray_nodes.head, ray_nodes.cluster

@@ -7,13 +7,11 @@ from typing import Any
 
 import lightning as L
 import pytest
+import ray_nodes
+from ray_nodes import STORE_BYTES, job, need_ray
 
 from trainers.fleet import Fleet, FleetError
 from trainers.fleet.ray_cluster import tune_trainable
-
-sys.path.insert(0, str(Path(__file__).parent))
-import ray_nodes
-from ray_nodes import STORE_BYTES, job, need_ray
 
 need_ray()
 pytestmark = [

@@ -2,20 +2,17 @@
 
 import json
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_server import Faults, served
 from stream_shards import AUGMENT, decoded, take, watch, write_shards, write_tar
 
 from loaders import ReuseLoader
 from loaders.errors import DecodeError, LoaderError, SourceError
 from loaders.streams import TarShards
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faulty_server import Faults, served
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec opens URLs, and is not installed")
 pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp, which is not installed")

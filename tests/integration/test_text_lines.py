@@ -1,11 +1,11 @@
 """Texts of which every line is a sample, and batches of them that are padded to a few lengths."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_text import write_vocabulary
 from torch.nn import functional
 
 from loaders.errors import SourceError
@@ -13,9 +13,6 @@ from perfect.models import build_language_model
 from perfect.models.classification import OptimizerSpec
 from perfect.models.language import LanguageTask
 from perfect.text import IGNORED, PadToLengths, TextLines, read_bpe, read_lines
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_text import write_vocabulary
 
 LINES = ("the thing in the air", "", "singing the thing " * 9, "a", "in the end", "   ")
 

@@ -1,24 +1,20 @@
 """Several micro-batches in one graph leave behind what they leave behind one after the other."""
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from graph_edits import grown
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from test_offload_lowering import Dice, graphs, run
 
 import offload
 from offload import Costs, GraphBuilder, GraphError, TaskGraph
 from offload.graph.memgraph import OFFLOAD, RELOAD
 from offload.lowering.micro_batches import layer_by_layer, orders
 from offload.lowering.passes import early_updates, grouped, in_turn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_offload_lowering import Dice, graphs, run
 
 BIG = 1 << 20
 

@@ -11,13 +11,9 @@ no more and no less, and they go one way.
 import ast
 import importlib
 import re
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import source_text
 from source_text import OURS, PACKAGES, ROOT, arrows, heads, imports, name, of, sources, tree
 

@@ -5,12 +5,9 @@ package swallows exceptions, prints, reads the environment, or keeps state in a 
 """
 
 import ast
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import source_text
 from source_text import OURS, PACKAGES, ROOT, dotted, heads, imports, name, of, room, sources, tree
 
