@@ -1,14 +1,13 @@
 """Messages of all fields and payloads, in all pieces; and bytes that are no messages."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.wire_frames import received
 
-from trainers.elastic.wire import Message, WireError
-from trainers.elastic.wire.incoming import IncomingFrame
+from trainers.elastic.wire import WireError
 from trainers.elastic.wire.message import MAGIC, PREFIX, VERSION, encode
 
 ANY_FIELDS = st.dictionaries(
@@ -20,19 +19,6 @@ ANY_FIELDS = st.dictionaries(
     ),
     max_size=4,
 )
-
-
-def received(data: bytes, *, limit: int = 1 << 20, pieces: Sequence[int] = ()) -> Message:
-    frame = IncomingFrame()
-    sizes = iter(pieces)
-    while (wanted := frame.wanted()) is not None:
-        piece = data[: min(len(wanted), next(sizes, len(wanted)))]
-        assert piece, "the message is longer than its bytes"
-        wanted[: len(piece)] = piece
-        data = data[len(piece) :]
-        frame.took(len(piece), limit)
-    assert not data
-    return frame.message()
 
 
 @given(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from products import examples
+from support.split_transforms import as_stored, both, decoded, picture, serve, stored
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -19,33 +19,12 @@ from torchvision.transforms import InterpolationMode, v2
 
 from loaders.adopting.transforms import Decode, PerSample, TransformSplit, split_transform
 from loaders.errors import LoaderError
-from loaders.pixels.augmentation import Augmentation, Chain, Draws, Flip, PadCrop, draw_keys
+from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
 
 FLOAT = v2.ToDtype(torch.float32, scale=True)
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 law = settings(max_examples=examples(60), deadline=None)
-both = pytest.mark.parametrize("v", [v1, v2], ids=["v1", "v2"])
-
-
-def picture(seed: int = 0, height: int = 20, width: int = 24, mode: str = "RGB") -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).convert(mode)
-
-
-def stored(form: Any) -> torch.Tensor:
-    """As a slot keeps it: [C, H, W] of a picture, a tensor or array as it is."""
-    if isinstance(form, Image.Image):
-        return v1.PILToTensor()(form)
-    return torch.from_numpy(form.copy()) if isinstance(form, np.ndarray) else torch.Tensor(form)
-
-
-def as_stored(form: Any) -> torch.Tensor:
-    return form.as_subclass(torch.Tensor).clone() if torch.is_tensor(form) else stored(form)
-
-
-def decoded(split: TransformSplit, given_: Any) -> Any:
-    return given_ if split.decode is None else split.decode(given_)
 
 
 def names(split: TransformSplit) -> list[str]:
@@ -55,13 +34,6 @@ def names(split: TransformSplit) -> list[str]:
 def steps(split: TransformSplit) -> list[Augmentation]:
     assert split.batched
     return [] if split.augment is None else list(cast(Chain, split.augment).steps)
-
-
-def serve(split: TransformSplit, images: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """A batch of as many samples."""
-    draws = Draws(draw_keys(seed, 0, np.arange(len(images)), np.zeros(len(images), np.int64)))
-    assert split.batched
-    return images if split.augment is None else cast(Any, split.augment)(images, draws)
 
 
 # ---- where it is cut ----------------------------------------------------------------------------

@@ -6,24 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.wire_frames import received
 
-from trainers.elastic.wire import BadFrame, Message
+from trainers.elastic.wire import BadFrame
 from trainers.elastic.wire.incoming import IncomingFrame
 from trainers.elastic.wire.message import MAGIC, MOST_HEADER_BYTES, PREFIX, VERSION, encode
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
-
-
-def received(data: bytes, *, limit: int = 1 << 20, pieces: Sequence[int] = ()) -> Message:
-    frame = IncomingFrame()
-    sizes = iter(pieces)
-    while (wanted := frame.wanted()) is not None:
-        piece = data[: min(len(wanted), next(sizes, len(wanted)))]
-        assert piece, "the message is longer than its bytes"
-        wanted[: len(piece)] = piece
-        data = data[len(piece) :]
-        frame.took(len(piece), limit)
-    assert not data
-    return frame.message()
 
 
 def frame_of(header: object, payloads: bytes = b"") -> bytes:
