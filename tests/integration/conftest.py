@@ -1,12 +1,19 @@
 """What tests that put several parts together share."""
 
+import multiprocessing
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support.shared_streams import BATCHES, lone
+from support.wire_ends import LOOPBACK, SECRET, Pair
+
+from loaders import SharedStream
+from trainers.elastic.wire import Listener, connect
 
 Ended = Callable[[], bool]
 
@@ -55,3 +62,32 @@ def nursery() -> Iterator[Any]:
     with Nursery() as nursery:
         assert nursery.tasks == 1, "a process with several threads must not be forked"
         yield nursery
+
+
+@pytest.fixture
+def nothing_left_at_once() -> Iterator[None]:
+    """No thread and no process of ours may outlive its owner, however briefly."""
+    yield
+    assert multiprocessing.active_children() == []
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("perfect-")]
+
+
+@pytest.fixture
+def anchor() -> Iterator[Listener]:
+    with Listener(LOOPBACK, 0, SECRET, send_seconds=60) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pair(anchor: Listener) -> Iterator[Pair]:
+    """The client's and the server's channel."""
+    client = connect([anchor.address], SECRET, 20, send_seconds=60)
+    with client, anchor.accept(20) as server:
+        yield client, server
+
+
+@pytest.fixture
+def stream() -> Iterator[SharedStream]:
+    with SharedStream(lone(), window=4 * BATCHES) as made:
+        yield made

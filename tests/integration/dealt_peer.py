@@ -6,7 +6,7 @@
 What all contributors add up is summed in their order, as the canonical reduce does it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -236,10 +236,3 @@ def came_in(plan: Plan) -> int:
         for node in plan.memgraph.nodes
         if node.kind == RELOAD and buffers[node.buffer].role == "parameter"
     )
-
-
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -5,13 +5,11 @@ deals of 1 to 9 lanes, in any order    k = 1 ... 4    plain Lightning, lane afte
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dealt_peer
 import lightning as L
 import pytest
 import torch
@@ -40,11 +38,6 @@ from trainers.offloading.hardware.target import ON_CPU
 from trainers.offloading.steps.plan_request import PlanRequest
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    yield from dealt_peer.one_thread()
 
 
 ALL: Deal = [[range(LANES)]]

@@ -4,7 +4,6 @@ one peer with a budget   =   one peer without: logs, weights, optimizer state, d
 two peers, one of each kind, a kill, a newcomer  =  their replay without a budget
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from offload import BudgetTooSmall
 from trainers.elastic.errors import CannotBeElastic, SwarmStopped
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---- one peer -----------------------------------------------------------------------------------

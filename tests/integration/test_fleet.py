@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from support.fleet_outcomes import differences
 
 from benchmarks.twins.fleet_jobs import (
     BUDGET,
@@ -39,10 +40,6 @@ pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
 @pytest.fixture(scope="module")
 def lone() -> Mapping[str, Outcome]:
     return {name: alone(kind, BUDGET) for name, kind in KINDS.items()}
-
-
-def differences(lone: Mapping[str, Outcome], modules: Mapping[str, Net]) -> dict[str, list[str]]:
-    return {name: lone[name].differences(Outcome.of(module)) for name, module in modules.items()}
 
 
 # ---- bits ---------------------------------------------------------------------------------------

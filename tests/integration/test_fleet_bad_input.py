@@ -3,7 +3,7 @@
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from support.fleet_outcomes import states
 from torch.utils.data import DataLoader, RandomSampler
 
 from benchmarks.twins.fleet_jobs import (
@@ -26,23 +27,15 @@ from benchmarks.twins.fleet_jobs import (
     samples,
 )
 from loaders import ReuseLoader
-from trainers.fleet import Fleet, FleetError, FleetResult, Halving
+from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.early_end import early_end
 
-pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_at_once"),
+    *(pytest.mark.filterwarnings(line) for line in QUIET),
+]
 PLAIN = KINDS["plain"]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("perfect-")]
-
-
-def states(result: FleetResult) -> dict[str, str]:
-    return {name: job.state for name, job in result.jobs.items()}
 
 
 # ---- what jobs must not share -------------------------------------------------------------------

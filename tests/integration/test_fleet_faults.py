@@ -6,17 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.fleet_outcomes import states
 
 from benchmarks.twins.fleet_jobs import KINDS, QUIET, Outcome, add, alone, make
-from trainers.fleet import Fleet, FleetError, FleetResult, Halving
+from trainers.fleet import Fleet, FleetError, Halving
 from trainers.fleet.deciding.events import Event, Turn
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
@@ -24,19 +24,11 @@ from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
 from trainers.fleet.jobs.turns import STOPPED
 from trainers.fleet.keeping.journal import NAME
 
-pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_at_once"),
+    *(pytest.mark.filterwarnings(line) for line in QUIET),
+]
 PLAIN = KINDS["plain"]
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    yield
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("perfect-")]
-
-
-def states(result: FleetResult) -> dict[str, str]:
-    return {name: job.state for name, job in result.jobs.items()}
 
 
 # ---- folders ------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.fleet_outcomes import differences
 
 from benchmarks.twins.fleet_jobs import (
     BATCH,
     BUDGET,
     QUIET,
     JobKind,
-    Net,
     Outcome,
     add,
     alone,
@@ -73,10 +73,6 @@ KINDS: Mapping[str, JobKind] = {
 @pytest.fixture(scope="module")
 def lone() -> Mapping[str, Outcome]:
     return {name: alone(kind, BUDGET) for name, kind in KINDS.items()}
-
-
-def differences(lone: Mapping[str, Outcome], modules: Mapping[str, Net]) -> dict[str, list[str]]:
-    return {name: lone[name].differences(Outcome.of(module)) for name, module in modules.items()}
 
 
 NONE = {name: [] for name in KINDS}

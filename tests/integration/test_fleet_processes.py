@@ -4,23 +4,24 @@ import importlib
 import logging
 import multiprocessing
 import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from support.fleet_outcomes import states, wrong
 
 from benchmarks.twins.fleet_jobs import BUDGET, KINDS, QUIET, Outcome, add, alone
-from trainers.fleet import Fleet, FleetResult
+from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import DeviceEnded, Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
+from trainers.fleet.jobs.job_checkpoint import LAST
 
-HERE = Path(__file__).parent
-pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_at_once"),
+    *(pytest.mark.filterwarnings(line) for line in QUIET),
+]
 JOBS = {name: replace(KINDS[name], epochs=3) for name in ("adam", "sgd", "plain")}
 
 
@@ -29,32 +30,9 @@ def lone() -> Mapping[str, Outcome]:
     return {name: alone(kind, BUDGET) for name, kind in JOBS.items()}
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(HERE))  # a spawned process gets the path of this one
-    yield
-    assert multiprocessing.active_children() == []
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("perfect-")]
-
-
 def made(folder: Path, devices: Any = "cpu", **more: Any) -> Fleet:
     usual = {"metric": "val_loss", "quantum": 2, "isolation": "process"}
     return Fleet(BUDGET, devices, folder=folder, **{**usual, **more})
-
-
-def wrong(lone: Mapping[str, Outcome], folder: Path) -> dict[str, list[str]]:
-    """Name by job what its last weights differ in from those of the job alone."""
-    found: dict[str, list[str]] = {}
-    for name, outcome in lone.items():
-        weights = torch.load(folder / "jobs" / name / FINAL)["state_dict"]
-        pairs = outcome.weights.items()
-        found[name] = [key for key, value in pairs if not torch.equal(value, weights[key])]
-    return found
-
-
-def states(result: FleetResult) -> dict[str, str]:
-    return {name: job.state for name, job in result.jobs.items()}
 
 
 def test_jobs_on_two_devices_have_their_own_bits_and_come_back_to_the_callers_modules(

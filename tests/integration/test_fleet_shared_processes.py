@@ -3,23 +3,23 @@
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fleet_loaders import COUNT, Counting, NotSent, reads
+from support.fleet_outcomes import wrong
 
 from benchmarks.twins.fleet_jobs import BUDGET, QUIET, Outcome, alone
 from trainers.fleet import Fleet
 from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
-from trainers.fleet.jobs.job_checkpoint import FINAL
 
-HERE = Path(__file__).parent
-pytestmark = [pytest.mark.filterwarnings(line) for line in QUIET]
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_at_once"),
+    *(pytest.mark.filterwarnings(line) for line in QUIET),
+]
 EPOCHS = 2
 AHEAD = COUNT
 """Workers may begin with a pass that nobody asks for."""
@@ -36,31 +36,12 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Outcome]:
     return {name: alone(kind, BUDGET) for name, kind in kinds(file).items()}
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(HERE))  # a spawned process gets the path of this one
-    yield
-    assert multiprocessing.active_children() == []
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("perfect-")]
-
-
 def made(folder: Path, jobs: Mapping[str, Counting], **more: Any) -> Fleet:
     fleet = Fleet(BUDGET, ["cpu", "cpu"], folder=folder, metric="val_loss", quantum=2, **more)
     for name, job in jobs.items():
         fleet.add(name, job.module, train=job.train, val=job.val, trainer=job.trainer,
                   offload=job.options, seed=job.seed)  # fmt: skip
     return fleet
-
-
-def wrong(lone: Mapping[str, Outcome], folder: Path) -> dict[str, list[str]]:
-    """Name by job what its last weights differ in from those of the job alone."""
-    found: dict[str, list[str]] = {}
-    for name, outcome in lone.items():
-        weights = torch.load(folder / "jobs" / name / FINAL)["state_dict"]
-        pairs = outcome.weights.items()
-        found[name] = [key for key, value in pairs if not torch.equal(value, weights[key])]
-    return found
 
 
 NONE: Mapping[str, list[str]] = {name: [] for name in KINDS}

@@ -3,12 +3,10 @@ process, because what goes over the link is the same."""
 
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,27 +15,16 @@ import pytest
 import torch
 from support.lightning_runs import Module, make_loader, make_trainer
 from support.loader_datasets import served
-from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
+from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes, sent
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError
-from loaders.sharing.remote_view import RemoteView
 from perfect import LoaderCallback, Phase, PhaseSwitch
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
-
-
-@pytest.fixture
-def stream() -> Iterator[SharedStream]:
-    with SharedStream(lone(), window=4 * BATCHES) as made:
-        yield made
-
-
-def sent(view: RemoteView) -> RemoteView:
-    return pickle.loads(pickle.dumps(view))
 
 
 # ---- what is served -----------------------------------------------------------------------------

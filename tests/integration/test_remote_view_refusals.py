@@ -6,13 +6,12 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support.loader_datasets import served
-from support.shared_streams import BATCHES, SIZE, Counted, lone
+from support.shared_streams import BATCHES, SIZE, Counted, lone, sent, story_of_a_bad_sample
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError, StateError
@@ -26,31 +25,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def stream() -> Iterator[SharedStream]:
-    with SharedStream(lone(), window=4 * BATCHES) as made:
-        yield made
-
-
-def sent(view: RemoteView) -> RemoteView:
-    return pickle.loads(pickle.dumps(view))
-
-
 def test_the_error_of_a_sample_comes_at_its_batch_with_its_type_and_text() -> None:
     options = {"shuffle": False, "dataset": Counted(SIZE, bad=(9,))}
 
-    def story(loader: Any) -> list[Any]:
-        told: list[Any] = []
-        for _ in range(2):
-            with pytest.raises(OSError, match="sector 9"):
-                for _, ids in loader:
-                    told.append(ids.tolist())
-            told.append(loader.state_dict()["served_batches"])
-        return told
-
     with SharedStream(lone(**options), window=99) as stream, lone(**options) as expected:
         view = stream.remote_view()
-        assert story(view) == story(expected) == [[0, 1, 2, 3], [4, 5, 6, 7], 2] * 2
+        story = story_of_a_bad_sample(view)
+        assert story == story_of_a_bad_sample(expected) == [[0, 1, 2, 3], [4, 5, 6, 7], 2] * 2
         view.close()
 
 

@@ -1,7 +1,6 @@
 """A shared stream with consumers in threads, that die, that never take, that fork; its errors."""
 
 import copy
-import gc
 import logging
 import os
 import threading
@@ -11,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from support.loader_datasets import served
-from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone, passes
+from support.shared_streams import (
+    BATCH,
+    BATCHES,
+    SIZE,
+    Counted,
+    lone,
+    passes,
+    story_of_a_bad_sample,
+)
 
 from loaders import SharedStream
 from loaders.errors import PassEnded, SharingError, StateError
@@ -98,15 +105,6 @@ def test_a_consumer_that_dies_frees_the_others() -> None:
             assert taken == passes(expected, 3)
 
 
-def test_a_view_that_nobody_holds_frees_the_others(stream: SharedStream) -> None:
-    one, other = stream.view(), stream.view()
-    next(iter(other))
-    del other
-    gc.collect()
-    with lone() as expected:
-        assert passes(one, 4) == passes(expected, 4)
-
-
 def test_others_wait_for_a_view_that_never_takes_and_it_is_said_for_whom(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,22 +181,13 @@ def test_one_thread_that_would_wait_for_itself_is_told_so(stream: SharedStream) 
 def test_every_view_gets_the_error_of_a_sample_at_its_batch_and_the_next_pass_after_it() -> None:
     options = {"shuffle": False, "dataset": Counted(SIZE, bad=(9,))}
 
-    def story(loader: Any) -> list[Any]:
-        told: list[Any] = []
-        for _ in range(2):
-            with pytest.raises(OSError, match="sector 9"):
-                for _, ids in loader:
-                    told.append(ids.tolist())
-            told.append(loader.state_dict()["served_batches"])
-        return told
-
     with SharedStream(lone(**options), window=99) as stream:
         views = stream.view(), stream.view(batch_size=2)
-        first, second = map(story, views)
+        first, second = map(story_of_a_bad_sample, views)
         for view in views:
             view.close()
     with lone(**options) as expected:
-        assert first == story(expected) == [[0, 1, 2, 3], [4, 5, 6, 7], 2] * 2
+        assert first == story_of_a_bad_sample(expected) == [[0, 1, 2, 3], [4, 5, 6, 7], 2] * 2
     assert second == [[0, 1], [2, 3], [4, 5], [6, 7], 4] * 2
 
 

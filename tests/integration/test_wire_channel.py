@@ -6,7 +6,6 @@ of its own (wire_peer.py). `no_leaks` finds every thread that is left.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,13 +18,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.wire_ends import LOOPBACK, SECRET, Pair, plain
 
 from trainers.elastic.wire import (
     BadFrame,
     Channel,
     ChannelClosed,
     Listener,
-    Secret,
     Unreachable,
     WireTimeout,
     connect,
@@ -36,35 +35,12 @@ from trainers.elastic.wire.stream import TlsStream
 from trainers.elastic.wire.tensors import payloads_of, tensors_of
 
 HERE = Path(__file__).parent
-SECRET = Secret(b"the secret of this test")
-OTHER = Secret(b"the secret of somebody else")
-LOOPBACK = "127.0.0.1"
-
-Pair = tuple[Channel, Channel]
-
-
-@pytest.fixture
-def anchor() -> Iterator[Listener]:
-    with Listener(LOOPBACK, 0, SECRET, send_seconds=60) as opened:
-        yield opened
-
-
-@pytest.fixture
-def pair(anchor: Listener) -> Iterator[Pair]:
-    """The client's and the server's channel."""
-    client = connect([anchor.address], SECRET, 20, send_seconds=60)
-    with client, anchor.accept(20) as server:
-        yield client, server
 
 
 @pytest.fixture
 def crew() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:
         yield pool
-
-
-def plain(anchor: Listener) -> socket.socket:
-    return socket.create_connection((anchor.address.host, anchor.address.port), 20)
 
 
 # ---- what is carried ----------------------------------------------------------------------------

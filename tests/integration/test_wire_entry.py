@@ -9,22 +9,20 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from support.wire_ends import LOOPBACK, OTHER, SECRET, Pair, plain
 
 from trainers.elastic.wire import (
     Address,
     AddressError,
     BadFrame,
-    Channel,
     ChannelClosed,
     InsecureNetwork,
     Listener,
-    Secret,
     SecretError,
     Unreachable,
     WireError,
@@ -37,26 +35,6 @@ from trainers.elastic.wire import (
 )
 from trainers.elastic.wire.message import VERSION
 
-SECRET = Secret(b"the secret of this test")
-OTHER = Secret(b"the secret of somebody else")
-LOOPBACK = "127.0.0.1"
-
-Pair = tuple[Channel, Channel]
-
-
-@pytest.fixture
-def anchor() -> Iterator[Listener]:
-    with Listener(LOOPBACK, 0, SECRET, send_seconds=60) as opened:
-        yield opened
-
-
-@pytest.fixture
-def pair(anchor: Listener) -> Iterator[Pair]:
-    """The client's and the server's channel."""
-    client = connect([anchor.address], SECRET, 20, send_seconds=60)
-    with client, anchor.accept(20) as server:
-        yield client, server
-
 
 def refusal(anchor: Listener) -> WireError:
     """The one that there is, or comes within seconds."""
@@ -66,10 +44,6 @@ def refusal(anchor: Listener) -> WireError:
         threading.Event().wait(0.01)
     [one] = found
     return one
-
-
-def plain(anchor: Listener) -> socket.socket:
-    return socket.create_connection((anchor.address.host, anchor.address.port), 20)
 
 
 def encrypted(anchor: Listener) -> ssl.SSLSocket:

@@ -1,11 +1,14 @@
 """Small loaders to share, and what is served of them."""
 
+import pickle
 from typing import Any
 
+import pytest
 import torch
 from support.loader_datasets import Pictures, served
 
 from loaders import ReuseLoader
+from loaders.sharing.remote_view import RemoteView
 
 SIZE, BATCH = 24, 4
 BATCHES = SIZE // BATCH
@@ -30,3 +33,18 @@ def lone(**options: Any) -> ReuseLoader:
 
 def passes(loader: Any, number: int) -> list[Any]:
     return [batch for _ in range(number) for batch in served(loader)]
+
+
+def sent(view: RemoteView) -> RemoteView:
+    return pickle.loads(pickle.dumps(view))
+
+
+def story_of_a_bad_sample(loader: Any) -> list[Any]:
+    """What two passes serve, and where each ends, if reading sample 9 fails."""
+    told: list[Any] = []
+    for _ in range(2):
+        with pytest.raises(OSError, match="sector 9"):
+            for _, ids in loader:
+                told.append(ids.tolist())
+        told.append(loader.state_dict()["served_batches"])
+    return told
