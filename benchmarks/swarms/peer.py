@@ -42,12 +42,11 @@ class Net(L.LightningModule):
         super().__init__()
         width = settings.get("width", 16)
         self.odd = settings.get("odd", "")
-        """What a swarm refuses: manual, optimizers, sync_norm, sync_dist or state."""
-        self.automatic_optimization = self.odd not in ("manual", "optimizers")
+        """What a swarm refuses: manual, sync_dist or state."""
+        self.automatic_optimization = self.odd != "manual"
         middle: list[torch.nn.Module] = []
         if settings.get("norm", True):
-            kind = torch.nn.SyncBatchNorm if self.odd == "sync_norm" else torch.nn.BatchNorm1d
-            middle = [kind(width)]
+            middle = [torch.nn.BatchNorm1d(width)]
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(8, width), *middle, torch.nn.ReLU(),
             torch.nn.Dropout(settings.get("dropout", 0.2)), torch.nn.Linear(width, 4),
@@ -71,9 +70,6 @@ class Net(L.LightningModule):
         self.log("val_loss", torch.nn.functional.cross_entropy(self.layers(inputs), labels))
 
     def configure_optimizers(self) -> Any:
-        if self.odd == "optimizers":
-            halves = self.layers[0], self.layers[-1]
-            return [torch.optim.SGD(half.parameters(), lr=0.1) for half in halves]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5)
         return {

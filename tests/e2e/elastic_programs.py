@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import yaml
+from support.secret_files import write_secret
 
 from benchmarks.swarms.swarm import Nursery, Process, free_ports, until
 
@@ -19,9 +20,7 @@ class Programs:
         self.nursery = nursery
         self.folder = folder
         self.begun: list[Process] = []
-        self.secret = folder / "secret"
-        self.secret.touch(0o600)
-        self.secret.write_text("0123456789abcdef")
+        self.secret = write_secret(folder)
 
     def begin(self, program: str, name: str, *arguments: str) -> Process:
         out = self.folder / "said" / f"{name}-{len(self.begun)}"

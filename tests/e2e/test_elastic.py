@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from elastic_programs import Programs, Recipe, equal
+from support.secret_files import write_secret
 
 from benchmarks.swarms.swarm import free_ports, until
 from perfect.anchor import main as anchor_main
@@ -184,9 +185,7 @@ def test_check_refuses_what_the_run_would_refuse_in_the_same_words(
 ) -> None:  # fmt: skip
     assert train(swarm_recipe, *options)[0] == 2
     assert "elastic.secret_file: the secret file secret cannot be read" in capsys.readouterr().err
-    secret = tmp_path / "secret"
-    secret.touch(0o600)
-    secret.write_text("0123456789abcdef")
+    secret = write_secret(tmp_path)
     swarm_recipe["elastic"] |= {"secret_file": str(secret), "host": "0.0.0.0"}
     assert train(swarm_recipe, *options)[0] == 2
     assert "or give elastic.insecure_network: true" in capsys.readouterr().err

@@ -1,10 +1,11 @@
 """What the tests of swarms share: the usual run, alone and in company."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.swarms.ledger import account
-from benchmarks.swarms.swarm import Process
+from benchmarks.swarms.swarm import Nursery, Process, Swarm
 
 LANES, SAMPLES, REUSE, STEPS = 8, 200, 2, 30
 """A pass has 13 steps, the last of them a short one: so there are two whole ones."""
@@ -28,6 +29,14 @@ def by_step(peer: Process) -> dict[int, str]:
     """The digest of the weights after each step, as a peer has written it down."""
     lines = peer.out.joinpath("digests.txt").read_text().splitlines()
     return {int(step): digest for step, digest in (line.split() for line in lines)}
+
+
+def peer_alone(folder: Path, nursery: Nursery, settings: dict[str, Any]) -> Process:
+    """Train in one process that never has peers, to the end."""
+    with Swarm(folder, nursery) as swarm:
+        peer = swarm.peer("one", **settings)
+        assert peer.result()["error"] == ""
+    return peer
 
 
 def is_subset(some: dict[int, str], of: dict[int, str]) -> bool:

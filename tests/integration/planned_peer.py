@@ -1,7 +1,6 @@
 """One peer of a swarm in this process, with its anchor on a thread; with a budget or without."""
 
 import json
-import secrets
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from support.secret_files import write_secret
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -137,9 +137,7 @@ def train(
 def alone(out: Path, budget: str | int | None, steps: int = 8, **more: Any) -> Ran:
     """Train with an anchor of its own."""
     out.mkdir(parents=True, exist_ok=True)
-    secret = out / "secret"
-    secret.touch(0o600)
-    secret.write_text(secrets.token_hex(16))
+    secret = write_secret(out)
     given = {key: more.pop(key) for key in ("sum", "checkpoint", "device") if key in more}
     with Anchor("127.0.0.1", 0, read_secret(secret), Settings()) as anchor:
         serving = threading.Thread(target=anchor.run)

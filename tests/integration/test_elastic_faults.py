@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
 from products import only_first
 
 from benchmarks.swarms.network import Network, available
@@ -24,10 +24,7 @@ SHORT = 3.0
 @pytest.fixture(scope="module")
 def expected(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The weights of each step in one process that never had peers."""
-    with Swarm(tmp_path_factory.mktemp("alone"), nursery) as swarm:
-        peer = swarm.peer("one", **USUAL)
-        peer.result()
-        return by_step(peer)
+    return by_step(peer_alone(tmp_path_factory.mktemp("alone"), nursery, USUAL))
 
 
 def end_well(peers: list[Process], expected: dict[int, str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.secret_files import write_secret
 
 from trainers.elastic.commits.commit import Commit
 from trainers.elastic.deciding.header import LaneLogs
@@ -22,10 +23,7 @@ NUMBERS = 4 << 20
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Secret:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_text("0123456789abcdef" * 2)
-    return read_secret(path)
+    return read_secret(write_secret(tmp_path))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold
+from elastic_swarms import HEARTBEAT, assert_exact, by_step, fault, hold, peer_alone
 from products import every_value
 
 from benchmarks.swarms.faults import PHASES
@@ -23,10 +23,7 @@ AT = 5
 @pytest.fixture(scope="module")
 def expected(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The weights of each step in one process that never had peers."""
-    with Swarm(tmp_path_factory.mktemp("alone"), nursery) as swarm:
-        peer = swarm.peer("one", **USUAL)
-        peer.result()
-        return by_step(peer)
+    return by_step(peer_alone(tmp_path_factory.mktemp("alone"), nursery, USUAL))
 
 
 @pytest.mark.parametrize("phase, count", every_value(PHASES, (1, 2, 3)))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.secret_files import write_secret
 
 from benchmarks.swarms.anchor import make_anchor
 from benchmarks.swarms.swarm import until
@@ -20,10 +21,7 @@ ALIKE = {"model": "the same"}
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_text("0123456789abcdef" * 2)
-    return path
+    return write_secret(tmp_path)
 
 
 @pytest.fixture

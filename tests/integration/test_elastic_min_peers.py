@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault
+from elastic_swarms import CHECKED, HEARTBEAT, assert_exact, by_step, fault, peer_alone
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm
 
@@ -16,10 +16,7 @@ USUAL: dict[str, Any] = {**CHECKED, "steps": STEPS}
 @pytest.fixture(scope="module")
 def alone(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Process:
     """One process that never had peers."""
-    with Swarm(tmp_path_factory.mktemp("alone"), nursery) as swarm:
-        peer = swarm.peer("one", **USUAL)
-        assert peer.result()["error"] == ""
-    return peer
+    return peer_alone(tmp_path_factory.mktemp("alone"), nursery, USUAL)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from elastic_swarms import HEARTBEAT
+from support.secret_files import write_secret
 
 from benchmarks.swarms.swarm import Nursery, Process, Swarm, free_ports, until
 
@@ -14,14 +15,7 @@ OF_THE_RUN: dict[str, tuple[dict[str, Any], str]] = {
     "manual optimization": (
         {"odd": "manual", "clip": None}, "manual optimization steps when it wants",
     ),
-    "several optimizers": (
-        {"odd": "optimizers", "clip": None}, "there are 2 optimizers, and a swarm has one",
-    ),
-    "SyncBatchNorm": ({"odd": "sync_norm"}, "layers.1 is a SyncBatchNorm"),
     "sync_dist": ({"odd": "sync_dist"}, "self.log('train_loss', sync_dist=...)"),
-    "accumulation": (
-        {"trainer": {"accumulate_grad_batches": 2}}, "accumulate_grad_batches=2: lanes are",
-    ),
     "devices": ({"trainer": {"devices": 2}}, "devices=2"),
     "validation after every batch": (
         {"val": True, "trainer": {"val_check_interval": 1}}, "newcomers would never be let in",
@@ -111,9 +105,7 @@ def test_a_newcomer_is_refused_where_a_state_cannot_be_sent_and_nobody_else_ends
 
 
 def test_a_wrong_secret_is_refused(busy: Busy, tmp_path: Path) -> None:
-    wrong = tmp_path / "secret"
-    wrong.touch(0o600)
-    wrong.write_text("0123456789abcdef" * 2)
+    wrong = write_secret(tmp_path)
     error = busy.error_of("stranger", secret=str(wrong))
     assert error.startswith("WrongSecret: ")
     said = busy.anchor.said

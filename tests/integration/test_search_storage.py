@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet, Killed
+from fake_fleet import Killed
+from fake_fleet import SearchedFleet as Fleet
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaSearch
@@ -16,17 +17,12 @@ Random = optuna.samplers.RandomSampler
 SPACE = {"lr": optuna.distributions.FloatDistribution(1e-3, 1.0, log=True)}
 
 
-class Fleet(FakeFleet):
-    def add_program(self, name: str, program: Any) -> None:
-        super().add_program(name, lambda seat: program.make(program.params)(seat))
-
-
 def make(params: Mapping[str, Any]) -> Any:
     loss = math.log10(params["lr"] / 0.1) ** 2
     return lambda seat: {10 * rung: loss + 1 / rung for rung in range(1, 5)}
 
 
-def search_of(fleet: FakeFleet, url: str, sampler: Any = None) -> OptunaSearch:
+def search_of(fleet: Fleet, url: str, sampler: Any = None) -> OptunaSearch:
     given = {"trials": 8, "at_once": 3, "storage": url}
     return OptunaSearch(fleet, sampler or Random(seed=2), SPACE, make, **given)
 

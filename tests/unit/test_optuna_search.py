@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_fleet import FakeFleet, Killed
+from fake_fleet import SearchedFleet as Fleet
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaPruner, OptunaSearch, optuna_pruner_of, optuna_search_of
@@ -31,16 +32,6 @@ def make(params: Mapping[str, Any]) -> Any:
     """A program whose loss is best at lr 0.1, if it is wide."""
     loss = math.log10(params["lr"] / 0.1) ** 2 + (0.0 if params["wide"] else 0.3)
     return lambda seat: {10 * rung: loss + 1 / rung for rung in range(1, 5)}
-
-
-def run(program: Any) -> Any:
-    """`SearchedJob` gives no curve back, as a program of a fleet does not: the fake takes it."""
-    return lambda seat: program.make(program.params)(seat)
-
-
-class Fleet(FakeFleet):
-    def add_program(self, name: str, program: Any) -> None:
-        super().add_program(name, run(program))
 
 
 def search_of(fleet: FakeFleet, sampler: Any = None, **options: Any) -> OptunaSearch:
