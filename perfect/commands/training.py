@@ -9,12 +9,14 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 
 from loaders import LoaderError
 from offload import DeviceLost, OffloadError
 from perfect.assembly import (
     Berth,
+    Data,
     berth_in_swarm,
     build_data,
     build_module,
@@ -23,8 +25,8 @@ from perfect.assembly import (
     to_blame,
     watched,
 )
+from perfect.callbacks.phase_switch import PhaseSwitch
 from perfect.command_line import show_traceback
-from perfect.commands.judge import judge
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import Interrupted, LossNotFinite, PhaseError, RunError
 from perfect.report.report import write_report
@@ -187,3 +189,36 @@ def _report(folder: RunFolder, run: dict[str, Any], trainer: L.Trainer, console:
         said = f"{run['perplexity_on']} perplexity {run['perplexity']:.2f} a token"
         console.print(f"{said} (exp of the mean loss)", highlight=False)
     console.print(f"report: {report}", highlight=False)
+
+
+def judge(
+    trainer: L.Trainer, module: L.LightningModule, data: Data, switch: PhaseSwitch
+) -> dict[str, Any]:
+    """Measure a finished run with its final weights, on the test set if there is one, and on the
+    hold-out otherwise. Return `accuracy`, `perplexity`, and the set each was measured on; None if
+    not logged. Without a test_step its validation_step and the monitored metric are used."""
+    own = data.datamodule
+    tests, validates = (is_overridden(f"{s}_step", module) for s in ("test", "validation"))
+    if tests and data.test is not None:
+        return _figures(trainer.test(module, data.test, verbose=False), "test_accuracy", "test")
+    if tests and own is not None and is_overridden("test_dataloader", own):
+        results = trainer.test(module, datamodule=own, verbose=False)
+        return _figures(results, "test_accuracy", "test")
+    if validates and data.test is not None:
+        return _figures(trainer.validate(module, data.test, verbose=False), switch.monitor, "test")
+    if validates and own is not None and is_overridden("val_dataloader", own):
+        results = trainer.validate(module, datamodule=own, verbose=False)
+        return _figures(results, switch.monitor, "holdout")
+    return _figures([], "", "")
+
+
+def _figures(results: Any, name: str, where: str) -> dict[str, Any]:
+    seen = results[0] if results else {}
+    accuracy = seen.get(name)
+    perplexity = seen.get("test_perplexity", seen.get("val_perplexity"))
+    return {
+        "accuracy": accuracy,
+        "accuracy_on": where if accuracy is not None else None,
+        "perplexity": perplexity,
+        "perplexity_on": where if perplexity is not None else None,
+    }

@@ -1,17 +1,26 @@
 """A point of a grid as a job of a fleet: the run that `perfect-train` makes of its YAML alone."""
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.logging import RichHandler
 
 from perfect.assembly import berth_in_fleet
 from perfect.commands.training import train_run
 from perfect.config.schema import RunConfig, dump_config
 from perfect.errors import BuildError, Interrupted, RunFailed
-from perfect.grids.job_output import OUTPUT, job_output
 from perfect.runs.folder import RunFolder
 from trainers.fleet.hosting.device_process import PROGRAM
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.seat import Seat
 from trainers.fleet.jobs.turns import STOPPED
+
+OUTPUT = "output.txt"
 
 OF_THE_FLEET = (OUTPUT, PROGRAM, STOPPED)
 """Files that the fleet and this program put into a job's folder, beside those of the run."""
@@ -35,3 +44,38 @@ class GridJob:
             except BuildError as error:
                 found = [error, *error.others]
                 raise RunFailed("; ".join(f"{e.key}: {e.reason}" for e in found)) from error
+
+
+@contextmanager
+def job_output(folder: Path) -> Iterator[Console]:
+    """Yield a console that writes into the folder's file; this thread's logging goes there, too.
+    Jobs are threads of one process, so a record goes by the thread that wrote it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    with (folder / OUTPUT).open("a", encoding="utf-8") as file:
+        console = Console(file=file, soft_wrap=True, width=100)
+        mine = RichHandler(console=console, show_path=False, show_time=False, show_level=False)
+        mine.addFilter(_Thread(threading.get_ident(), passes=True))
+        others = list(root.handlers)
+        hush = _Thread(threading.get_ident(), passes=False)
+        for handler in others:
+            handler.addFilter(hush)
+        root.addHandler(mine)
+        try:
+            yield console
+        finally:
+            root.removeHandler(mine)
+            for handler in others:
+                handler.removeFilter(hush)
+
+
+class _Thread(logging.Filter):
+    """Passes the records of one thread, or those of all others."""
+
+    def __init__(self, thread: int, passes: bool) -> None:
+        super().__init__()
+        self._thread = thread
+        self._passes = passes
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return (record.thread == self._thread) == self._passes

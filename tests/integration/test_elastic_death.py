@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from trainers.elastic.anchor.death import is_dead
+from trainers.elastic.anchor.anchor import is_dead
 
 
 def test_a_peer_that_listens_still_is_alive() -> None:

@@ -54,7 +54,7 @@ def test_the_folder_of_another_fleet_or_with_other_jobs_is_refused(tmp_path: Pat
 HOLDER = """
 import sys
 from pathlib import Path
-from trainers.fleet.keeping.folder_lock import FolderLock
+from trainers.fleet.keeping.journal import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 lock.take()
 print("taken", flush=True)

@@ -15,7 +15,7 @@ from fake_fleet import SearchedFleet as Fleet
 
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.search import OptunaPruner, OptunaSearch, optuna_pruner_of, optuna_search_of
-from trainers.fleet.search.searched_job import SearchedJob
+from trainers.fleet.search.optuna_search import SearchedJob
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -12,6 +12,7 @@ It is also where members leave the addresses by which their gloo groups find eac
 import contextlib
 import logging
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from trainers.elastic.anchor.death import is_dead
 from trainers.elastic.anchor.meeting_place import MeetingPlace
 from trainers.elastic.deciding.roster import Roster, Settings
 from trainers.elastic.deciding.roster_words import (
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 SEND_SECONDS = 2.0
 """A peer that takes nothing for so long is as good as gone."""
 JOIN_SECONDS = 5.0
+PROBE_SECONDS = 0.5
 ASK_SECONDS = 0.1
 """So often the host of an awaited member is asked whether that member is dead."""
 
@@ -355,3 +356,23 @@ class Anchor:
 def view_of(told: dict[str, Any]) -> View:
     """Return a view that came as JSON."""
     return View(told["generation"], tuple(Member(**member) for member in told["members"]))
+
+
+def is_dead(host: str, port: int, seconds: float = PROBE_SECONDS) -> bool:
+    """Whether the peer's host says that nobody listens where the peer gives its state away. A peer
+    that lives listens there, also where a router has reset its connection to this anchor and it has
+    found another one."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((host, port), timeout=left) as probe:
+                probe.settimeout(max(end - time.monotonic(), 0.001))
+                if probe.recv(1):
+                    return False
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:
+            continue  # It is dying: it is asked once more.
+        except OSError:  # Nobody answers, or who listens waits for a greeting.
+            return False
+    return False

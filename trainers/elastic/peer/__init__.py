@@ -1,7 +1,7 @@
 """A peer as Lightning sees it: the strategy, the loader of shares, and what is refused.
 
 May import: atomic_checkpoint, elastic, elastic.commits, elastic.deciding, elastic.giving,
-    elastic.membership, elastic.planned, elastic.replaying, elastic.swarm, elastic.wire,
-    elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order, loaders.stats, offload,
-    one_device.
+    elastic.membership, elastic.planned, elastic.reducing, elastic.replaying, elastic.swarm,
+    elastic.wire, elastic.working, lightning_seams, loaders, loaders.lanes, loaders.order,
+    loaders.stats, offload, one_device.
 """

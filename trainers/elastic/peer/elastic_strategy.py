@@ -8,7 +8,9 @@ The peer with rank 0 in its generation writes logs and checkpoints. Validation r
 whole, so what it decides is decided alike.
 """
 
+import hashlib
 import logging
+import platform
 import socket
 import uuid
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from trainers.elastic.commits.commit import Commits
 from trainers.elastic.deciding.era import UNKNOWN, Era
@@ -27,10 +30,16 @@ from trainers.elastic.giving.donor import Donor
 from trainers.elastic.membership.anchor_link import AnchorLink, Instruction
 from trainers.elastic.peer.elastic_fit import ElasticFit, Sum
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.peer.run_digests import run_digests
 from trainers.elastic.replaying.step_log import StepLog, newest_era
 from trainers.elastic.swarm.swarm_commits import SwarmCommits, TrainerSide
-from trainers.elastic.wire import Address, ChannelClosed, Unreachable, parse_addresses, read_secret
+from trainers.elastic.wire import (
+    Address,
+    ChannelClosed,
+    Manifest,
+    Unreachable,
+    parse_addresses,
+    read_secret,
+)
 from trainers.lightning_seams import begin_with_checkpoint, checkpoint_now
 
 log = logging.getLogger(__name__)
@@ -243,3 +252,40 @@ def own_address(anchor: Address) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((anchor.host, anchor.port))  # Nothing is sent: it only finds the way.
         return str(probe.getsockname()[0])
+
+
+def run_digests(
+    module: L.LightningModule,
+    optimizer: torch.optim.Optimizer,
+    shares: LaneShares,
+    settings: Mapping[str, Any],
+    alike: Mapping[str, str],
+) -> Manifest:
+    """Return the digests of this peer's run. `alike`: what the user adds."""
+    loader = shares.lanes.loader
+    forms = [(name, str(t.dtype), tuple(t.shape)) for name, t in module.state_dict().items()]
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    identity = loader.identity.state(in_a_pass=False)
+    return Manifest.of(
+        {
+            **{f"strategy.{key}": str(value) for key, value in settings.items()},
+            "seed": str(loader.seed),
+            "batch of a lane": str(shares.micro),
+            "buffer_batches": str(loader.buffer_batches),
+            "model": _digest(type(module).__name__, forms),
+            "optimizer": _digest(type(optimizer).__name__, groups),
+            "samples": str(len(loader.dataset)),
+            "data": _digest(identity),
+            "torch": torch.__version__,
+            "lightning": L.__version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            **alike,
+        }
+    )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -1,17 +1,21 @@
 """Trains a swarm's run again in one process, from its logs, and compares every step's digest."""
 
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from torch import Tensor
 
-from trainers.elastic.commits.commit import Commits
-from trainers.elastic.errors import CannotBeElastic
+from trainers.elastic.commits.commit import Commit, Commits, LaneWork
+from trainers.elastic.deciding.header import LaneLogs
+from trainers.elastic.errors import CannotBeElastic, ReplayDiffers
 from trainers.elastic.peer.elastic_fit import ElasticFit
 from trainers.elastic.peer.lane_shares import LaneShares
-from trainers.elastic.replaying.logged_commits import LoggedCommits
-from trainers.elastic.replaying.step_log import read_history
+from trainers.elastic.reducing import sum_in_order
+from trainers.elastic.replaying.step_log import History, read_history
+from trainers.elastic.working.digests import digest_of
 
 
 class ReplayStrategy(ElasticFit):
@@ -42,3 +46,57 @@ class ReplayStrategy(ElasticFit):
                 " give the same global batch"
             )
         return self.replayed
+
+
+class LoggedCommits:
+    """It implements `Commits` (commits/commit.py)."""
+
+    def __init__(self, history: History) -> None:
+        self.compared = 0
+        """The number of steps whose digests were equal."""
+        self._history = history
+        self._step = 0
+
+    def next(self, work: LaneWork) -> Commit:
+        logged = self._history.commits.get(self._step)
+        if logged is None:
+            raise ReplayDiffers(
+                f"the logs end before step {self._step + 1}: give the logs of more peers"
+            )
+        sums: list[Tensor] = []
+        logs: list[LaneLogs] = []
+        buffers: tuple[Tensor, ...] = ()
+        for _, lanes in logged.added:
+            work.begin(self._step)
+            left = lanes
+            while left:
+                left = left[work.compute(left) :]
+            sums.append(work.sums.clone())
+            logs.append(work.logs)
+            if work.lanes()[0] in lanes:
+                buffers = work.buffers()
+        total = sum_in_order(sums)
+        digest = digest_of([total, *buffers])
+        if digest != logged.digest:
+            raise ReplayDiffers(
+                f"step {self._step} comes to {digest} here, and the log says {logged.digest}: the"
+                " data, the code or the machine differ, or a peer computed wrongly"
+            )
+        self.compared += 1
+        return Commit(
+            step=self._step,
+            added=logged.added,
+            total=work.as_floats(total),
+            logs=reduce(LaneLogs.plus, logs),
+            buffers=buffers,
+            digest=digest,
+        )
+
+    def applied(self, commit: Commit) -> None:
+        self._step = commit.step + 1
+
+    def ended(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

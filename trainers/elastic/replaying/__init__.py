@@ -1,5 +1,4 @@
-"""The log of a swarm, and commits that are made again from it in one process.
+"""The log of a swarm, which a peer writes and a replay reads.
 
-May import: elastic, elastic.commits, elastic.deciding, elastic.reducing, elastic.working,
-    json_lines.
+May import: elastic, elastic.commits, elastic.deciding, json_lines.
 """

@@ -7,6 +7,7 @@ The host itself runs no job's code. It is called by the fleet's loop, or by the 
 process.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from pathlib import Path
 
 from trainers.dice import Dice
 from trainers.fleet.deciding.events import Command, Event, Start, Yield
-from trainers.fleet.hosting.banner import Banner
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.shared_inputs import SharedInputs
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.job_thread import JobThread
 from trainers.fleet.jobs.seat_settings import SeatSettings
 from trainers.fleet.jobs.tenancy import Tenancy
+
+SAID_BY = "lightning.pytorch.utilities.rank_zero"
+BEGINS = ("GPU available: ", "TPU available: ", "💡 Tip: ")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,3 +88,26 @@ def _inputs_of(settings: SeatSettings) -> SharedInputs:
         return SharedInputs(str(settings.number))
     # The process of a device that has ended may still be known there.
     return SharedInputs(f"{settings.number}-{os.getpid()}", InputLink(settings.inputs))
+
+
+class Banner(logging.Filter):
+    """Passes each line of Lightning's banner (what the machine has, and tips) for one job. What
+    else jobs and others say passes always."""
+
+    def __init__(self, says: bool) -> None:
+        """`says`: whether this process has the device that says it for all."""
+        super().__init__()
+        self._says = says
+        self._said: set[str] = set()
+        logging.getLogger(SAID_BY).addFilter(self)
+
+    def close(self) -> None:
+        logging.getLogger(SAID_BY).removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        if not str(record.threadName).startswith("perfect-job-") or not line.startswith(BEGINS):
+            return True
+        first = self._says and line not in self._said
+        self._said.add(line)
+        return first

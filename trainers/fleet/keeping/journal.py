@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 from trainers.fleet.deciding.events import EVENTS, Event, JobMemory
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.deciding.fleet_state import FleetSettings
-from trainers.fleet.keeping.folder_lock import FolderLock
 from trainers.json_lines import JsonLines, whole_lines
+
+LOCK = "fleet.lock"
 
 NAME = "journal.jsonl"
 KINDS = MappingProxyType({kind.__name__: kind for kind in EVENTS})
@@ -108,3 +109,35 @@ class Journal:
                 self._file.close()
             self._file = None
         self._lock.free()
+
+
+class FolderLock:
+    """A folder belongs to one process at a time: two would write over each other's journal. Call
+    `take`, and `free` at the end, once or more often. The system frees the lock when the process
+    ends, in whatever way. Processes that it has started do not hold it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+
+    def take(self) -> None:
+        """Make the folder this process's. Raise `FleetError` if another process has it."""
+        import fcntl  # Windows has none
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = (self._folder / LOCK).open("wb")
+        try:
+            # Not flock: a loader's worker is a fork, and would hold that after this process's end.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.close()
+            raise FleetError(
+                f"another process runs the fleet of {self._folder}: wait for its end, end it with"
+                " Ctrl-C, or give another folder"
+            ) from error
+        self._file = file
+
+    def free(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

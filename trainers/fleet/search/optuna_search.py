@@ -13,11 +13,16 @@ goes on with the trials that the storage has, and asks only for new ones.
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import lightning as L
+
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.jobs.job_program import JobProgram
+from trainers.fleet.jobs.lightning_job import LightningJob
+from trainers.fleet.jobs.seat import Seat
 from trainers.fleet.keeping.fleet_result import FleetResult, JobResult
 from trainers.fleet.search.asked_trials import AskedTrials
 from trainers.fleet.search.optuna_package import (
@@ -27,7 +32,6 @@ from trainers.fleet.search.optuna_package import (
     stored_trial,
     study_in_memory,
 )
-from trainers.fleet.search.searched_job import Make, SearchedJob
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
 
+Make = Callable[[Mapping[str, Any]], Mapping[str, Any] | JobProgram]
+"""From parameters to the arguments of `Fleet.add` (module=, train=, ...), or to a program."""
+ARGUMENTS = ("module", "train", "val", "trainer", "offload", "seed", "reserve")
 OnEnd = Callable[[JobResult, Mapping[int, float]], None]
 
 
@@ -230,3 +237,44 @@ class OptunaSearch:
             self.study.tell(trial, state=self._states.FAIL)
         else:
             self.study.tell(trial, value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedJob:
+    """Calls `make` in the job's own turn, so that a job whose making fails is a job that failed,
+    and what it draws is drawn with the job's own seed."""
+
+    make: Make
+    params: Mapping[str, Any]
+    seed: int
+
+    def __call__(self, seat: Seat) -> None:
+        L.seed_everything(self.seed, verbose=False)
+        made = self.make(dict(self.params))
+        program = self._lightning_job(made, seat) if isinstance(made, Mapping) else made
+        if not callable(program):
+            raise FleetError(
+                f"`make` returned a {type(made).__name__} for {dict(self.params)}: return a dict"
+                f" with {', '.join(ARGUMENTS)} as for Fleet.add, or a program"
+            )
+        program(seat)
+
+    def _lightning_job(self, made: Mapping[str, Any], seat: Seat) -> LightningJob:
+        unknown = sorted(made.keys() - {*ARGUMENTS})
+        missing = sorted({"module", "train"} - made.keys())
+        if unknown or missing:
+            raise FleetError(
+                f"`make` returned a dict with {', '.join(map(str, made)) or 'nothing'}:"
+                f" module and train are needed, and {', '.join(ARGUMENTS)} are known"
+            )
+        return LightningJob.of(
+            name=seat.name,
+            module=made["module"],
+            train=made["train"],
+            val=made.get("val"),
+            trainer=made.get("trainer") or {},
+            offload=made.get("offload"),
+            seed=made.get("seed", self.seed),
+            reserve=made.get("reserve"),
+            device=seat.device,
+        )

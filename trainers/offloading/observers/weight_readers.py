@@ -9,7 +9,7 @@ and so can a module and a data module:
         reads_weights_between_steps = False
 
 Reads at the end of an epoch, for validation or for a checkpoint do not count: before them all
-deferred updates are run (flushing_callback.py).
+deferred updates are run (steps/late_updates.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,15 +41,9 @@ MODULE_HOOKS = (
     "on_validation_model_zero_grad",
     "on_validation_model_eval",
 )
-KNOWN = (
-    DeviceStatsMonitor,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    RichProgressBar,
-    ThroughputMonitor,
-    Timer,
-    TQDMProgressBar,
-)
+KNOWN = (LearningRateMonitor, ModelCheckpoint, RichProgressBar, Timer, TQDMProgressBar)
+"""What these callbacks read changes only at the end of an optimizer step."""
+READ_NO_WEIGHTS = (*KNOWN, DeviceStatsMonitor, ThroughputMonitor)
 DEEP, WIDE = 5, 100
 """Weights are searched in the loaders down to this depth, in containers of at most this size."""
 
@@ -83,7 +77,7 @@ class WeightReaders:
 def _hooks(callbacks: Iterable[Any], module: Any, datamodule: Any) -> Iterator[Hook]:
     for callback in callbacks:
         # A subclass of a known class may do anything.
-        if type(callback) not in KNOWN:
+        if type(callback) not in READ_NO_WEIGHTS:
             yield from (Hook(callback, name) for name in HOOKS if is_overridden(name, callback))
     for name in (*HOOKS, *DATA_HOOKS, *MODULE_HOOKS):
         if is_overridden(name, module):
@@ -139,3 +133,19 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # the cell is empty
         return None
+
+
+def onlooker(trainer: L.Trainer, module: L.LightningModule) -> str:
+    """Name the first hook that may observe a run between two micro-batches, with its line; empty if
+    there is none. Where there is one, no micro-batch is deferred: it would find another loss,
+    other logged values and other weights than plain Lightning's."""
+    callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    for callback in callbacks:
+        for name in HOOKS:
+            # A subclass of a known class may do anything.
+            if type(callback) not in KNOWN and is_overridden(name, callback, L.Callback):
+                return str(Hook(callback, name))
+    for name in HOOKS:
+        if is_overridden(name, module):
+            return str(Hook(module, name))
+    return ""

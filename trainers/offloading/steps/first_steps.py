@@ -10,14 +10,16 @@ so.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
 
-from offload import Plan
+from offload import Plan, TaskGraph
+from offload.watching.watched_state import WatchedState, brief
 from trainers.offloading.hardware.devices import MovedTensors, tensors_of
 from trainers.offloading.hardware.generators import generators_of
 from trainers.offloading.hardware.target import Target
@@ -33,10 +35,11 @@ from trainers.offloading.steps.comparison import (
     state_of,
 )
 from trainers.offloading.steps.micro_batch import StepGraph
-from trainers.offloading.steps.state_entries import StateEntries
 from trainers.offloading.steps.step_graphs import StepGraphs
-from trainers.offloading.steps.suspects import suspects
 from trainers.offloading.tracing.batch_parts import BatchParts
+
+MOST_NUMBERS = 8
+"""So many Python values are named."""
 
 NAMED = 3
 """A warning names so many tensors."""
@@ -222,3 +225,62 @@ class FirstSteps:
 def _on_host(plan: Plan | None) -> bool:
     """Whether this plan updates parameters on the host."""
     return plan is not None and any(task.lane == "host" for task in plan.graph.tasks)
+
+
+def suspects(differs: str, graph: TaskGraph, watched: WatchedState) -> str:
+    """Say where to look: the first task that uses the tensor `differs`, and the numbers that Python
+    code gave to the step."""
+    return " ".join(filter(None, (_first_use(differs, graph), _numbers(watched))))
+
+
+def _first_use(differs: str, graph: TaskGraph) -> str:
+    for task in graph.tasks:
+        for buffer in (*task.reads, *task.writes):
+            tensor = graph.buffers[buffer].tensor
+            if graph.buffers[buffer].persistent and tensor and _names(differs, tensor):
+                where = f" ({task.where})" if task.where else ""
+                return f"{tensor} is first used by {task.name}{where}."
+    return ""
+
+
+def _names(differs: str, tensor: str) -> bool:
+    return differs == tensor or differs.endswith((f" {tensor}", f".{tensor}"))
+
+
+def _numbers(watched: WatchedState) -> str:
+    said = list(dict.fromkeys(_values(watched)))
+    more = f" and {len(said) - MOST_NUMBERS} more" if len(said) > MOST_NUMBERS else ""
+    return (
+        f"Numbers that the step read in Python: {', '.join(said[:MOST_NUMBERS])}{more}."
+        if said
+        else ""
+    )
+
+
+def _values(watched: WatchedState) -> Iterator[str]:
+    for each in (*watched.dicts, *watched.lists, *(one for _, one in watched.others)):
+        for key, value in zip(each.keys, each.values, strict=True):
+            if isinstance(value, float):
+                yield f"{each.label(key)} = {brief(value)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateEntries:
+    """The entries of an optimizer's state by parameter, at a step's start. A step may add entries,
+    and count in numbers; tensors have their values restored elsewhere (comparison.py)."""
+
+    optimizer: Optimizer
+    entries: Mapping[torch.Tensor, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> "StateEntries":
+        return cls(optimizer, {p: dict(state) for p, state in optimizer.state.items()})
+
+    def restore(self) -> None:
+        """Give the state the entries that it had, in the same dicts."""
+        state = self.optimizer.state
+        for p in [p for p in state if p not in self.entries]:
+            del state[p]
+        for p, entries in self.entries.items():
+            state[p].clear()
+            state[p].update(entries)

@@ -37,7 +37,7 @@ from trainers.lightning_seams import (
     validates_by_clock,
 )
 from trainers.offloading.hardware.generators import drawn_by_steps, generators_of
-from trainers.offloading.observers.onlookers import onlooker
+from trainers.offloading.observers.weight_readers import onlooker
 from trainers.offloading.steps.micro_batch import MicroBatch, StepGraph
 from trainers.offloading.steps.step_graphs import StepGraphs
 from trainers.offloading.tracing.batch_parts import BatchParts

@@ -8,6 +8,7 @@ Only the step that is planned first is rotated in this way, and only if an optim
 batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -16,7 +17,6 @@ import torch
 from offload import BudgetTooSmall, Runner, TaskGraph
 from offload.lowering.rotation import Rotation
 from offload.running.rotated_step import RotatedStep
-from trainers.offloading.observers.flushing_callback import FlushingCallback
 from trainers.offloading.observers.weight_readers import WeightReaders
 
 
@@ -92,3 +92,36 @@ class LateUpdates:
         finally:
             self._rotated = None
             self._callback.detach(self._trainer)
+
+
+class FlushingCallback(L.Callback):
+    """Comes first at each hook where other callbacks may read the weights of one fit, and calls
+    `flush`. Checkpoints in mid-epoch go through the strategy, which runs the late updates too."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
+
+    def attach(self, trainer: L.Trainer) -> None:
+        """Insert this callback in front, again if the user has changed the list since."""
+        callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        if self not in callbacks:
+            callbacks.insert(0, self)
+
+    def detach(self, trainer: L.Trainer) -> None:
+        callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        if self in callbacks:
+            callbacks.remove(self)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._flush()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._flush()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._flush()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._flush()
