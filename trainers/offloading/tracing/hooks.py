@@ -109,10 +109,6 @@ class Hooks:
             raise CaptureError(why)
 
     @property
-    def owners(self) -> list[Any]:
-        return list({id(hook.owner): hook.owner for hook in self._found}.values())
-
-    @property
     def after(self) -> bool:
         """Whether one of the hooks reads gradients."""
         return any(hook.name in AFTER for hook in self._found) or self.clip
