@@ -78,8 +78,8 @@ def test_a_folder_becomes_a_beton_with_its_pictures_and_labels(
     assert left_behind(folder.parent) == ["out.beton"]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
-    assert "5 pictures" in lines[0]
-    assert f"{out.stat().st_size} bytes" in lines[0]
+    assert "pictures: 5" in lines[0]
+    assert f"bytes: {out.stat().st_size}" in lines[0]
     assert lines[0].endswith(" s")
 
 
