@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from products import every_value
-from support import offload_models as models
-from support import offload_training as training
+from support.offload_training import trained_once
 
 from benchmarks.twins.intruder import Intruder
 from benchmarks.twins.twin_graph import GraphTwin
@@ -25,27 +24,14 @@ DRIVERS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def trained() -> Callable[[str], Any]:
-    """`trained("gpt")` was captured and trained by eager PyTorch, once for all tests."""
-    kept: dict[str, Any] = {}
-
-    def one(name: str) -> Any:
-        if name not in kept:
-            kept[name] = training.trained(models.cases()[name])
-        return kept[name]
-
-    return one
-
-
 @pytest.mark.parametrize(
     "name, engine, evicts",
     every_value(["gpt", "resnet18", "vit", "llama"], list(DRIVERS), [True, False]),
 )
 def test_a_step_that_is_stopped_anywhere_has_eagers_bits(
-    name: str, engine: str, evicts: bool, trained: Callable[[str], Any]
+    name: str, engine: str, evicts: bool
 ) -> None:
-    case = trained(name)
+    case = trained_once(name)
     intruders: list[Intruder] = []
 
     def beside(runner: Runner) -> Intruder:
@@ -94,10 +80,8 @@ class Nomad:
 @pytest.mark.parametrize(
     "name, engine", every_value(["gpt", "resnet18", "vit", "llama"], ["serial", "threads", "cuda"])
 )
-def test_a_step_that_moves_to_other_stages_has_eagers_bits(
-    name: str, engine: str, trained: Callable[[str], Any]
-) -> None:
-    case = trained(name)
+def test_a_step_that_moves_to_other_stages_has_eagers_bits(name: str, engine: str) -> None:
+    case = trained_once(name)
     made = case.planned(0.6, "auto")
     nomads: list[Nomad] = []
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from products import every_value, only_first
-from support import offload_models as models
-from support import offload_training as training
+from support.offload_training import trained_once
 from torch import nn
 
 import offload
@@ -26,24 +25,9 @@ from offload.running.runner import Runner
 HELD = ("compute", "h2d", "d2h")
 
 
-@pytest.fixture(scope="module")
-def trained() -> Any:
-    """`trained("gpt")` was captured and trained by eager PyTorch, once for all tests."""
-    kept: dict[str, Any] = {}
-
-    def one(name: str) -> Any:
-        if name not in kept:
-            kept[name] = training.trained(models.cases()[name])
-        return kept[name]
-
-    return one
-
-
 @pytest.mark.parametrize("name", only_first("gpt", "resnet18", "llama"))
-def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
-    name: str, trained: Any
-) -> None:
-    case = trained(name)
+def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(name: str) -> None:
+    case = trained_once(name)
     smallest = case.planned(0.0, "auto")
     for number, held in enumerate(HELD):
         case.run(smallest, "cuda", number, "priority", Twin((held,)))
@@ -52,10 +36,8 @@ def test_a_model_at_the_smallest_budget_has_eagers_bits_whatever_is_late(
 
 
 @pytest.mark.parametrize("name", only_first("llama", "resnet18", "gpt"))
-def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(
-    name: str, trained: Any
-) -> None:
-    case = trained(name)
+def test_a_captured_model_has_eagers_bits_in_any_order_that_its_edges_allow(name: str) -> None:
+    case = trained_once(name)
     for share, placement in ((0.0, "auto"), (1.0, "copy")):
         driver = GraphTwin(order="random", seed=11)
         with warnings.catch_warnings():

@@ -6,6 +6,7 @@ Nothing here knows how a plan works: the oracle is the model, its loss and its o
 everybody calls them.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -77,6 +78,12 @@ class Training:
         made = planned(self.graph, share, placement)
         made.verify()
         return made
+
+
+@functools.cache
+def trained_once(name: str) -> Training:
+    """A case of offload_models that was captured, and trained by eager PyTorch, once a process."""
+    return trained(models.cases()[name])
 
 
 def trained(case: Any) -> Training:
