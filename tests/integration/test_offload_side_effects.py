@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from support.offload_lightning import QUIET
+from support.offload_lightning import ONE_QUIET_EPOCH, QUIET
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -146,12 +146,7 @@ def run(effect: Effect, evaluate: bool, **strategy: Any) -> tuple[Any, dict[str,
     data = TensorDataset(torch.randn(4 * STEPS, 4), torch.randint(0, 3, (4 * STEPS,)))
     module = Module(effect.act, evaluate)
     trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ONE_QUIET_EPOCH,
         **({"strategy": OffloadStrategy(**strategy)} if strategy else {}),
     )
     go = trainer.test if evaluate else trainer.fit
@@ -266,12 +261,7 @@ def test_an_effect_that_a_second_trace_does_not_repeat_happens_in_later_steps() 
     data = TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,)))
     module = Steps()
     trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ONE_QUIET_EPOCH,
         strategy=OffloadStrategy(check_first_steps=0),
     )
     with pytest.warns(UserWarning, match=r"trains eagerly.*changes from .* in a call"):

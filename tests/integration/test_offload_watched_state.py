@@ -34,12 +34,7 @@ def trained(way: Way, **strategy: Any) -> dict[str, torch.Tensor]:
     data = TensorDataset(torch.randn(4 * STEPS, 4), torch.randint(0, 3, (4 * STEPS,)))
     module = way.module()
     trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ol.ONE_QUIET_EPOCH,
         callbacks=[ChangesOnce(way)],
         **({"strategy": OffloadStrategy(**strategy)} if strategy else {}),
     )
@@ -93,12 +88,7 @@ def fitted(way: Way, callbacks: Any, steps: int = 24, log: Any = None, **strateg
 
         type(module).training_step = training_step  # type: ignore[method-assign]
     trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **ol.ONE_QUIET_EPOCH,
         callbacks=[*callbacks, Logged()],
         **({"strategy": OffloadStrategy(**strategy)} if strategy else {}),
     )

@@ -23,6 +23,11 @@ QUIET = (
     "ignore:You defined a `validation_step`",
     "ignore:.*deprecated:DeprecationWarning",
 )
+ONE_QUIET_EPOCH: dict[str, Any] = {
+    "max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+"""What a trainer is told that trains for one epoch and writes nothing."""
 WIDTH, CLASSES, SAMPLES, BATCH = 32, 5, 44, 8
 
 
