@@ -53,6 +53,8 @@ test: .venv/dev
 slow-tests: .venv/dev
 	$(PYTEST) --tier test --slow-tests
 
+## Tests of several processes wait while their worker idles: one worker more than usual fills it.
+test-ci: JOBS = 3
 test-ci: .venv/dev
 	$(PYTEST) --tier ci
 
