@@ -176,7 +176,7 @@ class Members:
         """What the job of a member returned; it left no thread behind and its process ends."""
         kind, value, threads = self.heard(rank)
         assert (kind, threads) == ("done", [])
-        assert self.processes[rank].wait(60) == 0
+        assert self.processes[rank].wait() == 0
         return value
 
     def answers(self) -> list[Any]:

@@ -292,7 +292,7 @@ from loaders.cache.disk_cache import DiskCache
 DiskCache(Path({str(tmp_path)!r}), 2**26, "data-of-today", 0).read(0)[0].zero_()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], timeout=100, check=False
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False
     )
     assert done.returncode == -signal.SIGSEGV
     with DiskCache(tmp_path, 64 * MIB, NAME, 0) as cache:

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, str(SCRIPT), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(2)]
 

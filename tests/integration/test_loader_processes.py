@@ -237,7 +237,7 @@ def test_a_ctrl_c_ends_the_pass_and_leaves_nothing(
         ended = [watch(int(pid)) for pid in pids]
         assert bool(pids) == (kind == "process")
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=100)
+        out, err = child.communicate()
     finally:
         child.kill()
         child.communicate()
@@ -275,7 +275,7 @@ def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed
         process.start()
         assert ours.poll(100)
         assert ours.recv() == (20, {3})
-        process.join(100)
+        process.join()
         assert process.exitcode == 0
 
     if method == "spawn":

@@ -308,9 +308,7 @@ TWIN = Path(__file__).with_name("offload_capture_twin.py")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TWIN), *arguments], capture_output=True, text=True, timeout=100
-    )
+    return subprocess.run([sys.executable, str(TWIN), *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ def test_a_program_that_forgets_to_close_ends_all_the_same(
 ) -> None:
     parent = program(method)
     ends = [watch(pid) for pid in pids(parent)]
-    _, said = parent.communicate("\n", timeout=100)
+    _, said = parent.communicate("\n")
     assert all(ended() for ended in ends)
     assert parent.returncode == 0
     assert said == ""
@@ -358,7 +358,7 @@ def test_a_ctrl_c_ends_parent_and_workers_without_a_word_from_these(
     ends = [watch(pid) for pid in workers]
     for pid in (*workers, parent.pid):
         os.kill(pid, signal.SIGINT)
-    _, said = parent.communicate(timeout=100)
+    _, said = parent.communicate()
     assert all(ended() for ended in ends)
     assert said.count("KeyboardInterrupt") == 1
 
@@ -379,7 +379,6 @@ def test_a_script_that_cannot_be_imported_is_told_what_to_do(method: str, tmp_pa
         [sys.executable, str(tmp_path / "unguarded.py")],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 1
