@@ -67,9 +67,13 @@ class KeyedPermutation:
 
     def __call__(self, positions: IntArray) -> IntArray:
         """The ids at these positions."""
-        found = self._walked(np.asarray(positions, dtype=np.int64))
+        walked = self._walked
+        if self.size <= LEAST_SIDE**2:
+            # A few ids in the least table are walked to often: its places are computed once.
+            walked = self._walked(np.arange(LEAST_SIDE**2)).__getitem__
+        found = walked(np.asarray(positions, dtype=np.int64))
         while len(outside := np.flatnonzero(found >= self.size)):
-            found[outside] = self._walked(found[outside])
+            found[outside] = walked(found[outside])
         return found
 
     def _walked(self, places: IntArray) -> IntArray:
