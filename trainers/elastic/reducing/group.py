@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.distributed import Store, Work  # pyright: ignore[reportPrivateImportUsage]
 
-from trainers import torch_seams
+import trainers.torch_seams as torch_seams  # `from trainers` would import the public names
 from trainers.elastic.reducing.forming import Forming
 from trainers.elastic.reducing.graveyard import Graveyard, Remains
 from trainers.elastic.reducing.link_watch import end_when_unreachable, open_sockets
