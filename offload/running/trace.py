@@ -107,15 +107,6 @@ class Trace:
             for node, _ in zip(ran.nodes, ran.starts, strict=False)
         )
 
-    def seconds_by_task(self) -> dict[int, float]:
-        """Measured seconds by the number of the task in the graph."""
-        nodes = self._known.nodes
-        return {
-            nodes[span.node].task: span.seconds
-            for span in self._spans()
-            if nodes[span.node].kind == TASK
-        }
-
     def busy(self) -> dict[str, float]:
         """Seconds of work by row."""
         busy: dict[str, float] = {}

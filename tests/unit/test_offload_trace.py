@@ -81,9 +81,8 @@ def test_bytes_in_use_rise_with_the_first_touch_and_fall_with_the_last() -> None
     ]
 
 
-def test_measured_seconds_are_by_task_and_by_row() -> None:
+def test_measured_seconds_are_by_row() -> None:
     trace = Trace(memgraph(), record())
-    assert trace.seconds_by_task() == {0: 3.0}
     assert trace.busy() == {"compute": 3.0, "h2d": 0.5, "d2h": 0.5}
     assert trace.seconds == 5.0
     assert [span.node for span in trace.spans] == [0, 1, 2]
@@ -106,5 +105,5 @@ def test_a_step_that_failed_is_traced_up_to_there(tmp_path: Path) -> None:
 
 def test_a_trace_of_nothing_says_so() -> None:
     with pytest.raises(ValueError, match="run a step first"):
-        Trace().seconds_by_task()
+        Trace(record=record()).bytes_in_use()
     assert Trace().busy() == {} and Trace().seconds == 0.0
