@@ -23,7 +23,6 @@ from offload.lowering.micro_batches import orders
 from offload.lowering.rotation import Rotation
 from offload.lowering.rotation_choice import rotations
 from offload.planning.allocator_rounding import outside
-from offload.planning.cuts import Cuts
 from offload.planning.observation import StepObservation, observe
 from offload.planning.remake import PlanMeasurement, search_again, take_new
 from offload.planning.simulator import Bound, Simulation, least_seconds, simulate
@@ -146,11 +145,6 @@ class Plan:
     def resident_seconds(self) -> float:
         """Seconds of a step that never waits for a copy."""
         return least_seconds(self.source, self.costs)
-
-    @cached_property
-    def cuts(self) -> Cuts:
-        """Where the step may be cut, and what must outlast a pause there."""
-        return Cuts(self.memgraph, self.simulation.timeline)
 
     def verify(self) -> None:
         """Raise `RaceFound` unless every legal order of this plan gives the step's own bits."""

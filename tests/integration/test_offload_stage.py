@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from support import stage_jobs as jobs
+from support.step_pieces import cut
 
 from offload.errors import StepError
 from offload.graph.taskgraph import HOST
-from offload.running.engines.pieces import WorkPiece, cut, run_pieces
+from offload.running.engines.pieces import WorkPiece, run_pieces
 from offload.running.engines.work import Record
 from offload.running.runner import Runner
 from offload.running.stage import Stage
@@ -175,37 +176,26 @@ def test_what_a_stage_decides_cannot_be_asked_of_its_tenant() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("every", [1, 5])
-def test_a_step_in_pieces_that_returns_between_any_two_has_the_same_bits(
-    engine: str, every: int
-) -> None:
+def test_a_step_in_pieces_has_the_same_bits(engine: str, every: int) -> None:
     job = jobs.Job.chain(4, 4096, 24_000)
     count = len(job.plan.memgraph.nodes)
-    asked: list[int] = []
-
-    def gate() -> bool:
-        asked.append(1)
-        return True
-
     with jobs.STAGES[engine]() as stage:
         runner = Runner(job.plan, stage=stage)
-        pieces: dict[int, tuple[WorkPiece, ...]] = {}
+        pieces: dict[int, list[WorkPiece]] = {}
 
         def run(given: Any, record: Record) -> None:
             [one] = given
             if id(one) not in pieces:
                 pieces[id(one)] = cut(one.work, range(0, count, every))
-            done, returned = 0, 0
-            while done < len(pieces[id(one)]):
-                done = run_pieces(stage.engine, pieces[id(one)], record, done, gate)
-                returned += 1
-            assert returned == len(pieces[id(one)]) == -(-count // every)
+            assert len(pieces[id(one)]) == -(-count // every)
+            run_pieces(stage.engine, pieces[id(one)], record)
             assert sorted(record.finished) == list(range(count))
 
         stage.run = run  # type: ignore[method-assign]
         for _ in range(3):
             job.step(runner)
         runner.close()
-    assert job.is_right() and len(asked) == 3 * (-(-count // every) - 1)
+    assert job.is_right()
 
 
 def test_an_error_in_a_piece_names_the_node_of_the_step() -> None:

@@ -4,18 +4,10 @@ one piece     F1 F2 B2 B1 U1                    the usual step: everything may o
 three         F1 F2 | B2 B1 | U1                others may use the device at each bar
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offload.planning.cuts import pieces_at
 from offload.running.engines.work import Engine, LaneRecord, Record, StepWork
-
-Gate = Callable[[], bool]
-"""Called between two pieces. Returns whether the engine should return there."""
-
-
-def open_gate() -> bool:
-    return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,30 +24,9 @@ def whole(work: StepWork) -> tuple[WorkPiece, ...]:
     return (WorkPiece(range(len(work.runs)), work),)
 
 
-def cut(work: StepWork, positions: Iterable[int]) -> tuple[WorkPiece, ...]:
-    """The step cut at these positions of the plan's order. Each piece is captured separately, so
-    cut a step once and keep its pieces."""
-    pieces = pieces_at(positions, len(work.runs))
-    if len(pieces) <= 1:
-        return whole(work)
-    return tuple(WorkPiece(piece.nodes, work.part(piece.nodes)) for piece in pieces)
-
-
-def run_pieces(
-    engine: Engine,
-    pieces: Sequence[WorkPiece],
-    record: Record,
-    first: int = 0,
-    gate: Gate = open_gate,
-) -> int:
-    """Run the pieces from number `first` on, until all have run or the gate says to return.
-
-    Returns the number of pieces that have run; pass it as `first` to go on with the step."""
-    for number in range(first, len(pieces)):
-        if number > first and gate():
-            return number
-        _run_piece(engine, pieces[number], record)
-    return len(pieces)
+def run_pieces(engine: Engine, pieces: Sequence[WorkPiece], record: Record) -> None:
+    for piece in pieces:
+        _run_piece(engine, piece, record)
 
 
 def _run_piece(engine: Engine, piece: WorkPiece, record: Record) -> None:
