@@ -26,7 +26,7 @@ from offload.planning.arena import Piece, Space
 from offload.planning.copies import Copy
 from offload.planning.held_addresses import HeldAddresses
 from offload.planning.node_list import NodeList
-from offload.planning.policies import Policy
+from offload.planning.policies import DROP, EVICT, PLACE, Horizons, Policy
 from offload.planning.refusal import refuse, refuse_arena, scratch_bytes
 from offload.planning.victims import NEVER, Stake, Victims
 from offload.planning.walked_uses import WalkedUses
@@ -38,20 +38,21 @@ def build_memgraph(
     policy: Policy,
     clock: Collection[float] = (),
     homes: Mapping[int, Place] | None = None,
+    horizons: Horizons | None = None,
 ) -> MemGraph:
     """Make one plan.
 
     `capacities`: bytes of each device's arena, and of the host's (no entry: no limit). `clock`:
     when each task begins if nothing waits; task numbers by default. `homes`: where buffers must lie
-    when the step begins."""
+    when the step begins. `horizons`: the policy's, which note what they are asked."""
+    asked = clock, homes or {}, horizons or Horizons(policy)
     try:
-        return _Walk(graph, capacities, policy, list(clock), homes or {}).run()
+        return _Walk(graph, capacities, policy, *asked).run()
     except BudgetTooSmall:
         if not policy.host_workers or HOST not in capacities:
             raise
     # Addresses that are held back leave other gaps, so the host's memory may do without them.
-    at_once = replace(policy, host_workers=0)
-    return _Walk(graph, capacities, at_once, list(clock), homes or {}).run()
+    return _Walk(graph, capacities, replace(policy, host_workers=0), *asked).run()
 
 
 class _Walk:
@@ -60,14 +61,15 @@ class _Walk:
         graph: TaskGraph,
         capacities: Mapping[int, int],
         policy: Policy,
-        clock: list[float],
+        clock: Collection[float],
         homes: Mapping[int, Place],
+        horizons: Horizons,
     ) -> None:
-        self.graph, self.policy = graph, policy
+        self.graph, self.policy, self.horizons = graph, policy, horizons
         self.buffers, self.tasks = graph.buffers, graph.tasks
         self.sizes = [graph.aligned(buffer.nbytes) for buffer in graph.buffers]
         self.touched = [task.touches for task in graph.tasks]
-        self.clock = clock or [float(n) for n in range(len(graph.tasks))]
+        self.clock = list(clock) or [float(n) for n in range(len(graph.tasks))]
         self.capacities = dict(capacities)
         self.homes = homes
         self.outputs = frozenset(graph.outputs)
@@ -168,13 +170,11 @@ class _Walk:
     def _find_place(self, number: int, ahead: int) -> bool:
         """Find places for all that a task needs, or for nothing."""
         task, touched = self.tasks[number], self.touched[number]
-        policy = self.policy
-        if ahead > max(policy.ahead, policy.evict_ahead, policy.drop_ahead):
+        if not self.horizons.reach(PLACE, ahead):
             return False
         if ahead and not self.host_writes.isdisjoint(touched):
             return False  # the copy on the device will be out of date by then
         wanted = self._wanted(number)
-        evict, drop = ahead <= policy.evict_ahead, ahead <= policy.drop_ahead
         for b in touched:
             self.uses.pin(b)
         taken: list[tuple[Space, int, list[Piece]]] = []
@@ -183,10 +183,10 @@ class _Walk:
             device = task.device if b is None else self.buffers[b].device
             space = self.spaces[device]
             high = b is None or (b not in self.outputs and self.uses.end_soon(b, number))
-            fixed = policy.offsets.get((number,) if b is None else b)
+            fixed = self.policy.offsets.get((number,) if b is None else b)
             offset = space.best_fit(size, high) if fixed is None else fixed
-            if offset is None and (evict or (drop and device in self.unpinned)):
-                offset = self._make_room(device, size, number, only_drop=not evict)
+            if offset is None:
+                offset = self._make_room(device, size, number, ahead)
             if offset is None:
                 for space, offset, pieces in reversed(taken):
                     space.give(offset, pieces)
@@ -236,8 +236,11 @@ class _Walk:
     def _moves(self, b: int) -> bool:
         return b not in self.starts or self.starts[b].arena == HOST
 
-    def _make_room(self, device: int, size: int, number: int, only_drop: bool) -> int | None:
+    def _make_room(self, device: int, size: int, number: int, ahead: int) -> int | None:
         """Evict the cheapest window that holds `size` bytes. Returns where it begins."""
+        only_drop = not self.horizons.reach(EVICT, ahead)
+        if only_drop and not (device in self.unpinned and self.horizons.reach(DROP, ahead)):
+            return None
         window = self.victims[device].window(
             size, self.clock[number], number if only_drop else None
         )

@@ -15,12 +15,14 @@ from offload.graph.taskgraph import TaskGraph
 from offload.planning.packing import Owner
 from offload.planning.refusal import resident_bytes, working_set
 from offload.planning.residency import exposed, most_resident
+from offload.planning.victims import NEVER
 
 DROPS = (64, 0)
 """For how many tasks ahead others are dropped."""
 EXPOSED = 0.25
 """The share of the room for resident weights that a step's first inputs may take."""
-
+PLACE, EVICT, DROP = range(3)
+"""What a walk does ahead of a task's turn."""
 ENDLESS = 1 << 40
 """So many host workers that an address which they free is held back for the whole step."""
 
@@ -44,6 +46,33 @@ class Policy:
     offsets: Mapping[Owner, int] = field(default_factory=dict)
     """Where buffers and workspaces lie on their device (packing.py). Then no task is placed
     ahead."""
+
+    @property
+    def horizons(self) -> tuple[int, int, int]:
+        """For how many tasks ahead anything is done, others are evicted, and others are dropped."""
+        evict, drop = self.evict_ahead, self.drop_ahead
+        return max(self.ahead, evict, drop), evict, drop
+
+
+class Horizons:
+    """The horizons of one walk, and which others would have made the same plan: a step of 40 tasks
+    never asks what is 64 tasks ahead."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._horizons, self._least, self._most = policy.horizons, [0] * 3, [NEVER] * 3
+
+    def reach(self, what: int, ahead: int) -> bool:
+        """Whether a task so far ahead may still be placed, may evict, or may drop."""
+        if ahead <= self._horizons[what]:
+            self._least[what] = max(self._least[what], ahead)
+            return True
+        self._most[what] = min(self._most[what], ahead - 1)
+        return False
+
+    def answer_as(self, policy: Policy) -> bool:
+        """Whether the walk is the same under a policy that differs in its horizons at most."""
+        every = zip(self._least, policy.horizons, self._most, strict=True)
+        return all(least <= tasks <= most for least, tasks, most in every)
 
 
 class Policies:

@@ -22,7 +22,7 @@ from offload.graph.taskgraph import HOST, TaskGraph
 from offload.planning.effort import EFFORTS
 from offload.planning.least_copies import least_seconds_with
 from offload.planning.plan_choice import PlanChoice
-from offload.planning.policies import DROPS, Policies, Policy
+from offload.planning.policies import DROPS, Horizons, Policies, Policy
 from offload.planning.recompute import variants as recompute_variants
 from offload.planning.reduction import reduced
 from offload.planning.refusal import refuse, refuse_host, smallest_budget
@@ -121,8 +121,11 @@ class _Search:
         self._best: FoundPlan | None = None
         self._refused: BudgetTooSmall | None = None
         self._tried: list[str] = []
-        self._seconds: dict[tuple[TaskGraph, Hashable], float] = {}
-        """By graph and settings: the seconds of each try, so that no plan is made twice."""
+        self._seconds: dict[Hashable, float] = {}
+        """By graph and settings: the seconds of each try, so that nothing is tried twice."""
+        self._walks: dict[tuple[TaskGraph, frozenset[int]], list[tuple[Horizons, float]]] = {}
+        """By graph and residents: the horizons and the seconds of each plan, so that no plan is
+        made twice."""
         self._without_rotation: float | None = None
         self._recomputed: dict[TaskGraph, tuple[TaskGraph, str]] = {}
         """By graph that recomputes: the graph that it was made of, and its name."""
@@ -246,20 +249,13 @@ class _Search:
                 least = min(least, walked(self._wanted, {HOST: limit}, policy).arenas[HOST])
         return least
 
-    def _try(
-        self,
-        name: str,
-        policy: Policy,
-        graph: TaskGraph | None = None,
-        most: float = math.inf,
-    ) -> float:
+    def _try(self, name: str, policy: Policy, graph: TaskGraph, most: float = math.inf) -> float:
         """Try one plan, unless it was tried before or cannot be the best. Returns its seconds; inf
         if it does not fit or was not tried."""
-        settings = policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
-        key = graph or self._wanted.graph, settings
+        key = graph, policy.resident, policy.ahead, policy.evict_ahead, policy.drop_ahead
         if key not in self._seconds:
-            hopeless = self._is_hopeless(key[0], policy)
-            self._seconds[key] = math.inf if hopeless else self._walk(name, policy, graph, most)
+            hopeless = self._is_hopeless(graph, policy)
+            self._seconds[key] = math.inf if hopeless else self._known(name, policy, graph, most)
         return self._seconds[key]
 
     def _is_hopeless(self, graph: TaskGraph, policy: Policy) -> bool:
@@ -269,26 +265,34 @@ class _Search:
         least = least_seconds_with(graph, self._wanted.costs, policy.resident, self._wanted.homes)
         return least > (1 + ROUNDING) * self._best.simulation.makespan
 
-    def _walk(self, name: str, policy: Policy, graph: TaskGraph | None, most: float) -> float:
-        try:
-            memgraph = walked(self._wanted, {}, policy, graph)
-        except BudgetTooSmall as refused:
-            self._refused = refused
-            self._tried.append(f"{name}: does not fit")
-            return math.inf
-        simulation = simulate(memgraph, self._wanted.costs)
-        moved = sum(node.nbytes for node in memgraph.nodes)
-        self._tried.append(f"{name}: {simulation.makespan:.3g} s")
-        if simulation.makespan <= most and (
-            self._best is None
-            or (simulation.makespan, moved)
-            < (
-                self._best.simulation.makespan,
-                sum(node.nbytes for node in self._best.memgraph.nodes),
-            )
-        ):
-            self._best = FoundPlan(memgraph, policy, simulation)
-        return simulation.makespan
+    def _known(self, name: str, policy: Policy, graph: TaskGraph, most: float) -> float:
+        """The seconds of the plan, which may have been made for another policy."""
+        walks = self._walks.setdefault((graph, policy.resident), [])
+        known = (seconds for horizons, seconds in walks if horizons.answer_as(policy))
+        if (seconds := next(known, None)) is None:
+            horizons = Horizons(policy)
+            try:
+                seconds = self._walk(policy, graph, most, horizons)
+            except BudgetTooSmall as refused:
+                self._refused = refused
+                self._tried.append(f"{name}: does not fit")
+                return math.inf
+            walks.append((horizons, seconds))
+        self._tried.append(f"{name}: {seconds:.3g} s")
+        return seconds
+
+    def _walk(self, policy: Policy, graph: TaskGraph, most: float, horizons: Horizons) -> float:
+        memgraph = walked(self._wanted, {}, policy, graph, horizons)
+        found = FoundPlan(memgraph, policy, simulate(memgraph, self._wanted.costs))
+        seconds, best = found.simulation.makespan, self._best
+        if seconds <= most and (best is None or _cost(found) < _cost(best)):
+            self._best = found
+        return seconds
+
+
+def _cost(found: FoundPlan) -> tuple[float, int]:
+    """The seconds of a plan, then the bytes that it moves."""
+    return found.simulation.makespan, sum(node.nbytes for node in found.memgraph.nodes)
 
 
 def _in_words(share: float, policy: Policy) -> str:

@@ -9,7 +9,7 @@ from offload.graph.memgraph import SMALL_WORKSPACE, MemGraph, Place
 from offload.graph.taskgraph import TaskGraph
 from offload.planning.plan_choice import PlanChoice, graph_digest
 from offload.planning.planner import build_memgraph
-from offload.planning.policies import Policy
+from offload.planning.policies import Horizons, Policy
 from offload.planning.refusal import scratch_bytes
 from offload.planning.simulator import Simulation
 
@@ -88,7 +88,11 @@ def peak_bytes(graph: TaskGraph, device: int) -> int:
 
 
 def walked(
-    wanted: Wanted, arenas: Mapping[int, int], policy: Policy, graph: TaskGraph | None = None
+    wanted: Wanted,
+    arenas: Mapping[int, int],
+    policy: Policy,
+    graph: TaskGraph | None = None,
+    horizons: Horizons | None = None,
 ) -> MemGraph:
     graph = graph or wanted.graph
     clock, now = [], 0.0
@@ -96,4 +100,4 @@ def walked(
         clock.append(now)
         now += wanted.costs.of_task(task)
     capacities = {**wanted.capacities, **arenas}
-    return build_memgraph(graph, capacities, policy, clock, wanted.homes)
+    return build_memgraph(graph, capacities, policy, clock, wanted.homes, horizons)
