@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from loaders.backends import BACKENDS
 from loaders.batches import AugmentOn, each_view
 from loaders.cache.cache_setup import CacheSetup
@@ -17,6 +19,7 @@ from loaders.options import (
     BatchOptions,
     CacheOptions,
     DecodingOptions,
+    LoaderOptions,
     OrderOptions,
     WorkerKind,
     WorkerOptions,
@@ -85,6 +88,21 @@ def tuner_for(reuse: Any, most_reuse: int | None) -> ReuseTuner | None:
     return ReuseTuner(most)
 
 
+def settled_seed(seed: int | torch.Generator | None, ranks_given: bool) -> int:
+    """The seed that was given; else one that is drawn, as a DataLoader draws one, from its
+    generator or from torch's. Processes that cannot compare what they draw all have 0."""
+    if isinstance(seed, int):
+        return seed
+    if ranks_given:
+        return 0
+    return drawn_from(seed)
+
+
+def drawn_from(generator: torch.Generator | None) -> int:
+    """A seed from a generator; None: from torch's own."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
 def worker_count(workers: int | Literal["auto"]) -> int:
     return usable_cpus() if workers == "auto" else workers
 
@@ -106,23 +124,17 @@ def check_dataset(dataset: Any) -> None:
         raise SourceError("the data set is empty: there is nothing to serve")
 
 
-def check_options(
-    order: OrderOptions,
-    decoding: DecodingOptions,
-    workers: WorkerOptions,
-    cache: CacheOptions,
-    batches: BatchOptions,
-) -> None:
-    check_order(order)
-    check_decoding(decoding)
-    check_workers(workers)
-    if decoding.backend != "native" and workers.timeout is not None:
+def check_options(options: LoaderOptions) -> None:
+    check_order(options.order)
+    check_decoding(options.decoding)
+    check_workers(options.workers)
+    if options.decoding.backend != "native" and options.workers.timeout is not None:
         raise ValueError(
-            f"timeout has no effect with backend={decoding.backend!r}, which reads many samples at"
-            " once: leave it out"
+            f"timeout has no effect with backend={options.decoding.backend!r}, which reads many"
+            " samples at once: leave it out"
         )
-    check_cache(cache)
-    check_batches(batches)
+    check_cache(options.cache)
+    check_batches(options.batches)
 
 
 def check_order(order: OrderOptions) -> None:
@@ -149,8 +161,10 @@ def check_stream(
         "buffer_bytes": (order.buffer_bytes is not None, "give buffer_batches instead"),
         "backend": (decoding.backend != "native", "leave it out"),
         "on_error": (decoding.on_error != "raise", "let decode= or the data set pass over it"),
+        "worker_init_fn": (workers.init is not None, "no worker process reads it"),
+        "start_method": (workers.start_method is not None, "no worker process reads it"),
         "timeout": (workers.timeout is not None, "TarShards(timeout=) is for servers"),
-        "worker_kind": (workers.kind != "thread", "threads decode what one of them reads"),
+        "worker_kind": (workers.kind == "process", "threads decode what one of them reads"),
         "cache": (cache.kind is not None, "its samples have no numbers to be found by"),
     }
     for name, (given, instead) in refused.items():
@@ -168,7 +182,13 @@ def check_workers(workers: WorkerOptions) -> None:
         without_effect("worker_init_fn", workers.init, 'worker_kind="process"')
     if workers.timeout is not None and not workers.timeout > 0:
         raise ValueError(f"timeout must be more than 0 seconds, not {workers.timeout}")
-    at_least_one("workers", workers.count)
+    if workers.count < 0:
+        raise ValueError(f"workers must be at least 0, not {workers.count}")
+    if workers.count == 0:
+        without_effect("timeout", workers.timeout, "workers")
+        without_effect("worker_init_fn", workers.init, "workers")
+        if workers.kind == "process":
+            raise ValueError('worker_kind="process" has no effect with workers=0: leave it out')
 
 
 def check_cache(cache: CacheOptions) -> None:

@@ -2,6 +2,7 @@
 
 LoaderError
   SourceError       a data set that is missing, empty or unusable
+    FrozenDraw      a sample whose reading is random, and would be served again as it was drawn
   DecodeError       a sample that cannot be read (names the file and the reason)
   SampleShapeError  samples of one batch that cannot be put together
   BufferTooSmall    a memory limit that cannot hold what must be held
@@ -24,6 +25,13 @@ class SourceError(LoaderError):
     """A data set that is missing, empty or unusable.
 
     Correct the path, or give a data set with samples in it.
+    """
+
+
+class FrozenDraw(SourceError):
+    """A sample whose reading draws random numbers, with reuse or a cache, which would freeze them.
+
+    Give what is random as `augment=`.
     """
 
 

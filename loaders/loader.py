@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
-    cache_setup,
+    Serving,
     check_options,
     check_state,
     first_serving,
@@ -32,11 +32,11 @@ from loaders.cache.cache import CacheKind
 from loaders.device import feed_to
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.joint_parts import PartKinds
-from loaders.opened_dataset import open_dataset
 from loaders.options import (
     BatchOptions,
     CacheOptions,
     DecodingOptions,
+    LoaderOptions,
     OrderOptions,
     WorkerKind,
     WorkerOptions,
@@ -46,10 +46,10 @@ from loaders.pass_position import PassPosition
 from loaders.passes import PassRun
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
-from loaders.rank_order import LoaderRanks
-from loaders.read_check import ReadCheck
+from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
-from loaders.stream_order import pass_order
+from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
@@ -89,7 +89,7 @@ class ReuseLoader:
         workers: int | Literal["auto"] = "auto",
         shuffle: bool = True,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: int | torch.Generator | None = None,
         pin_memory: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
@@ -97,7 +97,7 @@ class ReuseLoader:
         most_reuse: int | None = None,
         once: Augmentation | None = None,
         buffer_bytes: int | None = None,
-        worker_kind: WorkerKind = "thread",
+        worker_kind: WorkerKind = "auto",
         start_method: StartMethod | None = None,
         backend: Backend = "native",
         cache: CacheKind | None = None,
@@ -115,31 +115,29 @@ class ReuseLoader:
         worker_init_fn: Callable[[int], object] | None = None,
         samples_per_pass: int | None = None,
     ) -> None:
-        order = OrderOptions(
-            mode, shuffle, drop_last, seed, sampler, buffer_batches, buffer_bytes, samples_per_pass
-        )
-        decoding = DecodingOptions(backend, once, on_error)
-        count = worker_count(workers)
-        reading = WorkerOptions(count, worker_kind, start_method, timeout, worker_init_fn)
-        caching = CacheOptions(cache, cache_bytes, cache_dir, cache_key)
-        batches = BatchOptions(augment, collate, device, augment_on, pin_memory, views, parts)
-        check_options(order, decoding, reading, caching, batches)
-        kept = cache_setup(caching)
+        options = LoaderOptions(
+            OrderOptions(
+                mode, shuffle, drop_last, sampler, buffer_batches, buffer_bytes, samples_per_pass
+            ),
+            DecodingOptions(backend, once, on_error),
+            WorkerOptions(
+                worker_count(workers), worker_kind, start_method, timeout, worker_init_fn
+            ),
+            CacheOptions(cache, cache_bytes, cache_dir, cache_key),
+            BatchOptions(augment, collate, device, augment_on, pin_memory, views, parts),
+        )  # fmt: skip
+        check_options(options)
         self._tuner = tuner_for(reuse, most_reuse)
-        opened = open_dataset(dataset, order, decoding, reading, batches, caching)
-        self.setup = PipelineSetup(opened, decoding, reading, batches, kept, seed, buffer_bytes)
-        self.order = pass_order(opened.dataset, order, LoaderRanks(rank, world_size))
+        ranks = LoaderRanks(rank, world_size)
+        self._data = ServedData(dataset, options, ranks, seed, self._tuner is not None)
         serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
         self.position = PassPosition(running=serving, next=serving)
-        self.identity = LoaderIdentity(opened.dataset, sampler)
-        self._reads = ReadCheck(opened, reading, kept is not None, self._tuner is not None, seed)
-        self._reads.check(serving)
-        self.announcement = Announcement(self.setup, self.order, self._tuner is not None)
-        self.dataset = opened.dataset
-        self.workers, self.buffer_batches, self.buffer_bytes = count, buffer_batches, buffer_bytes
+        self._data.reads.check(serving)
+        self.announcement = Announcement(self._tuner is not None)
+        self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
         self.mode: Mode = mode
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.seed, self.on_error, self.batch_options = seed, on_error, batches
+        self.on_error, self.batch_options = on_error, options.batches
         self.made_ahead = AHEAD
         self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
@@ -160,7 +158,7 @@ class ReuseLoader:
         adopted = adopted_arguments(loader, changes)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted
-        made.announcement.say(made.position.next)
+        made.announce(made.position.next)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
@@ -184,6 +182,32 @@ class ReuseLoader:
     def stats(self) -> LoaderStats:
         taken = self.setup.opened.counted | (self._pipeline.bytes_taken if self._pipeline else {})
         return replace(self._stats, skipped=len(self.skipped), **taken)
+
+    @property
+    def dataset(self) -> Any:
+        """The data set that was given, as far as it is one. A change of it counts from the next
+        pass on."""
+        return self._data.dataset
+
+    @property
+    def setup(self) -> PipelineSetup:
+        return self._data.setup
+
+    @property
+    def order(self) -> RankOrder | StreamOrder:
+        return self._data.order
+
+    @property
+    def identity(self) -> LoaderIdentity:
+        return self._data.identity
+
+    @property
+    def workers(self) -> int:
+        return self.setup.workers.count
+
+    @property
+    def seed(self) -> int:
+        return self._data.seed
 
     @property
     def reuse(self) -> int:
@@ -225,7 +249,7 @@ class ReuseLoader:
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
-        self._reads.check(serving := serving.within(self.share, self.drop_last))
+        self._data.reads.check(serving := serving.within(self.share, self.drop_last))
         self.position.next = serving
 
     def limit_pass(self, batches: int | None) -> None:
@@ -251,13 +275,13 @@ class ReuseLoader:
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
         nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "run"))
-        copied = ("identity", "_skipped", "position", "precedence")
+        copied = ("_data", "_skipped", "position", "precedence")
         return self.__dict__ | nowhere | {name: copy.copy(self.__dict__[name]) for name in copied}
 
     def apart(self) -> "ReuseLoader":
         """A second loader with the same arguments at the same position. It keeps no cache."""
         second = copy.copy(self)
-        second.setup = replace(self.setup, cache=None)
+        second._data = self._data.without_cache()
         return second
 
     # ---- state ----------------------------------------------------------------------------------
@@ -277,10 +301,13 @@ class ReuseLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last batch that was served when `state` was taken."""
+        self.refresh()
+        if self._data.use_drawn(state["seed"]):
+            self.close()
         check_state(state, self.state_dict())
         self.identity.check(state.get("identity"))
         position = PassPosition.of(state)
-        self._reads.check(position.running, position.next)
+        self._data.reads.check(position.running, position.next)
         self.order.resume(state.get("stream"), position.served)
         self._leave()
         if self._pipeline is not None and self._following is not None:
@@ -296,6 +323,9 @@ class ReuseLoader:
 
     def _serve_pass(self) -> Iterator[Batch]:
         self._leave()  # another iterator may have been left open
+        self.refresh()
+        if self._data.settle_seed():
+            self.close()
         batches = self.order.batches(self.position.serving, self.mode, self.drop_last)
         resumed = self.position.resuming
         self.position.begin()
@@ -317,11 +347,24 @@ class ReuseLoader:
             if self.run is run:
                 self._leave()
 
+    def announce(self, serving: Serving) -> None:
+        """Say what is served, if nobody said it before."""
+        self.announcement.say(self.setup, self.order, serving)
+
+    def refresh(self) -> bool:
+        """Serve the data set as it is now; returns whether it has changed. What was decoded ahead
+        of it is dropped then."""
+        if not self._data.refresh():
+            return False
+        self.close()
+        self._data.reads.check(self.position.serving)
+        return True
+
     def _begin(self, batches: int | None) -> PassRun:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
         pass_index, first = at.pass_index, at.served
-        self.announcement.say(serving)
+        self.announce(serving)
         pipeline = self.pipeline_of_this_process()
         plan = ReuseBuffer(
             samples=self.share,

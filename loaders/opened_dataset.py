@@ -18,13 +18,7 @@ from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import check_dataset, check_stream, without_effect
 from loaders.backends import open_source
-from loaders.options import (
-    BatchOptions,
-    CacheOptions,
-    DecodingOptions,
-    OrderOptions,
-    WorkerOptions,
-)
+from loaders.options import BatchOptions, DecodingOptions, LoaderOptions
 from loaders.slots.leaves import leaves_of, picture_number
 from loaders.sources.datasets import counts_of
 from loaders.sources.randomness import seeded_randomness
@@ -68,16 +62,10 @@ class OpenedDataset:
         return {"decoders": tuple(sorted(total.items()))}
 
 
-def open_dataset(
-    dataset: Any,
-    order: OrderOptions,
-    decoding: DecodingOptions,
-    workers: WorkerOptions,
-    batches: BatchOptions,
-    cache: CacheOptions,
-) -> OpenedDataset:
+def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
+    order, decoding, batches = options.order, options.decoding, options.batches
     if (source := as_stream(dataset)) is not None:
-        check_stream(order, decoding, workers, cache)
+        check_stream(order, decoding, options.workers, options.cache)
         _check_views(batches, decoding, None)
         return OpenedDataset(StreamedSamples(source, order.samples_per_pass), None, None)
     without_effect("samples_per_pass", order.samples_per_pass, "a stream")
@@ -92,7 +80,7 @@ def open_dataset(
     dataset, said = decoded_natively(dataset)
     split = None if split is None else _for_its_pictures(split, dataset)
     _check_views(batches, decoding, split)
-    if decoding.once is not None or cache.kind is not None or batches.collate is not None:
+    if decoding.once is not None or options.cache.kind is not None or batches.collate is not None:
         return OpenedDataset(dataset, split, None, said)
     there = decoded_columns(dataset)
     columns = None if there is None else DecodedColumns(tuple(there[0]), there[1])

@@ -23,7 +23,7 @@ from loaders.pixels.augmentation import Augmentation
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
 
-WorkerKind = Literal["thread", "process"]
+WorkerKind = Literal["auto", "thread", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,6 @@ class OrderOptions:
     mode: Mode
     shuffle: bool
     drop_last: bool
-    seed: int
     sampler: Any
     buffer_batches: int
     buffer_bytes: int | None
@@ -61,6 +60,8 @@ class WorkerOptions:
     """Seconds that a sample may take. None: as long as it takes."""
     init: Callable[[int], object] | None = None
     """Called in each worker process with its number, before it reads."""
+    because: str = ""
+    """Why they are of this kind, where the loader chose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +87,14 @@ class BatchOptions:
     """How many views of a sample each serve has, where `augment` lists none."""
     parts: PartKinds | None = None
     """What goes with the picture, and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """All of them."""
+
+    order: OrderOptions
+    decoding: DecodingOptions
+    workers: WorkerOptions
+    cache: CacheOptions
+    batches: BatchOptions

@@ -150,7 +150,7 @@ class PassRun:
         measured = BatchMeasurement(
             decode_seconds=seconds,
             decoded=decoded,
-            workers=self._pipeline.setup.workers.count,
+            workers=max(self._pipeline.setup.workers.count, 1),
             step_seconds=0.0 if self._delivery_time is None else asked - self._delivery_time,
             stall_seconds=stalled,
             served=len(info.ids),

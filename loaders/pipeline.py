@@ -98,6 +98,7 @@ class Pipeline:
                 check_once, once=decoding.once, said=setup.batches.parts, optional=self._varies
             ),
             self._varies,
+            watched=workers.count == 0,
         )
         pinned = setup.batches.pin_memory and torch.cuda.is_available()
         listed = len(each_view(setup.batches.augment, setup.batches.views))
@@ -116,6 +117,9 @@ class Pipeline:
     ) -> Prefetcher:
         """The workers, over a slab of `slots` slots. The first of `jobs` shows how large a slot
         is. `ahead` batches are made before the consumer asks for them."""
+        if self._processes is not None and self.setup.opened.decoded is None:
+            for process in self._processes.fill():
+                process.start()
         if self.slab is None or (self.slab.slots != slots and self.setup.opened.decoded is None):
             self.stop()
             # If that sample cannot be read, another one takes its place.
@@ -140,6 +144,7 @@ class Pipeline:
     ) -> None:
         """Serve `jobs` of a pass, which may have been followed before, in `plan`'s batches."""
         assert self.pool is not None
+        self.reader.frozen = self.cache is not None or (reuse > 1 and reaugment)
         followed, self._followed = self._followed, None
         decoded_ahead = followed[1] if followed is not None and followed[0] is order else None
         self.pool.begin(self._work(order, jobs, reuse, reaugment), plan, decoded_ahead)

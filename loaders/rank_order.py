@@ -9,7 +9,7 @@ pass. So beginning a pass is something that all ranks do together.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,9 +50,13 @@ class LoaderRanks:
         return torch.distributed.get_world_size() if _distributed() else 1
 
     @property
+    def are_given(self) -> bool:
+        return self.given_world_size is not None or self.given_rank is not None
+
+    @property
     def known(self) -> bool:
         """Whether somebody says which of how many processes this one is."""
-        return self.given_world_size is not None or self.given_rank is not None or _distributed()
+        return self.are_given or _distributed()
 
     @property
     def all_together(self) -> bool:
@@ -65,6 +69,10 @@ class LoaderRanks:
         if self.given_world_size is not None or not _distributed():
             return wish
         return max(self.gathered(wish))
+
+    def of_first(self, drawn: int) -> int:
+        """What the first process has drawn. Every process has to call this at the same point."""
+        return self.gathered(drawn)[0] if self.all_together else drawn
 
     def gathered(self, told: Any) -> list[Any]:
         """What the loaders of all processes tell. Every process has to call this at the same
@@ -157,6 +165,9 @@ class RankOrder:
         """The pass, entered before batch `first`."""
         assert batches is not None, "the data set has a length"
         return PlannedPass.entered(plan, order, first, batches)
+
+    def with_seed(self, seed: int) -> "RankOrder":
+        return replace(self, seed=seed)
 
     def close(self) -> None:
         """Nothing is open, as it is of a stream."""

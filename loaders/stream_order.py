@@ -104,6 +104,9 @@ class StreamOrder:
             )
         return serving.within(self.share, drop_last)
 
+    def with_seed(self, seed: int) -> "StreamOrder":
+        return StreamOrder(self.dataset, seed, self._shuffle, self.ranks)
+
     def check_ranks(self, order: PassOrder, batches: int | None) -> str:
         """Refuse a pass that the ranks would not serve alike."""
         if not self.ranks.all_together:
@@ -245,11 +248,13 @@ class StreamOrder:
         return self.__dict__ | {"_serving": None, "_resumed": resumed}
 
 
-def pass_order(dataset: Any, options: OrderOptions, ranks: LoaderRanks) -> RankOrder | StreamOrder:
+def pass_order(
+    dataset: Any, options: OrderOptions, ranks: LoaderRanks, seed: int
+) -> RankOrder | StreamOrder:
     """Which samples of a data set, or of a stream, a rank serves in each pass."""
     if isinstance(dataset, StreamedSamples):
-        return StreamOrder(dataset, options.seed, options.shuffle, ranks)
-    return RankOrder(dataset, options.sampler, options.seed, options.shuffle, ranks)
+        return StreamOrder(dataset, seed, options.shuffle, ranks)
+    return RankOrder(dataset, options.sampler, seed, options.shuffle, ranks)
 
 
 def _smaller(plan: ReuseBuffer, samples: int, pass_index: int) -> ReuseBuffer:

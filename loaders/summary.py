@@ -36,8 +36,9 @@ class Told:
     """Where decoded samples stay from pass to pass. Empty: nowhere."""
     seed: int
     seed_from: str
+    in_memory: bool
+    """Whether nothing is read, for it lies decoded in memory."""
     workers: int
-    """0: nothing is read, for it lies decoded in memory."""
     worker_kind: WorkerKind
     kind_because: str
     rank: int | None
@@ -66,9 +67,10 @@ def told_of(
         setup.cache.kind if setup.cache else "",
         setup.seed,
         adopted.seed_from if adopted else "",
-        0 if opened.decoded else workers.count,
+        opened.decoded is not None,
+        workers.count,
         workers.kind,
-        adopted.kind_because if adopted else "",
+        workers.because,
         order.rank if order.known else None,
         order.world_size if order.known else None,
         (*(adopted.notes if adopted else ()), *([unknown] if unknown else ())),
@@ -96,9 +98,11 @@ def _samples(opened: OpenedDataset, batches: BatchOptions) -> str:
 
 def summary(told: Told) -> str:
     """One line, with its parts in a fixed order."""
-    kind = {"thread": "threads", "process": "processes"}[told.worker_kind]
+    kind = {"process": "processes"}.get(told.worker_kind, "threads")
     kind = told.worker_kind if told.workers == 1 else kind
     readers = f"read by {told.workers} {kind}{_because(told.kind_because)}"
+    if not told.workers:
+        readers = "read by the loop itself, nothing ahead (workers=0)"
     ranks = "ranks as torch.distributed says"
     if told.world_size is not None:
         ranks = f"rank {told.rank} of {told.world_size}"
@@ -108,7 +112,7 @@ def summary(told: Told) -> str:
         f"kept in the cache ({told.cache})" if told.cache else "",
         "each batch has all samples" if told.whole_batches else "",
         f"seed {told.seed}{_because(told.seed_from)}",
-        readers if told.workers else "read by nobody: it lies decoded in memory",
+        "read by nobody: it lies decoded in memory" if told.in_memory else readers,
         ranks,
         *told.notes,
     ]
@@ -122,17 +126,15 @@ def _because(why: str) -> str:
 class Announcement:
     """Says the summary of one loader, once."""
 
-    def __init__(self, setup: PipelineSetup, order: RankOrder | StreamOrder, tuned: bool) -> None:
+    def __init__(self, tuned: bool) -> None:
         self.adopted: AdoptedArguments | None = None
-        self._setup = setup
-        self._order = order
         self._tuned = tuned
         self._said = False
 
-    def say(self, serving: Serving) -> None:
+    def say(self, setup: PipelineSetup, order: RankOrder | StreamOrder, serving: Serving) -> None:
         """`serving` is how the first pass will be served."""
         if self._said:
             return
         self._said = True
-        told = told_of(self._setup, serving, self._tuned, self._order, self.adopted)
+        told = told_of(setup, serving, self._tuned, order, self.adopted)
         log.log(logging.WARNING if told.notes else logging.INFO, "%s", summary(told))

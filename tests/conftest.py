@@ -134,6 +134,14 @@ def cold_if_marked(request: pytest.FixtureRequest, warm_python: WarmPython) -> N
 
 
 @pytest.fixture(autouse=True)
+def equal_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loaders of a test that gives no seed have the same order, except where the drawing of
+    seeds is what it is about."""
+    if not request.node.get_closest_marker("draws_seeds"):
+        monkeypatch.setattr("loaders.arguments.drawn_from", lambda generator: 0)
+
+
+@pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """A decode thread, a process or shared memory that outlives its test is a leak."""
     yield

@@ -15,7 +15,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,11 +64,12 @@ class Adopted:
     """The collate function. None: it is torch's default_collate."""
     pin_memory: bool
     seed: int | None = None
-    """The seed of its generator or its DistributedSampler. None: it has neither."""
+    """The seed of its DistributedSampler. None: it has none."""
     rank: int | None = None
     world_size: int | None = None
-    worker_kind: Literal["thread", "process"] = "thread"
     timeout: float | None = None
+    start_method: str | None = None
+    """How its multiprocessing_context starts processes. None: it has none."""
     worker_init_fn: Callable[[int], object] | None = None
     """What its worker processes call with their numbers. None: nothing, or nothing of the user's.
     """
@@ -83,38 +84,39 @@ class Adopted:
 
 
 def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted:
-    """`splits`: whether the data set's transform will be split, so that threads run only the part
-    that we know."""
+    """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
+    runs only the part that we know."""
     _check(dataloader)
     batches = cast(BatchSampler, dataloader.batch_sampler)
     collate = dataloader.collate_fn
-    generator = dataloader.generator
     adopted = Adopted(
         dataset=dataloader.dataset,
         batch_size=batches.batch_size,
         shuffle=False,
         sampler=None,
         drop_last=batches.drop_last,
-        workers=max(dataloader.num_workers, 1),
+        workers=dataloader.num_workers or int(_may_read_ahead(dataloader.dataset, splits)),
         collate=None if collate is default_collate else collate,
         pin_memory=dataloader.pin_memory,
-        seed=generator.initial_seed() if generator is not None else None,
-        worker_kind=_worker_kind(dataloader, splits),
         timeout=dataloader.timeout or None,
+        start_method=_start_method(dataloader),
         worker_init_fn=_worker_init_fn(dataloader),
         notes=tuple(_without_effect(dataloader)),
     )
     return _with_order(adopted, batches.sampler)
 
 
-def _worker_kind(dataloader: DataLoader[Any], splits: bool) -> Literal["thread", "process"]:
-    dataset = dataloader.dataset
-    if dataloader.num_workers == 0 or isinstance(dataset, IterableDataset):
-        return "thread"  # a single one
-    if _worker_init_fn(dataloader) is not None:
-        return "process"
-    safe = safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
-    return "thread" if safe else "process"
+def _start_method(dataloader: DataLoader[Any]) -> str | None:
+    context = dataloader.multiprocessing_context
+    return None if context is None or not dataloader.num_workers else context.get_start_method()
+
+
+def _may_read_ahead(dataset: DataSet, splits: bool) -> bool:
+    """Whether a thread may read while the loop trains: code of a user's own shares the generators
+    of random numbers with the training."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    return safe_in_threads(split_dataset(dataset)[0] if splits else dataset)
 
 
 def _worker_init_fn(dataloader: DataLoader[Any]) -> Callable[[int], object] | None:
@@ -146,24 +148,17 @@ def _check(dataloader: DataLoader[Any]) -> None:
             f"the DataLoader has a batch_sampler of its own ({type(batches).__name__}), but reuse"
             " mixes samples of different batches: give a sampler of single ids and a batch_size"
         )
-    if dataloader.multiprocessing_context is not None:
-        raise LoaderError(
-            "the DataLoader has a multiprocessing_context, which only torch's worker processes"
-            " would use: leave it out"
-        )
 
 
 def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
-    if isinstance(dataloader.dataset, IterableDataset):
-        if dataloader.num_workers:
-            yield (
-                f"num_workers={dataloader.num_workers} has no effect: one thread at a time iterates"
-                f" {type(dataloader.dataset).__name__}, and no sample comes twice"
-            )
-    elif dataloader.num_workers == 0:
-        yield "num_workers=0 has no effect: one thread works ahead nevertheless"
-        if dataloader.worker_init_fn is not None and not _is_lightnings(dataloader.worker_init_fn):
-            yield "worker_init_fn has no effect with num_workers=0, as in torch"
+    if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers:
+        yield (
+            f"num_workers={dataloader.num_workers} has no effect: one thread at a time iterates"
+            f" {type(dataloader.dataset).__name__}, and no sample comes twice"
+        )
+    given = dataloader.worker_init_fn
+    if dataloader.num_workers == 0 and given is not None and not _is_lightnings(given):
+        yield "worker_init_fn has no effect with num_workers=0, as in torch"
     if dataloader.prefetch_factor not in (None, 2):  # 2 is what torch fills in
         given = dataloader.prefetch_factor
         yield f"prefetch_factor={given} has no effect: the reuse buffer is what is read ahead"
@@ -190,10 +185,8 @@ def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
     if kind is SequentialSampler and whole:
         return adopted
     if isinstance(sampler, RandomSampler) and kind is RandomSampler and whole:
-        generator = sampler.generator
-        seed = adopted.seed if generator is None else generator.initial_seed()
-        if sampler.num_samples == len(adopted.dataset) and not sampler.replacement:
-            return replace(adopted, shuffle=True, seed=seed)
+        once = sampler.num_samples == len(adopted.dataset) and not sampler.replacement
+        return replace(adopted, shuffle=True) if once else replace(adopted, sampler=sampler)
     if isinstance(sampler, DistributedSampler) and kind is DistributedSampler and whole:
         notes = adopted.notes
         if sampler.drop_last and len(adopted.dataset) % sampler.num_replicas:

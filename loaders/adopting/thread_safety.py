@@ -15,7 +15,6 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from loaders.adopting.torchvision_datasets import SAFE_IN_THREADS, torchvision_reader
 from loaders.adopting.torchvision_steps import torchvision_name
 from loaders.adopting.transforms import Decode, flat_steps
-from loaders.errors import SourceError
 
 IN_MEMORY = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
 CALLS_OTHERS = frozenset({"Lambda", "RandomApply", "RandomChoice", "RandomOrder"})
@@ -44,20 +43,13 @@ def safe_in_threads(dataset: Any) -> bool:
     )
 
 
-def check_sendable(dataset: Any, num_workers: int) -> None:
-    """Refuse a data set that worker processes would be needed for, and that cannot go there."""
+def why_not_sendable(dataset: Any) -> str:
+    """Why a data set cannot be pickled for another process. Empty: it can."""
     try:
         pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
     except Exception as error:
-        kind = type(dataset).__name__
-        raise SourceError(
-            f"the DataLoader reads {kind} in processes (num_workers={num_workers}), and it is not"
-            f" known to be safe in threads; but it cannot be sent to a process of its own: {error}."
-            " Define its functions and classes in a module, and open files in [i]; or give"
-            ' worker_kind="thread", if [i] may be called from several threads at once; or'
-            ' worker_kind="process", start_method="fork", which copies this process, as DataLoader'
-            " does on Linux"
-        ) from error
+        return str(error)
+    return ""
 
 
 class _Nowhere:

@@ -61,7 +61,7 @@ class Contents:
         self.files = files or FileStates()
         self._digest = hashlib.blake2b(digest_size=16)
         self._numbers: dict[int, int] = {}
-        self._kept: list[object] = []
+        self.kept: list[object] = []
         """Told objects stay alive, so that no other one gets their ids."""
 
     def hexdigest(self) -> str:
@@ -88,7 +88,7 @@ class Contents:
             self.update(f"again {self._numbers[id(thing)]}")
         else:
             self._numbers[id(thing)] = len(self._numbers)
-            self._kept.append(thing)
+            self.kept.append(thing)
             self._tell_new(thing, way)
 
     def tell_file(self, name: str) -> None:
@@ -274,7 +274,7 @@ class Contents:
         if isinstance(reduced, str):
             self.update(reduced)
             return
-        self._kept.append(reduced)
+        self.kept.append(reduced)
         make, arguments, *rest = reduced
         self.tell(make, way)
         for number, argument in enumerate(arguments):

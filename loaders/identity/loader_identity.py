@@ -75,6 +75,10 @@ class LoaderIdentity:
         """The next pass goes on with the order of a saved state. None: it begins anew."""
         self._expected, self._order = (saved or {}).get("order", ""), ""
 
+    def go_on_from(self, before: "LoaderIdentity") -> None:
+        """Expect the order that `before` did: it is the same loader's, of other data."""
+        self._order, self._expected = before._order, before._expected
+
     def begin(self, order: str) -> None:
         """A pass begins in this order. Refuse one that is not what a saved state goes on with."""
         expected, self._expected, self._order = self._expected, "", order

@@ -285,9 +285,14 @@ class LaneLoader:
             serving = self._serving
             of = self._pass_of(self._pass_index, serving)
             check_pass(of)
+            if self.loader.refresh():
+                raise LaneError(
+                    "the data set has changed since the lanes were made, and other peers do not"
+                    " know of it: make another LaneLoader"
+                )
             order = self._following or self.loader.order.of_pass(self._pass_index)
             self._identity.begin(order.drawn)
-            self.loader.announcement.say(serving)
+            self.loader.announce(serving)
             if self._pipeline is not None and self._pipeline.cache is not None:
                 self._pipeline.cache.refresh()  # other peers may have written since the last pass
             self._order, self._following, self._running = order, None, serving
@@ -301,7 +306,7 @@ class LaneLoader:
             loader = self.loader
             self._pipeline, self._order, self._following = pipeline, None, None
             crew = self._crew = LaneCrew(
-                LaneReading(pipeline), loader.workers, loader.made_ahead, loader.precedence
+                LaneReading(pipeline), max(loader.workers, 1), loader.made_ahead, loader.precedence
             )
             self._closer = weakref.finalize(self, crew.close)
         elif pipeline is not self._pipeline:

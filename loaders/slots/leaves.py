@@ -45,7 +45,7 @@ class Chunk:
     """The exception that reading `ids[len(samples)]` raised. The ids behind it were not read."""
 
 
-Fetch = Callable[[Sequence[int], Sequence[int]], Chunk]
+Fetch = Callable[[Sequence[int], Sequence[int], bool], Chunk]
 """Reads samples by their ids. A worker process draws random numbers for each from its key."""
 
 PLAIN_PICTURES = ("L", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F")

@@ -60,7 +60,7 @@ class PlannedBatch:
 
 class Prefetcher:
     """`workers` threads that fill `slots` slots for one consumer, which calls `close` at the
-    end."""
+    end. Without workers the consumer does all of it, when it asks for a batch."""
 
     def __init__(
         self,
@@ -186,6 +186,8 @@ class Prefetcher:
             return self._batch_to_plan()
         progress, first = self._work, self._batches[0]
         job = self._batch_to_make(first)
+        if job is None and progress and not self._workers and not progress.error:
+            job = self._samples_to_read(progress, first)
         if job is None and progress and progress.error and not progress.busy and not first.started:
             raise progress.error
         return job
@@ -343,6 +345,19 @@ class Prefetcher:
             progress.busy += 1
             return lambda: self._read(progress, positions, slots)
         return None
+
+    def _samples_to_read(
+        self, progress: WorkProgress, first: PlannedBatch
+    ) -> Callable[[], None] | None:
+        """Where there are no workers: the samples that the next batch still lacks, and no others,
+        so that what they draw does not depend on how quick anything is."""
+        last = int(first.serve.positions.max(initial=-1))
+        missing = progress.work.jobs.up_to(last) - progress.taken
+        if first.started or missing <= 0:
+            return None
+        positions, slots = progress.take(min(missing, len(self._free)), self._free)
+        progress.busy += 1
+        return lambda: self._read(progress, positions, slots)
 
     def _read(self, progress: WorkProgress, positions: list[int], slots: list[int]) -> None:
         error, started = None, self._clock()

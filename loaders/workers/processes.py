@@ -8,11 +8,12 @@ Pixels never go through a pipe. No sample is lost or served twice: a chunk is an
 first failure, and the whole chunk is asked for again when its process died. A worker may die once.
 One that hangs at a sample for longer than `timeout` is killed and replaced, however often.
 
-The child ends by itself when the pipe closes or its parent is gone, and ignores Ctrl-C. By default
-it comes from a fork server, which has no CUDA and none of our threads: forking the training process
-would copy locks that other threads hold, and `spawn` imports torch again for each process (1 s
-against 10 ms). A user may choose either of them. All methods but `fork` need a data set that can be
-pickled and a script that can be imported.
+The child ends by itself when the pipe closes or its parent is gone, and ignores Ctrl-C. It is
+started as a DataLoader's workers are: where the platform forks, it has the data set as it is, with
+the globals of its modules, and nothing is pickled and no script is imported. Our own threads do not
+run yet when a pass forks its workers (`start`); a worker that is replaced later is forked beside
+them, as a DataLoader's are beside its threads. `spawn` and `forkserver` need a data set that can
+be pickled and a script that can be imported.
 """
 
 import atexit
@@ -63,7 +64,9 @@ class _Hangs(Exception):
 
 
 def default_start_method() -> StartMethod:
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    """How a DataLoader starts its workers here: what the program has set, else the platform's."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
 class WorkerProcess:
@@ -105,15 +108,16 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk:
-        """Read samples, with the generators seeded by their keys, if there are some. Their arrays
-        are tensors over the staging area: copy them before the next `read`. PIL pictures become
+    def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
+        """Read samples, with the generators seeded by their keys, if there are some. `frozen`: a
+        read that draws is refused, because what it drew would be served again. Their arrays are
+        tensors over the staging area: copy them before the next `read`. PIL pictures become
         `Picture`s; everything else is as the data set returned it."""
         numbers, seeds = [int(i) for i in ids], [int(key) for key in keys]
         hung = None
         with self._reading:
             while hung is None or numbers:
-                request = Request(numbers, seeds)
+                request = Request(numbers, seeds, frozen=frozen)
                 try:
                     chunk = self._answered(numbers, lambda pipe, r=request: self._send(pipe, r))
                     return chunk if hung is None or chunk.error else Chunk(chunk.samples, hung)
@@ -136,7 +140,8 @@ class WorkerProcess:
             packed = [outbox.pack(*each) for each in zip(samples, numbers, strict=True)]
             news = b"" if change == self._change else change
             seeds = [int(key) for key in keys]
-            self._send(pipe, Request(numbers, seeds, packed, outbox.grown_bytes, news), outbox)
+            request = Request(numbers, seeds, packed, outbox.grown_bytes, change=news)
+            self._send(pipe, request, outbox)
             self._change = change
 
         with self._reading:
@@ -147,6 +152,12 @@ class WorkerProcess:
             if chunk.error is not None:
                 self._change = b""  # it may be the function that could not be rebuilt there
             return chunk
+
+    def start(self) -> None:
+        """Start the process now, if that is done by forking: no thread of a pass runs yet."""
+        with self._reading:
+            if self._pipe is None and self.start_method == "fork":
+                self._start()
 
     def stop(self) -> None:
         """Tell the process to end after its current sample, without waiting for it. Any thread may

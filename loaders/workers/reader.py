@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from loaders.blocks import Blocks
 from loaders.cache.cache import DecodedCache
-from loaders.errors import BufferTooSmall, DecodeError, LoaderError, SampleShapeError
+from loaders.errors import (
+    BufferTooSmall,
+    DecodeError,
+    FrozenDraw,
+    LoaderError,
+    SampleShapeError,
+)
 from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
 from loaders.pixels.placing import pictures_in_place
 from loaders.slots.leaves import (
@@ -40,9 +46,11 @@ from loaders.slots.leaves import (
 )
 from loaders.slots.slab import Slab
 from loaders.sources.datasets import unwrapped
+from loaders.sources.randomness import seeded_randomness
 from loaders.workers.decode_work import Done
 from loaders.workers.pass_order import PassOrder, PassProgress
 from loaders.workers.prefetcher import MOST_IN_CHUNK
+from loaders.workers.watched_draws import DrawWatch
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +96,12 @@ class Reader:
         borrow: Borrow | None,
         look: Callable[[Sample], None] = lambda _: None,
         varies: bool = False,
+        watched: bool = False,
     ) -> None:
         """`borrow()` lends a function that reads samples by their ids in a worker of its own.
         Without it, the calling thread reads them. `look` is shown a sample before `once` changes
-        it. `varies`: whether samples may be nested otherwise than the first one."""
+        it. `varies`: whether samples may be nested otherwise than the first one. `watched`:
+        whether the calling thread is the only one that reads, so that it can tell who drew."""
         self._dataset = dataset
         self._seed = seed
         self._once = once
@@ -102,9 +112,12 @@ class Reader:
         self._base, self._rows = unwrapped(dataset)
         self._many = getattr(self._base, "__getitems__", None)
         self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
+        self.frozen = False
+        """Whether a read that draws random numbers is refused."""
+        self._watch = DrawWatch(dataset) if watched else None
         self._borrow: Borrow = borrow or (lambda: nullcontext(self._fetch))
         self._elsewhere = borrow is not None
-        self._at_once = bool(borrow or self._many or once)
+        self._at_once = bool(borrow or self._many or once or watched)
         """Whether reading several samples at once is cheaper."""
         self._scratch = Blocks(spare=MOST_IN_CHUNK)
         self._lock = threading.Lock()
@@ -170,7 +183,7 @@ class Reader:
         """A copy of the sample of a position, and its id."""
         (sample_id,) = _ids(order, [position])
         with self._borrow() as fetch:
-            chunk = fetch([sample_id], self._keys([sample_id], [position], order))
+            chunk = fetch([sample_id], self._keys([sample_id], [position], order), self.frozen)
             if chunk.error is None:
                 sample = self._first[sample_id] = own(chunk.samples[0])
                 return sample, sample_id
@@ -191,7 +204,7 @@ class Reader:
         Returns the jobs that are left."""
         together = missed if self._at_once else missed[:1]
         positions, _, ids = zip(*together, strict=True)
-        chunk = fetch(ids, self._keys(ids, positions, order))
+        chunk = fetch(ids, self._keys(ids, positions, order), self.frozen)
         read = [*zip(together, chunk.samples, strict=False)]
         self._keep_decoded(read, order, slab, done)
         if chunk.error is None:
@@ -209,9 +222,22 @@ class Reader:
         serves = order.draws(np.asarray(positions), np.full_like(which, READING))
         return draw_keys(self._seed, order.pass_index, which, serves).tolist()
 
-    def _fetch(self, ids: Sequence[int], _keys: Sequence[int]) -> Chunk:
+    def _fetch(self, ids: Sequence[int], _keys: Sequence[int], frozen: bool) -> Chunk:
         """Read from the data set on this thread. Threads share the generators, so none is
         seeded."""
+        if self._watch is None or not frozen:
+            return self._read_here(ids)
+        self._watch.mark()
+        chunk = self._read_here(ids)
+        if self._watch.moved:
+            with seeded_randomness(held=self._watch.held):
+                try:
+                    self._watch.refuse_draws(ids)
+                except FrozenDraw as error:
+                    return Chunk([], error)
+        return chunk
+
+    def _read_here(self, ids: Sequence[int]) -> Chunk:
         if self._many is not None and len(ids) > 1:
             try:
                 together = list(self._many(self._of_base(ids)))
@@ -266,7 +292,11 @@ class Reader:
     ) -> tuple[Sample, int]:
         """A sample that replaces an unreadable one, and its id. Raises `error` where none may."""
         (wanted,) = _ids(order, [position])
-        if self._on_error == "raise" or not isinstance(error, Exception):
+        if (
+            self._on_error == "raise"
+            or isinstance(error, FrozenDraw)
+            or not isinstance(error, Exception)
+        ):
             error.add_note(_while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
@@ -274,7 +304,7 @@ class Reader:
         for other in order.drawn_ids[at].tolist():
             if other == wanted:
                 continue
-            chunk = fetch([other], self._keys([other], [position], order))
+            chunk = fetch([other], self._keys([other], [position], order), self.frozen)
             if chunk.error is None:
                 order.progress.replaced[position] = other
                 return chunk.samples[0], other

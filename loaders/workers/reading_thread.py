@@ -57,9 +57,9 @@ class ReadingThread:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk:
+    def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk:
         """Read samples, on one thread at a time. (Threads share the generators, so none is seeded
-        by `keys`.)"""
+        by `keys`, nor watched.)"""
         if self._stopped:
             raise PassEnded(f"thread {self._name} was closed: it reads no more samples")
         samples: list[Any] = []

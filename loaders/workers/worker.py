@@ -27,9 +27,9 @@ from loaders.errors import LoaderError
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import Sample, own
 from loaders.sources.datasets import counts_of
-from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.torch_seams import tell_worker_info
 from loaders.workers.staging import IDLE, Staging, mapped, unpack
+from loaders.workers.watched_draws import DrawWatch
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
 
@@ -82,6 +82,8 @@ class Request:
     """The samples to change, with `Staged` in place of arrays. None: they are read."""
     area_bytes: int = 0
     """The size of the parent's staging area, if it is new or grew: then its descriptor follows."""
+    frozen: bool = False
+    """Whether a read that draws random numbers is refused."""
     change: bytes = b""
     """The pickled function (sample, key) -> sample that changes them, if the child lacks it."""
 
@@ -164,11 +166,11 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                     raise EOFError
             request: Request = pickle.loads(pipe.recv_bytes())
             if request.samples is None:
-                _answer(pipe, staging, request, reads.of, counts)
+                _read(pipe, staging, request, reads, counts)
                 continue
             if request.area_bytes:
                 changes.area = mapped(pipe, request.area_bytes)
-            _answer(pipe, staging, request, changes.of, counts)
+            _send(pipe, staging, *_made(pipe, staging, request, changes.of), counts)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,11 +183,27 @@ class SeededReads:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._generators = SeededGenerators(generators_of(dataset))
+        self._watch = DrawWatch(dataset)
+        self._seeds = False
+        """Whether some sample drew, so that each is read with generators that its key seeds."""
+
+    def begin(self) -> None:
+        if not self._seeds:
+            self._watch.mark()
+
+    def must_read_again(self, request: Request) -> bool:
+        """Whether these samples drew from generators that were not seeded for each."""
+        if self._seeds or not request.keys or not self._watch.moved:
+            return False
+        self._seeds = True
+        return True
 
     def of(self, request: Request, number: int) -> Sample:
-        if request.keys:
-            self._generators.seed(request.keys[number])
+        if not self._seeds or not request.keys:
+            return self._dataset[request.ids[number]]
+        if request.frozen:
+            self._watch.refuse_draws(request.ids[number : number + 1])
+        self._watch.generators.seed(request.keys[number])
         return self._dataset[request.ids[number]]
 
 
@@ -206,13 +224,27 @@ class SampleChanges:
         return self._change(sample, request.keys[number])
 
 
-def _answer(
+def _read(
+    pipe: Connection,
+    staging: Staging,
+    request: Request,
+    reads: SeededReads,
+    counts: Sequence[DecodeCounts],
+) -> None:
+    reads.begin()
+    samples, failure = _made(pipe, staging, request, reads.of)
+    if reads.must_read_again(request):
+        samples, failure = _made(pipe, staging, request, reads.of)
+    _send(pipe, staging, samples, failure, counts)
+
+
+def _made(
     pipe: Connection,
     staging: Staging,
     request: Request,
     sample_of: Callable[[Request, int], Sample],
-    counts: Sequence[DecodeCounts],
-) -> None:
+) -> tuple[list[bytes], Failure | None]:
+    """The samples up to the first that cannot be made, and why it cannot."""
     samples: list[bytes] = []
     failure: Failure | None = None
     staging.begin()
@@ -226,7 +258,7 @@ def _answer(
             failure = Failure.of(error)
             break
     staging.note(IDLE)
-    _send(pipe, staging, samples, failure, [each.taken() for each in counts])
+    return samples, failure
 
 
 def _send(
@@ -234,9 +266,9 @@ def _send(
     staging: Staging,
     samples: list[bytes],
     failure: Failure | None,
-    counts: Sequence[dict[str, int]] = (),
+    counts: Sequence[DecodeCounts] = (),
 ) -> None:
-    grown = staging.grown_bytes
-    pipe.send_bytes(pickle.dumps(Reply(samples, failure, grown, list(counts))))
+    grown, taken = staging.grown_bytes, [each.taken() for each in counts]
+    pipe.send_bytes(pickle.dumps(Reply(samples, failure, grown, taken)))
     if grown:
         staging.send(pipe, os.getppid())

@@ -14,7 +14,7 @@ from loaders.slots.leaves import Chunk, Fetch
 class Lendable(Protocol):
     """A worker that reads for whoever has borrowed it."""
 
-    def read(self, ids: Sequence[int], keys: Sequence[int] = ()) -> Chunk: ...
+    def read(self, ids: Sequence[int], keys: Sequence[int] = (), frozen: bool = False) -> Chunk: ...
 
     def stop(self) -> None:
         """Tell it to end, without waiting for it."""
@@ -35,6 +35,7 @@ class WorkerPool(Generic[Worker]):
     def __init__(self, make: Callable[[int], Worker], most: int) -> None:
         """`make` makes a worker of its number."""
         self._make = make
+        self._most = most
         self._idle: list[Worker] = []
         self._all: list[Worker] = []
         self._lock = threading.Lock()
@@ -58,6 +59,15 @@ class WorkerPool(Generic[Worker]):
             finally:
                 with self._lock:
                     self._idle.append(worker)
+
+    def fill(self) -> list[Worker]:
+        """Make the workers that are still missing; returns all of them."""
+        with self._lock:
+            while len(self._all) < self._most:
+                made = self._make(len(self._all))
+                self._all.append(made)
+                self._idle.append(made)
+            return [*self._all]
 
     def close(self) -> None:
         with self._lock:

@@ -133,9 +133,9 @@ class LoaderConfig(Section):
     immediate repeats each batch R times in a row."""
     workers: Literal["auto"] | Count = "auto"
     """So many workers decode (auto: one for each CPU that this process may use)."""
-    worker_kind: Literal["thread", "process"] = "thread"
-    """process is for a data set of your own whose __getitem__ is slow Python, and for steps of
-    augment with a class_path."""
+    worker_kind: Literal["auto", "thread", "process"] = "auto"
+    """auto: threads where reading is known to be safe in them, else processes. process also runs
+    the steps of augment that have a class_path."""
     drop_last: Flag = False  # Leaves out a last, smaller batch.
     buffer_bytes: Bytes | None = None
     """The buffer and the batches under way take at most so many bytes (8GiB, or a number)."""

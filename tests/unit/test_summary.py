@@ -19,6 +19,7 @@ TOLD = Told(
     cache="",
     seed=42,
     seed_from="torch.initial_seed()",
+    in_memory=False,
     workers=4,
     worker_kind="process",
     kind_because="Own is not known to be safe in threads",
@@ -40,7 +41,8 @@ def test_a_summary_says_everything_once_and_in_order() -> None:
     [
         ({"workers": 1}, "read by 1 process "),
         ({"worker_kind": "thread", "kind_because": ""}, "read by 4 threads;"),
-        ({"workers": 0}, "read by nobody: it lies decoded in memory"),
+        ({"in_memory": True}, "read by nobody: it lies decoded in memory"),
+        ({"workers": 0}, "read by the loop itself, nothing ahead"),
         ({"seed_from": ""}, "seed 42;"),
         ({"cache": "disk"}, "kept in the cache (disk)"),
         ({"rank": None, "world_size": None}, "; ranks as torch.distributed says"),

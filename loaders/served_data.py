@@ -1,0 +1,99 @@
+"""A data set as it was when it was opened, and all of a loader that follows from it.
+
+A pass serves the data set as it is when the pass begins. So what the data set holds is compared at
+each beginning (`refresh`), and where something changed, it is opened anew.
+"""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from loaders.arguments import cache_setup, settled_seed
+from loaders.identity.held_values import HeldValues
+from loaders.identity.loader_identity import LoaderIdentity
+from loaders.opened_dataset import open_dataset
+from loaders.options import CacheOptions, LoaderOptions
+from loaders.pipeline import PipelineSetup
+from loaders.rank_order import LoaderRanks, RankOrder
+from loaders.read_check import ReadCheck
+from loaders.stream_order import StreamOrder, pass_order
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.worker_kinds import settled_kind
+
+
+class ServedData:
+    """What a loader serves from: made of the data set and the options, and again when the data set
+    changes."""
+
+    dataset: Any
+    """The user's own, as far as it is an object that can be read by ids."""
+    setup: PipelineSetup
+    order: RankOrder | StreamOrder
+    identity: LoaderIdentity
+    reads: ReadCheck
+
+    def __init__(
+        self,
+        dataset: Any,
+        options: LoaderOptions,
+        ranks: LoaderRanks,
+        seed: int | torch.Generator | None,
+        tuned: bool,
+    ) -> None:
+        """`seed`: a number, or where to draw it from. `tuned`: whether the reuse may change by
+        itself."""
+        self.options = options
+        self._given = dataset
+        self._ranks = ranks
+        self._tuned = tuned
+        self._seed_is_drawn = not isinstance(seed, int)
+        self.seed = settled_seed(seed, ranks.are_given)
+        self._open()
+
+    def without_cache(self) -> "ServedData":
+        """The same, where no cache keeps samples."""
+        second = copy.copy(self)
+        second.options = replace(self.options, cache=CacheOptions(None, None, None))
+        second.setup = replace(self.setup, cache=None)
+        return second
+
+    def refresh(self) -> bool:
+        """Open the data set anew, if it holds something else than when it was opened. Returns
+        whether it does. (A stream is iterated in each pass as it is then.)"""
+        streamed = isinstance(self.setup.opened.dataset, StreamedSamples)
+        if streamed or (self._held is not None and HeldValues.of(self._given) == self._held):
+            return False
+        before = self.identity
+        self._open()
+        self.identity.go_on_from(before)
+        return True
+
+    def settle_seed(self) -> bool:
+        """Let all ranks have what the first one has drawn. Returns whether the seed changes."""
+        return self._seed_is_drawn and self.use_drawn(self._ranks.of_first(self.seed))
+
+    def use_drawn(self, seed: int) -> bool:
+        """Use what another rank or an earlier run has drawn, unless a seed was given. Returns
+        whether the seed changes."""
+        if not self._seed_is_drawn or seed == self.seed:
+            return False
+        self.seed = seed
+        self.setup, self.order = replace(self.setup, seed=seed), self.order.with_seed(seed)
+        return True
+
+    def _open(self) -> None:
+        options, dataset = self.options, self._given
+        self._held = HeldValues.of(dataset)
+        opened = open_dataset(dataset, options)
+        workers = settled_kind(options.workers, opened.dataset)
+        kept, limit = cache_setup(options.cache), options.order.buffer_bytes
+        self.setup = PipelineSetup(
+            opened, options.decoding, workers, options.batches, kept, self.seed, limit
+        )
+        readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str)
+        self.dataset = dataset if readable else opened.dataset
+        self.order = pass_order(opened.dataset, options.order, self._ranks, self.seed)
+        self.identity = LoaderIdentity(opened.dataset, options.order.sampler)
+        self.reads = ReadCheck(opened, workers, kept is not None, self._tuned, self.seed)
