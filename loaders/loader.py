@@ -6,8 +6,6 @@ ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms 
 
 import copy
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from torch.utils.data import DataLoader
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
-    Serving,
     check_options,
     check_state,
     first_serving,
@@ -41,17 +38,17 @@ from loaders.options import (
     WorkerKind,
     WorkerOptions,
 )
-from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, Mode, ReuseBuffer
+from loaders.order.reuse import ORDER_VERSION, Mode
 from loaders.pass_position import PassPosition
 from loaders.passes import PassRun
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
+from loaders.process_pipeline import ProcessPipeline
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
-from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
@@ -142,10 +139,7 @@ class ReuseLoader:
         self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
         self._feed = feed_to(device)
-        self._pipeline: Pipeline | None = None
-        self._closer: weakref.finalize[..., ReuseLoader] | None = None
-        self._following: PassOrder | None = None
-        self._skipped: dict[int, str] = {}
+        self._pipeline = ProcessPipeline()
         self.run: PassRun | None = None
         self._stats = LoaderStats()
 
@@ -158,7 +152,7 @@ class ReuseLoader:
         adopted = adopted_arguments(loader, changes)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted
-        made.announce(made.position.next)
+        made.announcement.say(made.setup, made.order, made.position.next)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
@@ -180,7 +174,7 @@ class ReuseLoader:
 
     @property
     def stats(self) -> LoaderStats:
-        taken = self.setup.opened.counted | (self._pipeline.bytes_taken if self._pipeline else {})
+        taken = self.setup.opened.counted | self._pipeline.bytes_taken
         return replace(self._stats, skipped=len(self.skipped), **taken)
 
     @property
@@ -237,7 +231,7 @@ class ReuseLoader:
     @property
     def skipped(self) -> dict[int, str]:
         """The samples that could not be read so far, and why (on_error="skip")."""
-        return self._skipped | (self._pipeline.reader.skipped if self._pipeline else {})
+        return self._pipeline.skipped
 
     def set_reuse(
         self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
@@ -259,11 +253,8 @@ class ReuseLoader:
     def close(self) -> None:
         """End the workers and free memory. The loader may be used, and closed, again."""
         self._leave()
-        if self._pipeline is not None and self._closer is not None:
-            self._closer()
-            self._drop_following()
-            self._skipped |= self._pipeline.reader.skipped
-            self._pipeline = None
+        self._count_extra(self._pipeline.stop())
+        self._pipeline.close()
         self.order.close()
 
     def __enter__(self) -> "ReuseLoader":
@@ -274,9 +265,9 @@ class ReuseLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
-        nowhere = dict.fromkeys(("_pipeline", "_closer", "_following", "run"))
-        copied = ("_data", "_skipped", "position", "precedence")
-        return self.__dict__ | nowhere | {name: copy.copy(self.__dict__[name]) for name in copied}
+        copied = ("_data", "_pipeline", "position", "precedence")
+        copies = {name: copy.copy(self.__dict__[name]) for name in copied}
+        return self.__dict__ | copies | {"run": None}
 
     def apart(self) -> "ReuseLoader":
         """A second loader with the same arguments at the same position. It keeps no cache."""
@@ -310,9 +301,7 @@ class ReuseLoader:
         self._data.reads.check(position.running, position.next)
         self.order.resume(state.get("stream"), position.served)
         self._leave()
-        if self._pipeline is not None and self._following is not None:
-            self._pipeline.stop()  # what was decoded ahead is not what comes next
-            self._following = None
+        self._pipeline.stop()  # what was decoded ahead is not what comes next
         self.position = position
         self._stats = LoaderStats.of(state["stats"])
         self.identity.expect(state.get("identity") if position.resuming else None)
@@ -347,10 +336,6 @@ class ReuseLoader:
             if self.run is run:
                 self._leave()
 
-    def announce(self, serving: Serving) -> None:
-        """Say what is served, if nobody said it before."""
-        self.announcement.say(self.setup, self.order, serving)
-
     def refresh(self) -> bool:
         """Serve the data set as it is now; returns whether it has changed. What was decoded ahead
         of it is dropped then."""
@@ -364,19 +349,13 @@ class ReuseLoader:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
         pass_index, first = at.pass_index, at.served
-        self.announce(serving)
+        self.announcement.say(self.setup, self.order, serving)
         pipeline = self.pipeline_of_this_process()
-        plan = ReuseBuffer(
-            samples=self.share,
-            batch_size=serving.batch_size,
-            reuse=serving.reuse,
-            buffer_batches=pipeline.buffer_of(self.buffer_batches, serving.batch_size),
-            mode=self.mode,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            seed=(self.seed, ORDER_STREAM, pass_index, self.rank),
-        )
-        order = self._order_of_pass(pass_index, plan.capacity, pipeline)
+        buffer_batches = pipeline.buffer_of(self.buffer_batches, serving.batch_size)
+        plan = self._data.plan(pass_index, serving, buffer_batches)
+        order, in_vain = self._pipeline.followed(pass_index, plan.capacity)
+        self._count_extra(in_vain)
+        order = order or self.order.of_pass(pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - first))
         planned = self.order.planned(plan, order, first, batches or serving.pass_limit)
         order, jobs = planned.order, planned.jobs
@@ -387,24 +366,14 @@ class ReuseLoader:
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
-    def _order_of_pass(self, pass_index: int, slots: int, pipeline: Pipeline) -> PassOrder:
-        """The order that the workers follow already, where it fits; else a new one."""
-        order, self._following = self._following, None
-        if order is not None and (pipeline.slots != slots or order.pass_index != pass_index):
-            pipeline.stop()
-            self._count_extra(order.progress.decoded)
-            order = None
-        return order or self.order.of_pass(pass_index)
-
     def _look_ahead(self, run: PassRun) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
         serving = self.position.running
-        free = self._following is None and run.pool.all_taken and run.whole
+        free = self._pipeline.following is None and run.pool.all_taken and run.whole
         known = self.order.foreseen and self.batch_size == serving.batch_size
         if free and known and self.setup.opened.decoded is None:
-            self._following = self.order.of_pass(self.position.pass_index + 1)
-            assert self._pipeline is not None
-            self._pipeline.follow(self._following, serving.reuse)
+            following = self.order.of_pass(self.position.pass_index + 1)
+            self._pipeline.follow(following, serving.reuse)
 
     def _end(self, run: PassRun) -> None:
         run.pool.finish()
@@ -421,22 +390,11 @@ class ReuseLoader:
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""
         run, self.run = self.run, None
-        if run is not None and self._pipeline is not None:
-            self._pipeline.stop()
-            self._count_extra(run.extra_decodes())
-            self._drop_following()
-
-    def _drop_following(self) -> None:
-        following, self._following = self._following, None
-        self._count_extra(0 if following is None else following.progress.decoded)
+        if run is not None:
+            self._count_extra(self._pipeline.stop() + run.extra_decodes())
 
     def _count_extra(self, decodes: int) -> None:
         self._stats = replace(self._stats, extra_decodes=self._stats.extra_decodes + decodes)
 
     def pipeline_of_this_process(self) -> Pipeline:
-        pipeline = self._pipeline
-        # A forked process has no threads of its parent, and must not touch its memory.
-        if pipeline is None or pipeline.pid != os.getpid():
-            pipeline = self._pipeline = Pipeline(self.setup, self.rank, self.precedence)
-            self._closer = weakref.finalize(self, pipeline.close)
-        return pipeline
+        return self._pipeline.of(self.setup, self.rank, self.precedence)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from loaders.arguments import cache_setup, settled_seed
+from loaders.arguments import Serving, cache_setup, settled_seed
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import open_dataset
 from loaders.options import CacheOptions, LoaderOptions
+from loaders.order.reuse import ORDER_STREAM, ReuseBuffer
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
@@ -51,6 +52,23 @@ class ServedData:
         self._seed_is_drawn = not isinstance(seed, int)
         self.seed = settled_seed(seed, ranks.are_given)
         self._open()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"identity": copy.copy(self.identity)}
+
+    def plan(self, pass_index: int, serving: Serving, buffer_batches: int) -> ReuseBuffer:
+        """Who forms the batches of a pass."""
+        order = self.options.order
+        return ReuseBuffer(
+            samples=self.order.share,
+            batch_size=serving.batch_size,
+            reuse=serving.reuse,
+            buffer_batches=buffer_batches,
+            mode=order.mode,
+            shuffle=order.shuffle,
+            drop_last=order.drop_last,
+            seed=(self.seed, ORDER_STREAM, pass_index, self.order.rank),
+        )
 
     def without_cache(self) -> "ServedData":
         """The same, where no cache keeps samples."""

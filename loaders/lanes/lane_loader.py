@@ -292,7 +292,7 @@ class LaneLoader:
                 )
             order = self._following or self.loader.order.of_pass(self._pass_index)
             self._identity.begin(order.drawn)
-            self.loader.announce(serving)
+            self.loader.announcement.say(self.loader.setup, self.loader.order, serving)
             if self._pipeline is not None and self._pipeline.cache is not None:
                 self._pipeline.cache.refresh()  # other peers may have written since the last pass
             self._order, self._following, self._running = order, None, serving
