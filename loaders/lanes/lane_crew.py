@@ -285,7 +285,7 @@ class LaneCrew:
     ) -> None:
         error, started = None, time.perf_counter()
         try:
-            done = partial(self._one_done, held, progress)
+            done = partial(self._some_done, held, progress)
             self._reading.read(room, progress, positions, slots, done)
         except BaseException as raised:
             error = raised
@@ -297,11 +297,11 @@ class LaneCrew:
                 self.decoded += len(positions)
             self._ended(held, progress, error)
 
-    def _one_done(self, held: HeldLane, progress: LaneProgress, position: int) -> None:
+    def _some_done(self, held: HeldLane, progress: LaneProgress, *positions: int) -> None:
         with self._lock:
             if progress.left:
                 return
-            progress.ready.add(position)
+            progress.ready.update(positions)
             # This thread goes on reading. The consumer can make its batch now.
             if self._waited_for is held and held.now.may_make(self._table.step):
                 self._ring()

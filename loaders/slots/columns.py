@@ -4,6 +4,7 @@ Arrays      memory for `slots` arrays like the template's; a slot may lie elsewh
 Objects     whatever is no array
 """
 
+from collections.abc import Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -46,6 +47,12 @@ class Objects:
         self._held[slot] = own(leaf)  # an array may lie in memory that the next read overwrites
 
     lend = write
+
+    def takes_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> bool:
+        return False
+
+    def write_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> None:
+        raise NotImplementedError
 
     def at(self, slot: int) -> object:
         return self._held[slot]
@@ -123,6 +130,22 @@ class Arrays:
         if self._mode is not None:
             self._note_mode(slot, mode_of(leaf))
         self._fill(slot, leaf, sample_id)
+
+    def takes_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> bool:
+        """Whether these rows, one for each slot, fit as they are."""
+        if self.kind is not None or self._mode is not None or self._elsewhere[slots].any():
+            return False
+        if isinstance(rows, list):
+            return not self.shape and {NUMBERS[type(row)] for row in rows} == {self.dtype}
+        sizes = rows.shape[1:]
+        return (
+            rows.dtype == self.dtype
+            and len(sizes) == len(self.order)
+            and tuple(sizes[d] for d in self.order) == self.shape
+        )
+
+    def write_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> None:
+        self.memory[slots] = rows if isinstance(rows, list) else self._carried(rows, 1)
 
     def _note_mode(self, slot: int, mode: str | None) -> None:
         if mode is None or mode == self._mode:

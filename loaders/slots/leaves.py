@@ -38,7 +38,7 @@ class Picture(torch.Tensor):
 class Chunk:
     """The samples that were read for a list of ids."""
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     """The samples in the order of the ids, up to the first unreadable one. They may lie in memory
     that the next read overwrites."""
     error: BaseException | None = None

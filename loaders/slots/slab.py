@@ -123,6 +123,22 @@ class Slab:
         for column, leaf in zip(self.columns, leaves, strict=True):
             column.write(slot, leaf, sample_id)
 
+    def write_rows(
+        self, slots: Sequence[int], nest: Sample, columns: Sequence[torch.Tensor | list[Any]]
+    ) -> bool:
+        """Copy samples that are nested like `nest` into their slots, all at once. Returns whether
+        that was possible: they must be as large as the template is."""
+        if structure_of(nest) != self._structure or self._already_decoded:
+            return False
+        both = [*zip(self.columns, columns, strict=True)]
+        if not all(column.takes_rows(slots, rows) for column, rows in both):
+            return False
+        for slot in slots:
+            self._forget_odd(slot)
+        for column, rows in both:
+            column.write_rows(slots, rows)
+        return True
+
     def lend(self, slot: int, leaves: Sequence[Any], sample_id: int) -> None:
         """Let `slot` point to `leaves`, which are not copied and must never be written to."""
         self._forget_odd(slot)

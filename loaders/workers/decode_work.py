@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from loaders.order.serve import Residents, Serve
 
-Done = Callable[[int], None]
+Done = Callable[..., None]
+"""`done(*positions)`: these samples are in their slots."""
 Read = Callable[[Sequence[int], Sequence[int], Done], None]
 Make = Callable[[int, Serve, NDArray[np.int64]], Any]
 Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]

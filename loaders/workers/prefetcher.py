@@ -362,7 +362,7 @@ class Prefetcher:
     def _read(self, progress: WorkProgress, positions: list[int], slots: list[int]) -> None:
         error, started = None, self._clock()
         try:
-            progress.work.read(positions, slots, partial(self._one_done, progress))
+            progress.work.read(positions, slots, partial(self._some_done, progress))
         except BaseException as raised:
             error = raised
         seconds = self._clock() - started
@@ -380,11 +380,11 @@ class Prefetcher:
             if progress.error:
                 self._ring()
 
-    def _one_done(self, progress: WorkProgress, position: int) -> None:
+    def _some_done(self, progress: WorkProgress, *positions: int) -> None:
         with self._lock:
             if progress is not self._work and progress is not self._following:
                 return
-            progress.ready.add(position)
+            progress.ready.update(positions)
             # This worker goes on decoding and would make the batch only later. The consumer can
             # make it now.
             first = self._batches[0] if self._batches else None

@@ -234,6 +234,9 @@ class WorkerProcess:
             mine.more(more)
         assert area is not None
         samples = [unpack(sample, area) for sample in reply.samples]
+        if reply.rows is not None:
+            rows = reply.rows.unpacked(area)
+            samples = [*rows, *samples] if samples else rows
         return Chunk(samples, reply.failure.error(self._who) if reply.failure else None)
 
     def _start(self) -> Connection:

@@ -50,6 +50,7 @@ from loaders.sources.randomness import seeded_randomness
 from loaders.workers.decode_work import Done
 from loaders.workers.pass_order import PassOrder, PassProgress
 from loaders.workers.prefetcher import MOST_IN_CHUNK
+from loaders.workers.staged_rows import RowSamples, as_rows
 from loaders.workers.watched_draws import DrawWatch
 
 log = logging.getLogger(__name__)
@@ -205,14 +206,16 @@ class Reader:
         together = missed if self._at_once else missed[:1]
         positions, _, ids = zip(*together, strict=True)
         chunk = fetch(ids, self._keys(ids, positions, order), self.frozen)
-        read = [*zip(together, chunk.samples, strict=False)]
-        self._keep_decoded(read, order, slab, done)
+        count = len(chunk.samples)
+        if not self._keep_rows(together[:count], chunk.samples, order, slab, done):
+            read = [*zip(together, chunk.samples, strict=False)]
+            self._keep_decoded(read, order, slab, done)
         if chunk.error is None:
-            return missed[len(read) :]
-        position, slot, _ = missed[len(read)]
+            return missed[count:]
+        position, slot, _ = missed[count]
         sample, sample_id = self._replacement(order, position, chunk.error, fetch)
         self._keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
-        return missed[len(read) + 1 :]
+        return missed[count + 1 :]
 
     def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
         """What a worker process seeds by, in case that reading draws random numbers."""
@@ -225,11 +228,13 @@ class Reader:
     def _fetch(self, ids: Sequence[int], _keys: Sequence[int], frozen: bool) -> Chunk:
         """Read from the data set on this thread. Threads share the generators, so none is
         seeded."""
-        if self._watch is None or not frozen:
+        if self._watch is None:
             return self._read_here(ids)
-        self._watch.mark()
+        if frozen:
+            self._watch.mark()
         chunk = self._read_here(ids)
-        if self._watch.moved:
+        chunk = replace(chunk, samples=as_rows(chunk.samples))
+        if frozen and self._watch.moved:
             with seeded_randomness(held=self._watch.held):
                 try:
                     self._watch.refuse_draws(ids)
@@ -327,6 +332,26 @@ class Reader:
         return list(ids) if self._rows is None else self._rows[list(ids)].tolist()
 
     # ---- into the slots -------------------------------------------------------------------------
+
+    def _keep_rows(
+        self,
+        jobs: Sequence[Job],
+        samples: Sequence[Sample],
+        order: PassOrder,
+        slab: Slab,
+        done: Done,
+    ) -> bool:
+        """Put samples that came as rows into their slots at once, where nothing else is done with
+        them. Returns whether that was possible."""
+        if not isinstance(samples, RowSamples) or self._once is not None or self._cache is not None:
+            return False
+        positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
+        if not slab.write_rows(slots, samples.nest, samples.columns):
+            return False
+        with self._lock:
+            order.progress.decoded += len(jobs)
+        done(*positions)
+        return True
 
     def _keep_decoded(
         self,

@@ -102,13 +102,24 @@ class Staging:
             mode_of(leaf),
         )
         kind = kind_of(leaf)
-        self._end = staged.start + value.numel() * value.element_size()
-        if self._end > len(self.area):
-            self.area = self._grow(max(self._end, 2 * len(self.area)))
+        self._reach(staged.start + value.numel() * value.element_size())
         cast(torch.Tensor, staged.view(self.area)).copy_(value)
         if isinstance(leaf, np.ndarray):
             return replace(staged, of_numpy=True)
         return staged if kind is None else replace(staged, kind=kind, attributes={**vars(leaf)})
+
+    def rows_like(self, leaf: torch.Tensor, most: int) -> tuple[torch.Tensor, Staged]:
+        """Room for `most` rows like a contiguous tensor: as a tensor, and where it lies."""
+        sizes = (most, *leaf.shape)
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        self._reach(start + most * leaf.numel() * leaf.element_size())
+        staged = Staged(leaf.dtype, sizes, tuple(range(len(sizes))), start, None)
+        return cast(torch.Tensor, staged.view(self.area)), staged
+
+    def _reach(self, end: int) -> None:
+        self._end = end
+        if end > len(self.area):
+            self.area = self._grow(max(end, 2 * len(self.area)))
 
     @property
     def grown_bytes(self) -> int:

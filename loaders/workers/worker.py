@@ -28,6 +28,7 @@ from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import Sample, own
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import tell_worker_info
+from loaders.workers.staged_rows import PackedRows, RowsBeingWritten
 from loaders.workers.staging import IDLE, Staging, mapped, unpack
 from loaders.workers.watched_draws import DrawWatch
 
@@ -92,8 +93,10 @@ class Request:
 class Reply:
     """What the child answers when it has rebuilt the data set, and to each request."""
 
+    rows: PackedRows | None
+    """The first of them, as far as they are alike."""
     samples: list[bytes]
-    """The samples up to the first unreadable one, with `Staged` in place of arrays."""
+    """The others up to the first unreadable one, with `Staged` in place of arrays."""
     failure: Failure | None
     area_bytes: int
     """The size of the staging area, if it is new or grew: then its descriptor follows. Else 0."""
@@ -143,21 +146,21 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 dataset = pickle.loads(payload)
                 place: WorkerPlace = pickle.loads(pipe.recv_bytes())
             except Exception as error:
-                _send(pipe, staging, [], Failure.of(error))
+                _send(pipe, staging, None, [], Failure.of(error))
                 return
             del payload
         else:
             theirs, dataset, place = inherited
             theirs.close()  # while it is open here, the pipe would never close
         place.take(dataset)
-        _send(pipe, staging, [], None)
+        _send(pipe, staging, None, [], None)
         if place.init is not None:
             try:
                 place.call_init()
             except BaseException as error:
-                _send(pipe, staging, [], Failure.of(error))
+                _send(pipe, staging, None, [], Failure.of(error))
                 return
-            _send(pipe, staging, [], None)
+            _send(pipe, staging, None, [], None)
         counts = counts_of(dataset)
         reads, changes = SeededReads(dataset), SampleChanges()
         while True:
@@ -232,10 +235,10 @@ def _read(
     counts: Sequence[DecodeCounts],
 ) -> None:
     reads.begin()
-    samples, failure = _made(pipe, staging, request, reads.of)
+    made = _made(pipe, staging, request, reads.of)
     if reads.must_read_again(request):
-        samples, failure = _made(pipe, staging, request, reads.of)
-    _send(pipe, staging, samples, failure, counts)
+        made = _made(pipe, staging, request, reads.of)
+    _send(pipe, staging, *made, counts)
 
 
 def _made(
@@ -243,8 +246,9 @@ def _made(
     staging: Staging,
     request: Request,
     sample_of: Callable[[Request, int], Sample],
-) -> tuple[list[bytes], Failure | None]:
+) -> tuple[PackedRows | None, list[bytes], Failure | None]:
     """The samples up to the first that cannot be made, and why it cannot."""
+    rows: RowsBeingWritten | None = None
     samples: list[bytes] = []
     failure: Failure | None = None
     staging.begin()
@@ -253,22 +257,27 @@ def _made(
             raise EOFError  # the parent sends nothing before an answer, so it has closed the pipe
         staging.note(number)
         try:
-            samples.append(staging.pack(sample_of(request, number), sample_id))
+            sample = sample_of(request, number)
+            if number == 0 and len(request.ids) > 1 and RowsBeingWritten.suit(sample):
+                rows = RowsBeingWritten(staging, sample, len(request.ids))
+            if rows is None or samples or not rows.put(sample):
+                samples.append(staging.pack(sample, sample_id))
         except BaseException as error:
             failure = Failure.of(error)
             break
     staging.note(IDLE)
-    return samples, failure
+    return rows.packed() if rows and rows.count else None, samples, failure
 
 
 def _send(
     pipe: Connection,
     staging: Staging,
+    rows: PackedRows | None,
     samples: list[bytes],
     failure: Failure | None,
     counts: Sequence[DecodeCounts] = (),
 ) -> None:
     grown, taken = staging.grown_bytes, [each.taken() for each in counts]
-    pipe.send_bytes(pickle.dumps(Reply(samples, failure, grown, taken)))
+    pipe.send_bytes(pickle.dumps(Reply(rows, samples, failure, grown, taken)))
     if grown:
         staging.send(pipe, os.getppid())
