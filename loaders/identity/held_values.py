@@ -26,7 +26,7 @@ from loaders.sources.randomness import slots_of
 WHOLE_BYTES = 1 << 30
 """So many bytes of arrays are read in all. Of further arrays some blocks are."""
 BLOCKS, BLOCK = 64, 1 << 14
-SHORT = {bool, int, float, complex, str, bytes, type(None)}
+SHORT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 TRIES = 3
 """A thread that reads the data set may change it meanwhile: then it is told again."""
 
@@ -117,9 +117,9 @@ class _HeldContents(Contents):
         if library_of(function.__module__) is not None:
             return
         names = names_in(function)
-        for name in _globals_of(function.__code__, function):
+        for name, value in globals_read(function).items():
             self.update(name)
-            self._tell_global(function.__globals__.get(name), names, way)
+            self._tell_global(value, names, way)
 
     def _tell_object(self, thing: object, way: str) -> None:
         kind = type(thing)
@@ -144,13 +144,3 @@ def _is_plain_table(rows: list[Any]) -> bool:
     if kinds and kinds <= {list, tuple}:
         kinds = set(map(type, itertools.chain.from_iterable(rows)))
     return kinds <= SHORT
-
-
-_GLOBALS: dict[types.CodeType, tuple[str, ...]] = {}
-
-
-def _globals_of(code: types.CodeType, function: types.FunctionType) -> tuple[str, ...]:
-    """The names of the globals that a function reads. A code object is looked at once."""
-    if (names := _GLOBALS.get(code)) is None:
-        names = _GLOBALS[code] = tuple(globals_read(function))
-    return names

@@ -86,14 +86,14 @@ def nested(code: CodeType) -> Iterator[CodeType]:
 
 def globals_read(function: FunctionType) -> dict[str, Any]:
     """The globals that a function reads, by their names."""
-    names = {
-        str(step.argval)
-        for code in nested(function.__code__)
-        for step in dis.get_instructions(code)
-        if step.opname in READS_A_GLOBAL
-    }
     known = function.__globals__
-    return {name: known[name] for name in sorted(names) if name in known}
+    return {name: known[name] for name in _names_of_globals(function.__code__) if name in known}
+
+
+@cache
+def _names_of_globals(function: CodeType) -> list[str]:
+    steps = (step for code in nested(function) for step in dis.get_instructions(code))
+    return sorted({str(step.argval) for step in steps if step.opname in READS_A_GLOBAL})
 
 
 def names_in(function: FunctionType) -> list[str]:

@@ -10,10 +10,9 @@ One that hangs at a sample for longer than `timeout` is killed and replaced, how
 
 The child ends by itself when the pipe closes or its parent is gone, and ignores Ctrl-C. It is
 started as a DataLoader's workers are: where the platform forks, it has the data set as it is, with
-the globals of its modules, and nothing is pickled and no script is imported. Our own threads do not
-run yet when a pass forks its workers (`start`); a worker that is replaced later is forked beside
-them, as a DataLoader's are beside its threads. `spawn` and `forkserver` need a data set that can
-be pickled and a script that can be imported.
+the globals of its modules. Our threads do not run yet when a pass forks its workers (`start`); one
+that is replaced later is forked beside them. `spawn` and `forkserver` need a data set that can be
+pickled and a script that can be imported.
 """
 
 import atexit
@@ -139,8 +138,7 @@ class WorkerProcess:
             outbox.begin()
             packed = [outbox.pack(*each) for each in zip(samples, numbers, strict=True)]
             news = b"" if change == self._change else change
-            seeds = [int(key) for key in keys]
-            request = Request(numbers, seeds, packed, outbox.grown_bytes, change=news)
+            request = Request(numbers, [*keys], packed, outbox.grown_bytes, change=news)
             self._send(pipe, request, outbox)
             self._change = change
 
@@ -154,7 +152,7 @@ class WorkerProcess:
             return chunk
 
     def start(self) -> None:
-        """Start the process now, if that is done by forking: no thread of a pass runs yet."""
+        """Start the process now, if that is done by forking."""
         with self._reading:
             if self._pipe is None and self.start_method == "fork":
                 self._start()

@@ -14,30 +14,25 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from loaders.blocks import Blocks
 from loaders.cache.cache import DecodedCache
 from loaders.errors import (
     BufferTooSmall,
     DecodeError,
     FrozenDraw,
     LoaderError,
-    SampleShapeError,
 )
-from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
-from loaders.pixels.placing import pictures_in_place
+from loaders.pixels.augmentation import Augmentation, draw_keys
 from loaders.slots.leaves import (
     Chunk,
     Fetch,
     Nest,
     Sample,
-    as_stored,
     as_tensor,
     leaves_of,
     nested_otherwise,
@@ -49,8 +44,8 @@ from loaders.sources.datasets import unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.workers.decode_work import Done
 from loaders.workers.pass_order import PassOrder, PassProgress
-from loaders.workers.prefetcher import MOST_IN_CHUNK
-from loaders.workers.staged_rows import RowSamples, as_rows
+from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
+from loaders.workers.staged_rows import as_rows
 from loaders.workers.watched_draws import DrawWatch
 
 log = logging.getLogger(__name__)
@@ -63,25 +58,9 @@ MOST_NONES = 100
 """If this many samples in a row are None, nobody knows what a sample looks like."""
 READING = 1 << 41
 """Reading that draws random numbers draws as if this were the number of the serve."""
-ONCE = 1 << 40
-"""An augmentation that is drawn once a pass draws as if this were the number of the serve."""
 
 
 Borrow = Callable[[], AbstractContextManager[Fetch]]
-Job = tuple[int, int, int]
-"""A position, the slot that it is read into, and the sample that it has."""
-
-
-@dataclass(slots=True, eq=False)
-class IncomingSample:
-    """A sample on its way to its slot."""
-
-    position: int
-    slot: int
-    sample_id: int
-    leaves: list[Any]
-    lent: bool = False
-    """Whether its memory does not change, so that the slot may point there."""
 
 
 class Reader:
@@ -106,7 +85,7 @@ class Reader:
         self._dataset = dataset
         self._seed = seed
         self._once = once
-        self._look = look
+        self._writer = SlotWriter(seed, once, cache, look)
         self._varies = varies
         self._on_error = on_error
         self._cache = cache
@@ -120,7 +99,6 @@ class Reader:
         self._elsewhere = borrow is not None
         self._at_once = bool(borrow or self._many or once or watched)
         """Whether reading several samples at once is cheaper."""
-        self._scratch = Blocks(spare=MOST_IN_CHUNK)
         self._lock = threading.Lock()
         self._first: dict[int, Sample] = {}
         self.skipped: dict[int, str] = {}
@@ -144,7 +122,7 @@ class Reader:
             else:
                 order.progress.cached.add(position)
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
-        self._keep(hits, order, slab, done)
+        self._writer.keep(hits, order, slab, done)
         if self._read_into is not None and self._once is None and slab.interleaved:
             missed = [job for job in missed if not self._read_into_slot(order, slab, job, done)]
         if missed:
@@ -164,11 +142,11 @@ class Reader:
             sample, sample_id = self._first_at(order, position)
         if sample is None:
             error = nested_otherwise(None, sample_id, None)
-            error.add_note(_while_decoding(sample_id, order))
+            error.add_note(while_decoding(sample_id, order))
             raise error
         if self._once is None:
             return sample
-        self._look(sample)
+        self._writer.look(sample)
         leaves: list[Any] = [as_tensor(leaf) for leaf in leaves_of(sample)]
         number = picture_number(sample)
         if number is None:
@@ -177,7 +155,7 @@ class Reader:
                 " picture to crop: leave once out"
             )
         at = np.array([position])
-        leaves[number] = self._cropped([leaves[number]], [sample_id], at, order)[0]
+        leaves[number] = self._writer.cropped([leaves[number]], [sample_id], at, order)[0]
         return Nest(sample).sample(leaves)
 
     def _first_at(self, order: PassOrder, position: int) -> tuple[Sample, int]:
@@ -207,14 +185,14 @@ class Reader:
         positions, _, ids = zip(*together, strict=True)
         chunk = fetch(ids, self._keys(ids, positions, order), self.frozen)
         count = len(chunk.samples)
-        if not self._keep_rows(together[:count], chunk.samples, order, slab, done):
+        if not self._writer.keep_rows(together[:count], chunk.samples, order, slab, done):
             read = [*zip(together, chunk.samples, strict=False)]
-            self._keep_decoded(read, order, slab, done)
+            self._writer.keep_decoded(read, order, slab, done)
         if chunk.error is None:
             return missed[count:]
         position, slot, _ = missed[count]
         sample, sample_id = self._replacement(order, position, chunk.error, fetch)
-        self._keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
+        self._writer.keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
         return missed[count + 1 :]
 
     def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
@@ -273,7 +251,7 @@ class Reader:
 
     def _anywhere(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         """Memory that was used before, because fresh memory costs a page fault every 4 KiB."""
-        return self._scratch.array(shape, np.dtype(np.uint8))
+        return self._writer.scratch.array(shape, np.dtype(np.uint8))
 
     def _read_into_slot(self, order: PassOrder, slab: Slab, job: Job, done: Done) -> bool:
         """Decode straight into the slot; returns whether that was possible. A sample that cannot be
@@ -289,7 +267,7 @@ class Reader:
             raise
         except Exception:
             return False
-        self._keep_decoded([(job, sample)], order, slab, done)
+        self._writer.keep_decoded([(job, sample)], order, slab, done)
         return True
 
     def _replacement(
@@ -302,7 +280,7 @@ class Reader:
             or isinstance(error, FrozenDraw)
             or not isinstance(error, Exception)
         ):
-            error.add_note(_while_decoding(wanted, order))
+            error.add_note(while_decoding(wanted, order))
             raise error
         self._skip(wanted, error)
         at = (position + len(order) // 2 + np.arange(REPLACEMENTS)) % len(order)
@@ -331,118 +309,6 @@ class Reader:
     def _of_base(self, ids: Sequence[int]) -> list[int]:
         return list(ids) if self._rows is None else self._rows[list(ids)].tolist()
 
-    # ---- into the slots -------------------------------------------------------------------------
-
-    def _keep_rows(
-        self,
-        jobs: Sequence[Job],
-        samples: Sequence[Sample],
-        order: PassOrder,
-        slab: Slab,
-        done: Done,
-    ) -> bool:
-        """Put samples that came as rows into their slots at once, where nothing else is done with
-        them. Returns whether that was possible."""
-        if not isinstance(samples, RowSamples) or self._once is not None or self._cache is not None:
-            return False
-        positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
-        if not slab.write_rows(slots, samples.nest, samples.columns):
-            return False
-        with self._lock:
-            order.progress.decoded += len(jobs)
-        done(*positions)
-        return True
-
-    def _keep_decoded(
-        self,
-        read: Sequence[tuple[Job, Sample]],
-        order: PassOrder,
-        slab: Slab,
-        done: Done,
-    ) -> None:
-        """Put decoded samples into their slots, and offer them to the cache."""
-        with self._lock:
-            order.progress.decoded += len(read)
-        found = []
-        for (position, slot, sample_id), sample in read:
-            if slab.varies and not slab.fits(sample):
-                self._keep_odd(slab, (position, slot, sample_id), sample, order)
-                done(position)
-                continue
-            try:
-                leaves = slab.leaves_like_template(sample, sample_id)
-            except SampleShapeError as error:
-                error.add_note(_while_decoding(sample_id, order))
-                raise
-            if self._cache is not None:
-                self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
-            found.append(IncomingSample(position, slot, sample_id, leaves))
-        self._keep(found, order, slab, done)
-
-    def _keep_odd(self, slab: Slab, job: Job, sample: Sample, order: PassOrder) -> None:
-        """Keep a sample that is nested otherwise than the first one. No cache keeps it."""
-        position, slot, sample_id = job
-        try:
-            number = picture_number(sample)
-            if self._once is not None and number is not None:
-                self._look(sample)
-                nest, leaves = Nest(sample), leaves_of(sample)
-                picture = cast(Any, as_tensor(leaves[number]))
-                at = np.array([position])
-                leaves[number] = self._cropped([picture], [sample_id], at, order)[0]
-                sample = nest.sample(leaves)
-            slab.keep_odd(slot, sample, sample_id)
-        except Exception as error:
-            error.add_note(_while_decoding(sample_id, order))
-            raise
-
-    def _keep(
-        self, found: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
-    ) -> None:
-        if self._once is not None and found:
-            number = slab.picture_number
-            pictures = [as_tensor(one.leaves[number]) for one in found]
-            ids = [one.sample_id for one in found]
-            positions = np.array([one.position for one in found])
-            cropped = self._cropped(cast(Any, pictures), ids, positions, order)
-            for one, picture in zip(found, cropped, strict=True):
-                one.leaves, one.lent = list(one.leaves), False
-                one.leaves[number] = picture
-        for one in found:
-            put = slab.lend if one.lent else slab.write_leaves
-            try:
-                put(one.slot, one.leaves, one.sample_id)
-            except Exception as error:
-                error.add_note(_while_decoding(one.sample_id, order))
-                raise
-            done(one.position)
-
-    def _cropped(
-        self,
-        pictures: Sequence[torch.Tensor],
-        ids: Sequence[int],
-        positions: NDArray[np.int64],
-        order: PassOrder,
-    ) -> Sequence[torch.Tensor]:
-        """Crop pictures with the augmentation that is drawn once a pass: all of them in one call,
-        where they lie in memory as bytes."""
-        once, which = self._once, np.asarray(ids, dtype=np.int64)
-        assert once is not None
-        serves = order.draws(positions, np.full_like(which, ONCE))
-        keys = draw_keys(self._seed, order.pass_index, which, serves)
-        if (
-            reads_slots(once)
-            and (in_place := pictures_in_place(pictures, self._scratch)) is not None
-        ):
-            return once(cast(Any, in_place), Draws(keys)).unbind()
-        return [
-            once(picture[None], Draws(keys[n : n + 1]))[0] for n, picture in enumerate(pictures)
-        ]
-
 
 def _ids(order: PassOrder, positions: Sequence[int]) -> list[int]:
     return order.ids(np.asarray(positions, dtype=np.int64)).tolist()
-
-
-def _while_decoding(sample_id: int, order: PassOrder) -> str:
-    return f"while decoding sample {sample_id} of pass {order.pass_index}"

@@ -1,0 +1,172 @@
+"""Puts decoded samples into their slots: cropped where that is done once a pass, or as rows.
+
+The cache is offered what was decoded. What it lends is pointed to, and not copied.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from loaders.blocks import Blocks
+from loaders.cache.cache import DecodedCache
+from loaders.errors import SampleShapeError
+from loaders.pixels.augmentation import Augmentation, Draws, draw_keys, reads_slots
+from loaders.pixels.placing import pictures_in_place
+from loaders.slots.leaves import Nest, Sample, as_stored, as_tensor, leaves_of, picture_number
+from loaders.slots.slab import Slab
+from loaders.workers.decode_work import Done
+from loaders.workers.pass_order import PassOrder
+from loaders.workers.prefetcher import MOST_IN_CHUNK
+from loaders.workers.staged_rows import RowSamples
+
+ONCE = 1 << 40
+"""An augmentation that is drawn once a pass draws as if this were the number of the serve."""
+
+Job = tuple[int, int, int]
+"""A position, the slot that it is read into, and the sample that it has."""
+
+
+@dataclass(slots=True, eq=False)
+class IncomingSample:
+    """A sample on its way to its slot."""
+
+    position: int
+    slot: int
+    sample_id: int
+    leaves: list[Any]
+    lent: bool = False
+    """Whether its memory does not change, so that the slot may point there."""
+
+
+class SlotWriter:
+    """Writes samples into the slots of a slab. Several threads may call it."""
+
+    def __init__(
+        self,
+        seed: int,
+        once: Augmentation | None,
+        cache: DecodedCache | None,
+        look: Callable[[Sample], None],
+    ) -> None:
+        """`look` is shown a sample before `once` changes it."""
+        self.once = once
+        self.look = look
+        self.scratch = Blocks(spare=MOST_IN_CHUNK)
+        self._seed = seed
+        self._cache = cache
+        self._lock = threading.Lock()
+
+    def keep_rows(
+        self,
+        jobs: Sequence[Job],
+        samples: Sequence[Sample],
+        order: PassOrder,
+        slab: Slab,
+        done: Done,
+    ) -> bool:
+        """Put samples that came as rows into their slots at once, where nothing else is done with
+        them. Returns whether that was possible."""
+        if not isinstance(samples, RowSamples) or self.once is not None or self._cache is not None:
+            return False
+        positions, slots = [job[0] for job in jobs], [job[1] for job in jobs]
+        if not slab.write_rows(slots, samples.nest, samples.columns):
+            return False
+        with self._lock:
+            order.progress.decoded += len(jobs)
+        done(*positions)
+        return True
+
+    def keep_decoded(
+        self,
+        read: Sequence[tuple[Job, Sample]],
+        order: PassOrder,
+        slab: Slab,
+        done: Done,
+    ) -> None:
+        """Put decoded samples into their slots, and offer them to the cache."""
+        with self._lock:
+            order.progress.decoded += len(read)
+        found = []
+        for (position, slot, sample_id), sample in read:
+            if slab.varies and not slab.fits(sample):
+                self._keep_odd(slab, (position, slot, sample_id), sample, order)
+                done(position)
+                continue
+            try:
+                leaves = slab.leaves_like_template(sample, sample_id)
+            except SampleShapeError as error:
+                error.add_note(while_decoding(sample_id, order))
+                raise
+            if self._cache is not None:
+                self._cache.offer(sample_id, [as_stored(leaf) for leaf in leaves])
+            found.append(IncomingSample(position, slot, sample_id, leaves))
+        self.keep(found, order, slab, done)
+
+    def _keep_odd(self, slab: Slab, job: Job, sample: Sample, order: PassOrder) -> None:
+        """Keep a sample that is nested otherwise than the first one. No cache keeps it."""
+        position, slot, sample_id = job
+        try:
+            number = picture_number(sample)
+            if self.once is not None and number is not None:
+                self.look(sample)
+                nest, leaves = Nest(sample), leaves_of(sample)
+                picture = cast(Any, as_tensor(leaves[number]))
+                at = np.array([position])
+                leaves[number] = self.cropped([picture], [sample_id], at, order)[0]
+                sample = nest.sample(leaves)
+            slab.keep_odd(slot, sample, sample_id)
+        except Exception as error:
+            error.add_note(while_decoding(sample_id, order))
+            raise
+
+    def keep(
+        self, found: Sequence[IncomingSample], order: PassOrder, slab: Slab, done: Done
+    ) -> None:
+        if self.once is not None and found:
+            number = slab.picture_number
+            pictures = [as_tensor(one.leaves[number]) for one in found]
+            ids = [one.sample_id for one in found]
+            positions = np.array([one.position for one in found])
+            cropped = self.cropped(cast(Any, pictures), ids, positions, order)
+            for one, picture in zip(found, cropped, strict=True):
+                one.leaves, one.lent = list(one.leaves), False
+                one.leaves[number] = picture
+        for one in found:
+            put = slab.lend if one.lent else slab.write_leaves
+            try:
+                put(one.slot, one.leaves, one.sample_id)
+            except Exception as error:
+                error.add_note(while_decoding(one.sample_id, order))
+                raise
+            done(one.position)
+
+    def cropped(
+        self,
+        pictures: Sequence[torch.Tensor],
+        ids: Sequence[int],
+        positions: NDArray[np.int64],
+        order: PassOrder,
+    ) -> Sequence[torch.Tensor]:
+        """Crop pictures with the augmentation that is drawn once a pass: all of them in one call,
+        where they lie in memory as bytes."""
+        once, which = self.once, np.asarray(ids, dtype=np.int64)
+        assert once is not None
+        serves = order.draws(positions, np.full_like(which, ONCE))
+        keys = draw_keys(self._seed, order.pass_index, which, serves)
+        if (
+            reads_slots(once)
+            and (in_place := pictures_in_place(pictures, self.scratch)) is not None
+        ):
+            return once(cast(Any, in_place), Draws(keys)).unbind()
+        return [
+            once(picture[None], Draws(keys[n : n + 1]))[0] for n, picture in enumerate(pictures)
+        ]
+
+
+def while_decoding(sample_id: int, order: PassOrder) -> str:
+    return f"while decoding sample {sample_id} of pass {order.pass_index}"
