@@ -1,6 +1,7 @@
 """What a DataLoader says about what to serve and how, and what is refused."""
 
 import functools
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -17,6 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from loaders import ReuseLoader
 from loaders.adopting.adoption import Adopted, from_dataloader
 from loaders.errors import LoaderError
 
@@ -39,10 +42,19 @@ def test_a_plain_dataloader_is_taken_over_whole() -> None:
     assert found.dataset is TEN
 
 
-def test_no_worker_becomes_one_thread_and_that_is_said() -> None:
-    found = adopted(num_workers=0)
-    assert found.workers == 1
-    assert "num_workers=0" in "".join(found.notes)
+class Own(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_without_workers_a_thread_reads_ahead_only_what_is_known_to_be_safe() -> None:
+    assert from_dataloader(DataLoader(TEN)).workers == 1
+    assert from_dataloader(DataLoader(Own())).workers == 0
+    assert from_dataloader(DataLoader(Own())).notes == ()
+    assert from_dataloader(DataLoader(Own(), num_workers=2)).workers == 2
 
 
 def test_a_collate_of_the_users_own_is_kept_and_torchs_is_none() -> None:
@@ -53,12 +65,25 @@ def test_a_collate_of_the_users_own_is_kept_and_torchs_is_none() -> None:
     assert adopted(collate_fn=default_collate).collate is None
 
 
-def test_a_generators_seed_is_taken_over() -> None:
+@pytest.mark.draws_seeds
+@pytest.mark.parametrize("of", ["loader", "sampler"])
+def test_a_seed_is_drawn_from_the_generator(of: str) -> None:
     generator = torch.Generator().manual_seed(77)
-    torch.rand(3, generator=generator)
-    assert adopted(shuffle=True, generator=generator).seed == 77
-    assert adopted(sampler=RandomSampler(TEN, generator=generator)).seed == 77
-    assert adopted(shuffle=True).seed is None
+
+    def drawn() -> int:
+        if of == "loader":
+            loader = DataLoader(TEN, shuffle=True, generator=generator)
+        else:
+            loader = DataLoader(TEN, sampler=RandomSampler(TEN, generator=generator))
+        before = torch.random.get_rng_state()
+        with ReuseLoader.from_dataloader(loader, reuse=1) as made:
+            assert torch.equal(torch.random.get_rng_state(), before)
+            return made.seed
+
+    first, second = drawn(), drawn()
+    assert first != second
+    generator.manual_seed(77)
+    assert (drawn(), drawn()) == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +184,9 @@ def start_worker(_: int) -> None: ...
             r"batch_sampler of its own \(OwnBatches\)",
         ),
         (lambda: DataLoader(TEN, batch_sampler=[[1, 2]]), LoaderError, r"its own \(list\)"),
-        (
-            lambda: DataLoader(TEN, num_workers=1, multiprocessing_context="spawn"),
-            LoaderError,
-            "multiprocessing_context",
-        ),
         (lambda: OwnWay(TEN), LoaderError, "OwnWay has an __iter__ of its own"),
     ],
-    ids=["list", "no batch", "batches", "list of batches", "context", "own"],
+    ids=["list", "no batch", "batches", "list of batches", "own"],
 )
 def test_what_cannot_be_taken_over_is_refused(
     make: Any, kind: type[Exception], complaint: str
@@ -178,8 +198,14 @@ def test_what_cannot_be_taken_over_is_refused(
 def test_a_timeout_and_what_workers_begin_with_are_taken_over() -> None:
     found = adopted(num_workers=2, timeout=3, worker_init_fn=start_worker)
     assert (found.timeout, found.worker_init_fn, found.notes) == (3, start_worker, ())
-    assert found.worker_kind == "process"  # threads would have nobody to call it for
     assert adopted().timeout is None
+
+
+def test_a_multiprocessing_context_says_how_processes_start() -> None:
+    assert adopted(multiprocessing_context="spawn").start_method == "spawn"
+    context = multiprocessing.get_context("forkserver")
+    assert adopted(multiprocessing_context=context).start_method == "forkserver"
+    assert adopted().start_method is None
 
 
 def test_what_workers_begin_with_has_no_effect_without_workers() -> None:
