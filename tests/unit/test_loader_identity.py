@@ -257,11 +257,12 @@ def adopted(seed: int, shuffle: bool = True, **options: Any) -> ReuseLoader:
         return ReuseLoader.from_dataloader(theirs, reuse=2)
 
 
+@pytest.mark.draws_seeds
 @pytest.mark.parametrize(
     "options",
     [{"shuffle": True}, {"shuffle": False}, {"sampler": WeightedRandomSampler([1.0] * 40, 40)}],
 )
-def test_an_adopted_loader_goes_on_under_the_same_seed_of_the_process(options: Any) -> None:
+def test_an_adopted_loader_goes_on_with_the_seed_that_was_drawn_before(options: Any) -> None:
     options = {"shuffle": False, **options}
     with adopted(5, **options) as whole:
         expected = [batch.tolist() for batch in whole]
@@ -269,8 +270,11 @@ def test_an_adopted_loader_goes_on_under_the_same_seed_of_the_process(options: A
         begun = [batch.tolist() for _, batch in zip(range(3), first, strict=False)]
         state = json.loads(json.dumps(first.state_dict()))
     assert begun == expected[:3]
-    with adopted(5, **options) as second:
+    with adopted(6, **options) as second:
+        assert second.seed != state["seed"]
         second.load_state_dict(state)
+        assert second.seed == state["seed"]
         assert [batch.tolist() for batch in second] == expected[3:]
-    with adopted(6, **options) as other, pytest.raises(StateError, match="seed=5"):
+    other = ReuseLoader(Rows(list(range(SAMPLES))), 4, 2, seed=state["seed"] + 1)
+    with other, pytest.raises(StateError, match=f"seed={state['seed']}"):
         other.load_state_dict(state)
