@@ -11,6 +11,7 @@ alone, for it moves on when it is used.
 
 import itertools
 import marshal
+import threading
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,6 +125,9 @@ class _HeldContents(Contents):
     def _tell_object(self, thing: object, way: str) -> None:
         kind = type(thing)
         self.tell(kind, way)
+        if isinstance(thing, threading.local):  # the threads that read have values of their own
+            self.update(f"object {id(thing)}")
+            return
         held: dict[str, Any] = {
             name: getattr(thing, name, None) for base in kind.__mro__ for name in slots_of(base)
         }
