@@ -55,6 +55,7 @@ class Slow:
 
 def auto(source: Slow, **changes: Any) -> ReuseLoader:
     options = {"reuse": "auto", "workers": 2, "buffer_batches": 3, **changes}
+    options["worker_kind"] = "thread"  # a clock ticks in its process alone
     return ReuseLoader(source, BATCH, **options)
 
 
