@@ -267,8 +267,8 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             raise LoaderError(
                 f"the ranks do not share one order: there is {_said(key, other)} on {here}, but"
                 f" {first[key]} on {there}; give every rank the same data set, seed and order"
-                " (from_dataloader takes torch.initial_seed(), if it is given no seed=), or"
-                " world_size=1 to a loader that serves its own rank alone"
+                " (a loader without seed= takes that of rank 0), or world_size=1 to a loader that"
+                " serves its own rank alone"
             )
     if first["order"] != other["order"]:
         raise LoaderError(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from gloo_ranks import WORLD, main
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
@@ -56,11 +55,6 @@ def cases(rank: int) -> dict[str, Any]:
     def sampled(sampler: Any, batch_size: int = 10, **options: Any) -> ReuseLoader:
         return ReuseLoader(DATA, batch_size, 1, sampler=sampler, workers=1, **options)
 
-    def adopted(seed: int) -> ReuseLoader:
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            return ReuseLoader.from_dataloader(DataLoader(DATA, 10, shuffle=True), reuse=1)
-
     return {
         "torch's own": lambda: sampled(DistributedSampler(DATA, shuffle=False)),
         "a subclass": lambda: sampled(OwnDistributed(DATA, shuffle=False)),
@@ -82,7 +76,6 @@ def cases(rank: int) -> dict[str, Any]:
         "other seeds, a sampler that draws nothing": lambda: sampled(DATA, seed=rank),
         "other seeds for a sampler": lambda: sampled(RandomSampler(DATA), seed=rank),
         "other seeds for shares": lambda: sampled(Sharded(rank, WORLD), seed=rank),
-        "other seeds of processes": lambda: adopted(3 + rank),
         "other shuffles": lambda: ReuseLoader(DATA, 10, 1, workers=1, shuffle=rank == 0),
         "one rank twice": lambda: ReuseLoader(DATA, 10, 1, workers=1, rank=0, world_size=WORLD),
         "another world": lambda: sampled(Sharded(0, 1)),
