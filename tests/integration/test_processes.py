@@ -175,9 +175,9 @@ def test_a_worker_computes_on_one_thread_in_a_process_of_its_own(method: StartMe
         assert alive == 1
 
 
-def test_the_processes_come_from_a_fork_server_unless_asked_otherwise() -> None:
-    assert default_start_method() == "forkserver"
-    assert WorkerProcess(sets.Sized(), None, "reader").start_method == "forkserver"
+def test_the_processes_are_started_as_a_dataloaders_are() -> None:
+    assert default_start_method() == multiprocessing.get_context().get_start_method() == "fork"
+    assert WorkerProcess(sets.Sized(), None, "reader").start_method == "fork"
 
 
 def test_nothing_starts_before_the_first_read() -> None:
@@ -251,14 +251,14 @@ def test_a_fork_needs_no_pickling() -> None:
 
 
 def test_a_data_set_that_cannot_be_rebuilt_says_why() -> None:
-    with WorkerProcess(sets.NotRebuilt(), None, "reader") as worker:
+    with WorkerProcess(sets.NotRebuilt(), "forkserver", "reader") as worker:
         with pytest.raises(SourceError, match=r"NotRebuilt.*cannot be rebuilt.*no number"):
             worker.read([0])
         assert not multiprocessing.active_children()
 
 
 def test_a_death_before_the_first_sample_is_not_tried_again() -> None:
-    with WorkerProcess(sets.DeadAtStart(), None, "reader") as worker:
+    with WorkerProcess(sets.DeadAtStart(), "forkserver", "reader") as worker:
         with pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*__main__"):
             worker.read([0])
         assert worker.restarts == 0

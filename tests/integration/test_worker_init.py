@@ -63,8 +63,8 @@ def test_it_is_taken_over_from_a_dataloader_with_its_processes() -> None:
         assert {said for batch in loader for said in batch[2].tolist()} <= {20, 21}
 
 
-def test_what_cannot_be_sent_is_refused() -> None:
-    how: dict[str, Any] = {"worker_kind": "process", "workers": 1, "reuse": 1}
+def test_what_cannot_be_sent_to_a_fork_server_is_refused() -> None:
+    how: dict[str, Any] = {"start_method": "forkserver", "workers": 1, "reuse": 1}
     loader = ReuseLoader(data.Pictures(8), 4, worker_init_fn=lambda _: None, **how)
     said = r"worker_init_fn=<function .*start_method=\"fork\""
     with loader, pytest.raises(SourceError, match=said):
