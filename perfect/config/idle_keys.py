@@ -41,8 +41,10 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     data = given("data").get("name")
     if isinstance(data, str) and data in IN_MEMORY:
         default = LoaderConfig().model_dump(mode="json")
-        if any("class_path" in step for step in raw.get("augment") or () if isinstance(step, dict)):
-            default["worker_kind"] = given("loader").get("worker_kind")  # it runs the own steps
+        kind, steps = given("loader").get("worker_kind"), raw.get("augment") or ()
+        own_steps = any("class_path" in step for step in steps if isinstance(step, dict))
+        if own_steps or kind == "thread":  # it runs the own steps; what lies in memory has threads
+            default["worker_kind"] = kind
         for key in ("backend", "cache", "on_error", "worker_kind"):
             if given("loader").get(key, default[key]) != default[key]:
                 yield (

@@ -154,13 +154,19 @@ def test_worker_processes_have_an_effect_on_data_in_memory_through_own_steps(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "run.yaml"
-    for step, refused in (("{name: flip}", True), (f"{{class_path: {V2}RandomInvert}}", False)):
+    flip, own = "{name: flip}", f"{{class_path: {V2}RandomInvert}}"
+    # threads are what data in memory has, and what runs of earlier versions have written out
+    for kind, step, refused in (
+        ("process", flip, True),
+        ("process", own, False),
+        ("thread", flip, False),
+    ):
         path.write_text(
             "model: {name: pilot}\ndata: {name: cifar10}\nphases: [{name: a, passes: 1}]\n"
-            f"loader: {{worker_kind: process}}\naugment: [{step}]\n"
+            f"loader: {{worker_kind: {kind}}}\naugment: [{step}]\n"
         )
         if refused:
             with pytest.raises(ConfigError, match=r"loader\.worker_kind: has no effect"):
                 read_config(path)
         else:
-            assert read_config(path)[0].loader.worker_kind == "process"
+            assert read_config(path)[0].loader.worker_kind == kind
