@@ -204,7 +204,7 @@ def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_pat
         "buffer_batches": 3,
         "mode": "rolling",
         "workers": "auto",
-        "worker_kind": "thread",
+        "worker_kind": "auto",
         "drop_last": False,
         "buffer_bytes": None,
         "backend": "native",
