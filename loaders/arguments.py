@@ -88,13 +88,17 @@ def tuner_for(reuse: Any, most_reuse: int | None) -> ReuseTuner | None:
     return ReuseTuner(most)
 
 
-def settled_seed(seed: int | torch.Generator | None, ranks_given: bool) -> int:
+UNCOMPARED_SEED = 0
+"""What processes have that serve one order, and cannot compare what they draw."""
+
+
+def settled_seed(seed: int | torch.Generator | None, uncompared: bool) -> int:
     """The seed that was given; else one that is drawn, as a DataLoader draws one, from its
-    generator or from torch's. Processes that cannot compare what they draw all have 0."""
+    generator or from torch's. `uncompared`: whether others must have drawn the same."""
     if isinstance(seed, int):
         return seed
-    if ranks_given:
-        return 0
+    if uncompared:
+        return UNCOMPARED_SEED
     return drawn_from(seed)
 
 

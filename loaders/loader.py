@@ -179,8 +179,7 @@ class ReuseLoader:
 
     @property
     def dataset(self) -> Any:
-        """The data set that was given, as far as it is one. A change of it counts from the next
-        pass on."""
+        """The data set that was given, if it is one. The next pass serves what it holds then."""
         return self._data.dataset
 
     @property
@@ -293,8 +292,7 @@ class ReuseLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last batch that was served when `state` was taken."""
         self.refresh()
-        if self._data.use_drawn(state["seed"]):
-            self.close()
+        self.use_drawn_seed(state["seed"])
         check_state(state, self.state_dict())
         self.identity.check(state.get("identity"))
         position = PassPosition.of(state)
@@ -308,13 +306,17 @@ class ReuseLoader:
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
 
+    def use_drawn_seed(self, seed: int) -> None:
+        """Use what another process or an earlier run has drawn, unless a seed was given."""
+        if self._data.use_drawn(seed):
+            self.close()
+
     # ---- one pass -------------------------------------------------------------------------------
 
     def _serve_pass(self) -> Iterator[Batch]:
         self._leave()  # another iterator may have been left open
         self.refresh()
-        if self._data.settle_seed():
-            self.close()
+        self.use_drawn_seed(self._data.seed_of_first_rank())
         batches = self.order.batches(self.position.serving, self.mode, self.drop_last)
         resumed = self.position.resuming
         self.position.begin()
@@ -337,8 +339,7 @@ class ReuseLoader:
                 self._leave()
 
     def refresh(self) -> bool:
-        """Serve the data set as it is now; returns whether it has changed. What was decoded ahead
-        of it is dropped then."""
+        """Serve the data set as it is now; returns whether it has changed since it was opened."""
         if not self._data.refresh():
             return False
         self.close()
@@ -372,8 +373,7 @@ class ReuseLoader:
         free = self._pipeline.following is None and run.pool.all_taken and run.whole
         known = self.order.foreseen and self.batch_size == serving.batch_size
         if free and known and self.setup.opened.decoded is None:
-            following = self.order.of_pass(self.position.pass_index + 1)
-            self._pipeline.follow(following, serving.reuse)
+            self._pipeline.follow(self.order.of_pass(self.position.pass_index + 1), serving.reuse)
 
     def _end(self, run: PassRun) -> None:
         run.pool.finish()

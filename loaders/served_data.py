@@ -50,7 +50,7 @@ class ServedData:
         self._ranks = ranks
         self._tuned = tuned
         self._seed_is_drawn = not isinstance(seed, int)
-        self.seed = settled_seed(seed, ranks.are_given)
+        self.seed = settled_seed(seed, ranks.are_given and ranks.world_size > 1)
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class ServedData:
         self.identity.go_on_from(before)
         return True
 
-    def settle_seed(self) -> bool:
-        """Let all ranks have what the first one has drawn. Returns whether the seed changes."""
-        return self._seed_is_drawn and self.use_drawn(self._ranks.of_first(self.seed))
+    def seed_of_first_rank(self) -> int:
+        """Every rank asks, also one that was given a seed: it cannot know whether others were."""
+        return self._ranks.of_first(self.seed)
 
     def use_drawn(self, seed: int) -> bool:
         """Use what another rank or an earlier run has drawn, unless a seed was given. Returns

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from loaders.arguments import SAME_AFTER_RESUME, Serving, check_order_version
+from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
 from loaders.batches import Batch
 from loaders.errors import LaneError, StateError
 from loaders.lanes.lane_counts import LaneCounts
@@ -50,6 +50,7 @@ class LaneLoader:
         """The `batch_size` of `loader` is that of one lane at one step."""
         check_loader(loader)
         check_place(loader)
+        loader.use_drawn_seed(UNCOMPARED_SEED)
         if loader.position.resuming:
             raise LaneError(
                 f"the loader is to go on after batch {loader.position.served} of a pass of its own,"

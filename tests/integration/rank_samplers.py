@@ -73,6 +73,9 @@ def cases(rank: int) -> dict[str, Any]:
         "other lengths": lambda: sampled(Sharded(rank, WORLD, 30 + 20 * rank)),
         "other data": lambda: ReuseLoader(DATA[: 100 - 50 * rank], 10, 1, workers=1),
         "other seeds": lambda: ReuseLoader(DATA, 10, 1, workers=1, seed=rank),
+        "one seed given": lambda: ReuseLoader(
+            DATA, 10, 1, workers=1, seed=5 if rank == 1 else None
+        ),
         "other seeds, a sampler that draws nothing": lambda: sampled(DATA, seed=rank),
         "other seeds for a sampler": lambda: sampled(RandomSampler(DATA), seed=rank),
         "other seeds for shares": lambda: sampled(Sharded(rank, WORLD), seed=rank),

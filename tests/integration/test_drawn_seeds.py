@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from loaders import ReuseLoader
 from loaders.errors import StateError
+from loaders.lanes.lane_loader import LaneLoader
 
 SAMPLES = 64
 IDS: Any = list(range(SAMPLES))
@@ -45,7 +46,12 @@ def passes(*loaders: ReuseLoader) -> list[list[int]]:
     return orders
 
 
-both_ways = pytest.mark.parametrize("make", [own, adopted])
+def alone() -> ReuseLoader:
+    """It waits for no other process."""
+    return own(rank=0, world_size=1)
+
+
+both_ways = pytest.mark.parametrize("make", [own, adopted, alone])
 
 
 @both_ways
@@ -121,6 +127,16 @@ def test_a_given_seed_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), untouched)
 
 
+def test_peers_cannot_compare_what_they_draw_and_serve_the_same_lanes() -> None:
+    with own() as one, adopted() as other:
+        assert one.seed != other.seed
+        ids = []
+        for loader in (one, other):
+            with LaneLoader(loader, 2) as lanes:
+                ids.append([lanes.ids(lane).ids.tolist() for lane in range(2)])
+    assert ids[0] == ids[1]
+
+
 def test_ranks_with_other_global_seeds_serve_the_order_of_the_first(tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -128,8 +144,8 @@ def test_ranks_with_other_global_seeds_serve_the_order_of_the_first(tmp_path: Pa
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
     torch.manual_seed(3)
     for name, make in (("own", own), ("adopted", adopted)):
-        with make() as alone:
-            drawn = alone.seed
+        with make() as lone:
+            drawn = lone.seed
         seeds, shares = zip(*(told[name] for told in ranks), strict=True)
         assert seeds == (drawn, drawn)
         assert sorted(shares[0] + shares[1]) == IDS
