@@ -320,10 +320,28 @@ def decoded_columns(
     decode = dataset.transform
     if decode is not None and not (isinstance(decode, Decode) and decode.keeps_pixels):
         return None
-    labels = torch.as_tensor(dataset.targets, dtype=torch.int64)
-    if owner == "MNIST":
-        return [dataset.data[:, None], labels], None
-    return [_view(dataset.data).permute(0, 3, 1, 2), labels], None
+    labels, pixels = _column(dataset.targets), _column(dataset.data)
+    dimensions = 3 if owner == "MNIST" else 4
+    if labels is None or pixels is None or pixels.dtype != torch.uint8:
+        return None
+    if pixels.ndim != dimensions or len(labels) != len(pixels):
+        return None
+    if owner == "CIFAR10":
+        return [pixels.permute(0, 3, 1, 2), labels], None
+    # MNIST's [i] returns int(label).
+    whole = labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
+    return ([pixels[:, None], labels.long()], None) if whole else None
+
+
+def _column(values: Any) -> torch.Tensor | None:
+    """What a data set holds for all its samples, as torch's default_collate would batch it. None:
+    it has to be read sample by sample."""
+    if isinstance(values, list):
+        kinds = {*map(type, values)}
+        return default_collate(values) if kinds in ({int}, {float}, {bool}) else None
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc":
+        return _view(values)
+    return values if type(values) is torch.Tensor else None
 
 
 def _view(array: NDArray[Any]) -> torch.Tensor:

@@ -31,13 +31,17 @@ def torchvision_reader(dataset: Any) -> str | None:
 def known_size(dataset: Any, owner: str) -> Size | None:
     """The height and width of its pictures, where all have the same."""
     match owner:
-        case "CIFAR10" | "SVHN":
-            return 32, 32
-        case "MNIST" | "QMNIST":
-            return 28, 28
-        case "STL10":
-            return 96, 96
+        case "CIFAR10" | "MNIST" | "QMNIST":
+            return _sides(dataset.data, 1)
+        case "STL10" | "SVHN":
+            return _sides(dataset.data, 2)
         case "FakeData":
             return dataset.image_size[1], dataset.image_size[2]
         case _:
             return None
+
+
+def _sides(data: Any, first: int) -> Size | None:
+    """The height and width of the pictures in an array that has them from dimension `first` on."""
+    shape = getattr(data, "shape", ())
+    return (shape[first], shape[first + 1]) if len(shape) > first + 1 else None
