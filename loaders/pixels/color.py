@@ -1,6 +1,7 @@
 """Augmentations of whole batches that change the values of pixels, and not their places.
 
 They have the protocol of `augmentation`: (images [N, C, H, W], draws) -> images, on any device.
+Pictures may be grey ([N, H, W]) or clips ([N, T, C, H, W], with one draw a clip).
 uint8 counts from 0 to 255 and floating point from 0 to 1, as in torchvision.
 
 `ColorJitter` does what torchvision's does, sample by sample. It draws a factor f for each
@@ -14,7 +15,7 @@ and after each the values are clamped to the range and, for uint8, cut to whole 
 out: the way to HSV and back costs more than all the rest, and torchvision's own can be used for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from loaders.errors import LoaderError
 from loaders.pixels.augmentation import Draws
+from loaders.pixels.shapes import as_frames, reshaped
 
 Range = float | tuple[float, float]
 """The range of a factor: (low, high), or `spread` for (1 - spread, 1 + spread), cut at zero."""
@@ -41,39 +43,50 @@ GREY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
 class ToFloat:
     """Turn uint8 levels into float32 between 0 and 1. Floating point becomes float32, unscaled."""
 
+    by_product: bool = False
+    """Whether to multiply by 1 / 255, as torchvision's v2 does, instead of dividing by 255, as its
+    v1 does: the last bits differ."""
+
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         if _whole_levels(images):
-            return images.to(torch.float32).div_(LEVELS)
+            return self.scale(images.to(torch.float32))
         return images.to(torch.float32)
+
+    def scale(self, levels: torch.Tensor) -> torch.Tensor:
+        """Scale floats from 0 to 255, in place."""
+        return levels.mul_(1 / LEVELS) if self.by_product else levels.div_(LEVELS)
 
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Compute (value - mean) / std for each channel, in float32. uint8 is scaled to 0..1 first."""
+    """Compute (value - mean) / std for each channel. uint8 becomes float32 by `to_float` first."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    to_float: ToFloat = ToFloat()
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        channels = images.shape[1]
+        frames, whole = as_frames(images), _whole_levels(images)
+        channels = frames.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
                 raise LoaderError(
                     f"Normalize has a {name} of {len(values)} values, pictures have {channels}"
                     " channels: give one value for each channel, or one for all"
                 )
-        unit = LEVELS if _whole_levels(images) else 1
-        out = torch.empty_like(images, dtype=torch.float32)
+        out = torch.empty_like(frames, dtype=torch.float32 if whole else None)
         # They are expanded to one row of the picture, so that the inner loops run along memory.
         row = out[:1, :, :1]
-        mean = torch.empty_like(row).copy_(_per_channel(np.array(self.mean) * unit, images))
-        scale = torch.empty_like(row).copy_(_per_channel(1 / (np.array(self.std) * unit), images))
-        step = IN_CACHE if _in_parts(images.device) else max(len(images), 1)
-        for first in range(0, len(images), step):
+        mean = torch.empty_like(row).copy_(_per_channel(self.mean, out))
+        std = torch.empty_like(row).copy_(_per_channel(self.std, out))
+        step = IN_CACHE if _in_parts(images.device) else max(len(frames), 1)
+        for first in range(0, len(frames), step):
             part = out[first : first + step]
-            part.copy_(images[first : first + step])
-            part.sub_(mean).mul_(scale)
-        return out
+            part.copy_(frames[first : first + step])
+            if whole:
+                self.to_float.scale(part)
+            part.sub_(mean).div_(std)
+        return reshaped(out, images.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +98,18 @@ class ColorJitter:
     saturation: Range = 0.0
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        shape, clips, images = images.shape, len(images), as_frames(images)
         if images.shape[1] not in (1, 3):
             raise LoaderError(
                 f"ColorJitter needs pictures of 1 or 3 channels, not {images.shape[1]}: leave it"
                 " out for such pictures"
             )
-        order = draws.integers(0, len(ORDERS))
+        times = len(images) // max(clips, 1)
+        order = draws.integers(0, len(ORDERS)).repeat(times)
         ranges = [_range(value) for value in (self.brightness, self.contrast, self.saturation)]
         # A factor is drawn for every adjustment, even an unwanted one, so that later draws do not
         # depend on which are wanted.
-        drawn = [draws.uniform(low, high) for low, high in ranges]
+        drawn = [draws.uniform(low, high).repeat(times) for low, high in ranges]
         wanted = [bounds != (1.0, 1.0) for bounds in ranges]
         factors = [_factors(values, images) for values in drawn]
         for rows, which in _groups(order, images.device):
@@ -103,7 +118,7 @@ class ColorJitter:
                 if wanted[kind]:
                     part = _adjusted(kind, part, *(f[rows] for f in factors[kind]))
             images[rows] = part
-        return images
+        return reshaped(images, shape)
 
 
 def _in_parts(device: torch.device) -> bool:
@@ -128,6 +143,7 @@ def _groups(
 def _adjusted(
     kind: int, images: torch.Tensor, factor: torch.Tensor, rest: torch.Tensor
 ) -> torch.Tensor:
+    most = LEVELS if _whole_levels(images) else 1
     if kind == SATURATION and images.shape[1] == 1:
         return images
     out = images * factor
@@ -135,8 +151,7 @@ def _adjusted(
         out += _grey(images).mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float32) * rest
     elif kind == SATURATION:
         out += _grey(images) * rest
-    out.clamp_(0, LEVELS if _whole_levels(images) else 1)
-    return out.to(images.dtype)
+    return out.clamp_(0, most).to(images.dtype)
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:
@@ -170,15 +185,16 @@ def _factors(values: NDArray[np.float64], images: torch.Tensor) -> tuple[torch.T
     )
 
 
-def _per_channel(values: NDArray[np.float64], images: torch.Tensor) -> torch.Tensor:
-    column = torch.from_numpy(values).to(images.device, torch.float32, non_blocking=True)
+def _per_channel(values: Sequence[float], images: torch.Tensor) -> torch.Tensor:
+    column = torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True)
     return column[None, :, None, None]
 
 
 def _whole_levels(images: torch.Tensor) -> bool:
-    if images.dtype != torch.uint8 and not images.is_floating_point():
+    kind = images.dtype
+    if kind != torch.uint8 and not (kind.is_floating_point and kind.itemsize > 1):
         raise LoaderError(
-            f"pictures of {images.dtype} have no known range of colours: convert them to uint8"
-            " (0 to 255) or floating point (0 to 1) in the data set"
+            f"pictures of {kind} have no known range of colours: convert them to uint8 (0 to 255)"
+            " or floating point of 16 bits or more (0 to 1) in the data set"
         )
-    return images.dtype == torch.uint8
+    return kind == torch.uint8

@@ -147,10 +147,10 @@ def _nearest(placing: Placing, number: int, axis: int) -> NDArray[np.int64]:
 
 def _picture(picture: torch.Tensor, moves: Moves, number: int, place: str) -> torch.Tensor:
     _check_sides(picture, moves, number, place)
-    pixels = picture.reshape(1, -1, *picture.shape[-2:])
+    pixels = picture[None]
     for placing in moves.only(number).placings:
         pixels = render(pixels, placing)
-    return pixels.reshape(*picture.shape[:-2], *pixels.shape[-2:])
+    return pixels[0]
 
 
 def _check_sides(part: torch.Tensor, moves: Moves, number: int, place: str) -> None:

@@ -5,12 +5,13 @@
                        render: read where the picture lies, write into the batch
 
 Where pictures lie in the slab as bytes, one call of a compiled kernel renders them straight out of
-the slots. Anything else (a GPU, floating point, more than three dimensions) is rendered by torch,
-with the same bits for uint8.
+the slots. Anything else (a GPU, floating point) is rendered by torch, with the same bits for
+uint8.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 from loaders.blocks import Blocks
 from loaders.pixels import kernels
 from loaders.pixels.kernels import Pictures
+from loaders.pixels.shapes import as_planes, check_shape, reshaped
 
 Boxes = NDArray[np.int32]
+BITS = MappingProxyType({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class SlotPictures:
     blocks: Blocks
     gather: Callable[[], torch.Tensor]
     """Copies the pictures into a batch."""
+
+    @property
+    def depth(self) -> int:
+        """The number of channels of each picture."""
+        return self.planes * self.pictures.channels
 
     @property
     def sizes(self) -> NDArray[np.int32]:
@@ -69,7 +77,9 @@ class Placing:
         """Every picture as it is. Where sizes differ, `size` is that of the first picture."""
         if isinstance(images, SlotPictures):
             sizes = images.sizes
+            check_shape((images.depth, *sizes[0].tolist()))
         else:
+            check_shape(images.shape[1:])
             sizes = np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         size = (int(sizes[0, 0]), int(sizes[0, 1]))
@@ -103,9 +113,12 @@ class Placing:
 def render(images: Images, placing: Placing) -> torch.Tensor:
     if isinstance(images, SlotPictures):
         return _by_kernel(images, placing)
-    if images.device.type == "cpu" and images.dtype == torch.uint8 and images.ndim == 4:
-        return _by_kernel(_batch_in_place(images), placing)
-    return _by_torch(images, placing)
+    planes = as_planes(images)
+    if images.device.type == "cpu" and images.dtype == torch.uint8:
+        made = _by_kernel(_batch_in_place(planes), placing)
+    else:
+        made = _by_torch(planes, placing)
+    return reshaped(made, (*images.shape[:-2], *placing.size))
 
 
 def pictures_in_place(pictures: Sequence[torch.Tensor], blocks: Blocks) -> SlotPictures | None:
@@ -166,8 +179,8 @@ def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
 
 
 def _by_torch(images: torch.Tensor, placing: Placing) -> torch.Tensor:
-    fit = _resized if placing.resized else _window
-    out = fit(images.movedim(-3, -1), placing)
+    pixels = images.movedim(-3, -1)
+    out = _bits(_resized(pixels, placing) if placing.resized else _window(_bits(pixels), placing))
     if placing.flips.any():
         flips = torch.from_numpy(placing.flips).to(images.device)
         out = torch.where(flips[:, None, None, None], out.flip(-2), out)
@@ -176,7 +189,12 @@ def _by_torch(images: torch.Tensor, placing: Placing) -> torch.Tensor:
         rows = _between(placing.size[0], tops, heights)
         columns = _between(placing.size[1], lefts, widths)
         out = out.masked_fill((rows[:, :, None] & columns[:, None, :])[..., None], 0)
-    return out.contiguous().movedim(-1, -3)
+    return out.view(images.dtype).contiguous().movedim(-1, -3)
+
+
+def _bits(pixels: torch.Tensor) -> torch.Tensor:
+    """Pixels as whole numbers of as many bytes: torch moves some types only so."""
+    return pixels.view(BITS.get(pixels.dtype.itemsize, pixels.dtype))
 
 
 def _between(extent: int, first: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
@@ -199,6 +217,11 @@ def _window(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
 
 
 def _resized(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
+    kind = pixels.dtype
+    plain = kind == torch.uint8 or kind.is_complex or (kind.is_floating_point and kind.itemsize > 1)
+    if not plain:  # torch does not interpolate whole numbers and floats of 8 bits
+        wide = _resized(pixels.double(), placing)
+        return (wide if kind.is_floating_point else wide.round()).to(kind)
     tops, lefts, heights, widths = torch.from_numpy(placing.boxes).to(pixels.device).long().T
     rows = _resampled(pixels, tops, heights, placing.size[0])
     columns = _resampled(rows.transpose(1, 2), lefts, widths, placing.size[1])

@@ -235,7 +235,7 @@ class Arrays:
         """Where the pictures lie, and the number of planes of each. None: no kernel reads them."""
         if self.memory.dtype != np.uint8 or len(self.shape) != 3:
             return None
-        if not self.memory.flags.c_contiguous:
+        if not self.memory.flags.c_contiguous or not self._size[slots].all():
             return None
         if self.order == [1, 2, 0]:
             sizes, planes = self._size[slots], 1
