@@ -13,6 +13,7 @@ is known, because a crop of a padded picture is a shift only if it restores the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -105,13 +106,13 @@ def _ours(step: Any, size: Size | None, form: Form) -> list[Augmentation] | str:
         case "ToTensor" if pil:
             return [ToFloat()]
         case "ConvertImageDtype" if dtype_of(step) == torch.float32 and not pil:
-            return [ToFloat()]
+            return [ToFloat(by_product=is_from(step, "torchvision.transforms.v2"))]
         case "ToDtype" if dtype_of(step) == torch.float32 and step.scale and not pil:
-            return [ToFloat()]
+            return [ToFloat(by_product=True)]
         case "Normalize" if not pil:
             return [Normalize(_floats(step.mean), _floats(step.std))]
         case "RandomResizedCrop":
-            return _resized_crop(step)
+            return _resized_crop(step, pil)
         case "ColorJitter" if step.hue is None:
             # In torchvision, None stands for a factor of 1.
             factors = (step.brightness, step.contrast, step.saturation)
@@ -122,7 +123,9 @@ def _ours(step: Any, size: Size | None, form: Form) -> list[Augmentation] | str:
             return f"{name_of(step)} has none"
 
 
-def _resized_crop(step: Any) -> list[Augmentation] | str:
+def _resized_crop(step: Any, pil: bool) -> list[Augmentation] | str:
+    if not pil and not step.antialias:  # Pillow always does it
+        return "RandomResizedCrop has one only with antialias=True"
     how = getattr(step.interpolation, "value", step.interpolation)
     if how not in ("bilinear", Image.Resampling.BILINEAR):
         return "RandomResizedCrop has one only for bilinear interpolation"
@@ -152,17 +155,17 @@ def _on_bytes(steps: Sequence[Augmentation]) -> list[Augmentation]:
     """Convert to float as late as possible, because bytes are cheaper to move than floats.
     `Normalize` scales bytes by itself."""
     late: list[Augmentation] = []
-    waiting = False
+    waiting: ToFloat | None = None
     for step in steps:
         if isinstance(step, ToFloat):
-            waiting = True
-            continue
-        if waiting and not isinstance(step, Flip | PadCrop):
-            waiting = False
-            if not isinstance(step, Normalize):
-                late.append(ToFloat())
-        late.append(step)
-    return [*late, ToFloat()] if waiting else late
+            waiting = waiting or step  # a second one leaves floats alone
+        elif waiting is None or isinstance(step, Flip | PadCrop):
+            late.append(step)
+        else:
+            scales = isinstance(step, Normalize)
+            late += [replace(step, to_float=waiting)] if scales else [waiting, step]
+            waiting = None
+    return late if waiting is None else [*late, waiting]
 
 
 def _coloured(fill: object) -> bool:

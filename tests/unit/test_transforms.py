@@ -127,10 +127,11 @@ def test_the_usual_rows_become_steps_on_bytes_that_end_in_floats(
 ) -> None:
     tail: list[Any] = [v2.Normalize(MEAN, STD)] if normalized else []
     split = split_transform(chain + tail, size=(32, 32))
+    to_float = ToFloat(by_product=FLOAT in chain)
     assert steps(split) == [
         PadCrop(4),
         Flip(0.5),
-        Normalize(MEAN, STD) if normalized else ToFloat(),
+        Normalize(MEAN, STD, to_float) if normalized else to_float,
     ]
 
 
@@ -284,7 +285,7 @@ def test_pictures_that_are_tensors_are_treated_as_tensors_once_one_was_seen() ->
     assert not split.batched, "a PIL picture would stay as it is"
     seen = split.seen(image)
     assert seen.batched
-    assert torch.equal(serve(seen, image[None].clone())[0], image.float() / 255)
+    assert torch.equal(serve(seen, image[None].clone())[0], FLOAT(image))
     rotated = split_transform([v2.RandomRotation((90, 90))]).seen(tv_tensors.Image(image))
     assert cast(PerSample, rotated.augment).form == "image"
 
