@@ -38,7 +38,7 @@ class Plain:
 def loader(data: Any = None, **changes: Any) -> ReuseLoader:
     usual: dict[str, Any] = {
         "batch_size": 4, "reuse": 3, "buffer_batches": 2, "augment": MOVE, "workers": 1,
-        "views": 2, "parts": NAMED,
+        "views": 2, "parts": NAMED, "worker_kind": "thread",
     }  # fmt: skip
     return ReuseLoader(Plain() if data is None else data, **{**usual, **changes})
 

@@ -36,7 +36,7 @@ def cached(tmp_path: Path) -> Any:
 @pytest.fixture
 def plain() -> Any:
     def make(**changes: Any) -> ReuseLoader:
-        options = {"reuse": 3, "workers": 1, "augment": AUGMENT, **changes}
+        options = {"reuse": 3, "workers": 0, "augment": AUGMENT, **changes}
         return ReuseLoader(sets.Pictures(SAMPLES), 4, **options)
 
     return make

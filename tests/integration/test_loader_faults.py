@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.numbered_samples import in_threads
 from torch.utils.data import IterableDataset
 
-from loaders import ReuseLoader
 from loaders.errors import LoaderError, SampleShapeError, SourceError
 
 
@@ -52,7 +52,7 @@ def test_a_failure_arrives_as_it_was_raised_with_the_sample_that_it_came_from(wo
             raise raised
         return torch.tensor(i)
 
-    loader = ReuseLoader(Numbers(20, read), 4, 1, shuffle=False, workers=workers)
+    loader = in_threads(Numbers(20, read), 4, 1, shuffle=False, workers=workers)
     with pytest.raises(Unreadable) as error:
         list(loader)
     assert error.value is raised
@@ -65,7 +65,7 @@ def test_a_failure_of_the_very_first_sample_says_which_one_it_was_too() -> None:
         raise Unreadable(f"sector {i}")
 
     with pytest.raises(Unreadable) as error:
-        list(ReuseLoader(Numbers(8, read), 4, 1, shuffle=False, workers=1))
+        list(in_threads(Numbers(8, read), 4, 1, shuffle=False, workers=1))
     assert "sample 0" in notes(error.value)
 
 
@@ -80,7 +80,7 @@ def test_batches_before_the_one_that_failed_were_served_whole() -> None:
 
     served = []
     with pytest.raises(Unreadable):
-        for batch in ReuseLoader(Numbers(16, read), 4, 1, shuffle=False, workers=1):
+        for batch in in_threads(Numbers(16, read), 4, 1, shuffle=False, workers=1):
             served.append(batch.tolist())
             if len(served) == 3:
                 failed.set()
@@ -96,7 +96,7 @@ def test_after_a_failure_the_loader_can_be_iterated_again() -> None:
             raise Unreadable
         return torch.tensor(i)
 
-    loader = ReuseLoader(Numbers(8, read), 4, 2, shuffle=False, workers=1)
+    loader = in_threads(Numbers(8, read), 4, 2, shuffle=False, workers=1)
     with pytest.raises(Unreadable):
         list(loader)
     assert sorted(i for batch in loader for i in batch.tolist()) == sorted([*range(8)] * 2)
@@ -108,13 +108,13 @@ def test_a_transform_that_fails_is_the_consumers_failure_and_leaves_no_thread() 
 
     pictures = Numbers(8, lambda i: torch.zeros(3, 4, 4))
     with pytest.raises(Unreadable):
-        list(ReuseLoader(pictures, 4, 1, augment=fail, workers=2))
+        list(in_threads(pictures, 4, 1, augment=fail, workers=2))
     assert not decode_threads()
 
 
 def test_an_augmentation_without_pictures_is_refused() -> None:
     with pytest.raises(LoaderError, match="no picture to augment"):
-        list(ReuseLoader(Numbers(8), 4, 1, augment=lambda images, draws: images, workers=1))
+        list(in_threads(Numbers(8), 4, 1, augment=lambda images, draws: images, workers=1))
 
 
 # ---- samples that do not fit --------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_sample_unlike_the_first_is_refused_with_both_their_shapes(
 ) -> None:
     samples = Numbers(8, lambda i: odd if i == 6 else torch.zeros(3, 4))
     with pytest.raises(SampleShapeError, match=complaint) as error:
-        list(ReuseLoader(samples, 4, 2, shuffle=False, workers=2))
+        list(in_threads(samples, 4, 2, shuffle=False, workers=2))
     assert "sample 6 of pass 0" in notes(error.value)
     assert not decode_threads()
 
@@ -142,7 +142,7 @@ def test_a_sample_unlike_the_first_is_refused_with_both_their_shapes(
 def test_a_sample_with_other_keys_than_the_first_is_refused() -> None:
     samples = Numbers(4, lambda i: {"picture": i, "label" if i < 2 else "wrong": i})
     with pytest.raises((SampleShapeError, KeyError)):
-        list(ReuseLoader(samples, 4, 1, shuffle=False, workers=1))
+        list(in_threads(samples, 4, 1, shuffle=False, workers=1))
 
 
 # ---- wrong arguments ----------------------------------------------------------------------------
@@ -165,7 +165,9 @@ class Endless(IterableDataset[int]):
             r"batch_size 9 is larger than what a rank serves in a pass \(8 samples\), and",
         ),
         ({"buffer_batches": 0}, ValueError, "buffer_batches must be at least 1, not 0"),
-        ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
+        ({"workers": -1}, ValueError, "workers must be at least 0, not -1"),
+        ({"workers": 0, "worker_kind": "process"}, ValueError, "process.*no effect with workers=0"),
+        ({"workers": 0, "timeout": 1}, ValueError, "timeout=1 has no effect without workers"),
         ({"mode": "roling"}, ValueError, "mode must be one of rolling, block, immediate"),
         ({"dataset": Endless(), "sampler": [0]}, ValueError, "sampler does not go with a stream"),
         ({"samples_per_pass": 8}, ValueError, "samples_per_pass=8 has no effect without a stream"),
@@ -177,18 +179,18 @@ def test_a_wrong_argument_is_refused_at_once_with_its_value(
     options: dict[str, Any], error: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(error, match=complaint):
-        ReuseLoader(**{"dataset": Numbers(8), "batch_size": 4, "reuse": 2, **options})
+        in_threads(**{"dataset": Numbers(8), "batch_size": 4, "reuse": 2, **options})
 
 
 @pytest.mark.parametrize("change", [{"reuse": 0}, {"reuse": 1, "batch_size": 0}])
 def test_a_wrong_change_of_reuse_is_refused(change: dict[str, int]) -> None:
-    loader = ReuseLoader(Numbers(8), 4, 2, shuffle=False, workers=1)
+    loader = in_threads(Numbers(8), 4, 2, shuffle=False, workers=1)
     with pytest.raises(ValueError, match=r"reuse must be|batch_size must be"):
         loader.set_reuse(**change)
 
 
 def test_a_refused_change_of_reuse_changes_nothing() -> None:
-    loader = ReuseLoader(Numbers(8), 4, 2, shuffle=False, workers=1)
+    loader = in_threads(Numbers(8), 4, 2, shuffle=False, workers=1)
     with pytest.raises(ValueError, match="reuse must be"):
         loader.set_reuse(0, batch_size=2)
     assert (loader.reuse, loader.batch_size, len(loader)) == (2, 4, 4)
@@ -199,7 +201,7 @@ def test_a_refused_change_of_reuse_changes_nothing() -> None:
 
 @pytest.mark.parametrize("batches", [1, 2, 5])
 def test_breaking_out_of_the_loop_leaves_no_thread(batches: int) -> None:
-    loader = ReuseLoader(Numbers(100), 4, 2, workers=3)
+    loader = in_threads(Numbers(100), 4, 2, workers=3)
     for number, _ in enumerate(loader, 1):
         if number == batches:
             break
@@ -207,7 +209,7 @@ def test_breaking_out_of_the_loop_leaves_no_thread(batches: int) -> None:
 
 
 def test_an_error_in_the_loop_leaves_no_thread() -> None:
-    loader = ReuseLoader(Numbers(100), 4, 2, workers=3)
+    loader = in_threads(Numbers(100), 4, 2, workers=3)
 
     def train() -> None:
         for _ in loader:
@@ -219,7 +221,7 @@ def test_an_error_in_the_loop_leaves_no_thread() -> None:
 
 
 def test_after_a_whole_pass_the_workers_fill_the_buffer_for_the_next_and_end() -> None:
-    loader = ReuseLoader(Numbers(20), 4, 2, workers=3)
+    loader = in_threads(Numbers(20), 4, 2, workers=3)
     for _ in loader:
         pass
     for thread in decode_threads():
@@ -230,7 +232,7 @@ def test_after_a_whole_pass_the_workers_fill_the_buffer_for_the_next_and_end() -
 @pytest.mark.parametrize("end", ["close", "with", "drop"])
 def test_a_loader_that_is_closed_or_dropped_leaves_no_thread(end: str) -> None:
     blocked = threading.Event()
-    loader = ReuseLoader(Numbers(20, lambda i: blocked.wait(0.01) or torch.tensor(i)), 4, 2)
+    loader = in_threads(Numbers(20, lambda i: blocked.wait(0.01) or torch.tensor(i)), 4, 2)
     for _ in loader:
         pass
     if end == "close":
@@ -245,7 +247,7 @@ def test_a_loader_that_is_closed_or_dropped_leaves_no_thread(end: str) -> None:
 
 
 def test_nothing_starts_before_the_first_batch_is_asked_for() -> None:
-    iterator = iter(ReuseLoader(Numbers(20), 4, 2, workers=3))
+    iterator = iter(in_threads(Numbers(20), 4, 2, workers=3))
     assert not decode_threads()
     next(iterator)
     assert len(decode_threads()) > 0
@@ -267,7 +269,7 @@ def test_a_pass_that_was_left_half_way_does_not_write_into_the_next_one() -> Non
             went_on.set()
         return torch.tensor(i)
 
-    loader = ReuseLoader(Numbers(24, read), 4, 2, buffer_batches=3, shuffle=False, workers=1)
+    loader = in_threads(Numbers(24, read), 4, 2, buffer_batches=3, shuffle=False, workers=1)
     old = iter(loader)
     next(old)
     assert reading.wait(60)

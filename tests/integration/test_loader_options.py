@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from products import examples
 from support import loader_datasets as sets
+from support.numbered_samples import in_threads
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from loaders import ReuseLoader
@@ -228,7 +229,7 @@ def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
         {"augment_on": "gpu"},
         {"cache": "memory", "cache_bytes": 100},
         {"augment_on": "device", "augment": AUGMENT},
-        {"start_method": "spawn"},
+        {"start_method": "spawn", "worker_kind": "thread"},
         {"cache_bytes": 100},
         {"cache_dir": "somewhere"},
     ],
@@ -281,7 +282,7 @@ def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_nex
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             return read(index)
 
-    loader = ReuseLoader(Hanging(), 4, 3, buffer_batches=3, shuffle=False, workers=1)
+    loader = in_threads(Hanging(), 4, 3, buffer_batches=3, shuffle=False, workers=1)
     left = iter(loader)
     next(left)
     assert hangs.wait(60)
@@ -331,7 +332,7 @@ def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
     }
     resident = resident and not options.keys() & {"once", "cache"}
     arrays = PictureArrays(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size), ("a", "b"))
-    loader = ReuseLoader(arrays if resident else Counted(), batch_size, **options)
+    loader = in_threads(arrays if resident else Counted(), batch_size, **options)
     calls.clear()  # it has looked whether reading repeats itself
     served, resumed = 0, False
     for step in draw(st.lists(st.sampled_from(["pass", "leave", "resume", "close"]), max_size=6)):

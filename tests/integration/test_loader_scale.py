@@ -26,7 +26,7 @@ class Endless:
 
 
 def loader(**changes: Any) -> ReuseLoader:
-    return ReuseLoader(Endless(), **{"batch_size": 8, "workers": 1, **changes})
+    return ReuseLoader(Endless(), **{"batch_size": 8, "workers": 0, **changes})
 
 
 def at(state: dict[str, Any], batch: int) -> dict[str, Any]:

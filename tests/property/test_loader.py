@@ -8,10 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
-from support.numbered_samples import Made, Numbered, loader, settings_of_a_loader, take, watch
+from support.numbered_samples import (
+    Made,
+    Numbered,
+    in_threads,
+    loader,
+    settings_of_a_loader,
+    take,
+    watch,
+)
 from torch.utils.data import DataLoader
 
-from loaders import ReuseLoader
 from loaders.order.reuse import MODES
 
 law = settings(max_examples=examples(25), deadline=None)
@@ -248,7 +255,7 @@ def test_the_buffers_bytes_are_those_of_its_slots() -> None:
 def test_decodes_that_were_not_served_are_counted_apart() -> None:
     calls: list[int] = []
     data = Made(40, lambda i: calls.append(i) or (Numbered(40)[i]))
-    ours = ReuseLoader(data, batch_size=4, reuse=1, buffer_batches=3, workers=1)
+    ours = in_threads(data, batch_size=4, reuse=1, buffer_batches=3, workers=1)
     for _ in ours:
         break
     stats = ours.stats

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.numbered_samples import Made
+from support.numbered_samples import Made, in_threads
 from torch.utils.data import DataLoader
 
-from loaders import ReuseLoader
 from loaders.pixels.augmentation import Draws
 
 
@@ -47,7 +46,7 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_a_batch_without_reuse_is_what_a_dataloader_collates(kind: str) -> None:
     data = Made(7, SAMPLES[kind])
-    ours = list(ReuseLoader(data, batch_size=3, reuse=1, shuffle=False, workers=2))
+    ours = list(in_threads(data, batch_size=3, reuse=1, shuffle=False, workers=2))
     theirs = list(DataLoader(data, batch_size=3))
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
@@ -75,7 +74,7 @@ def test_keys_in_another_order_do_not_swap_the_parts_of_a_sample() -> None:
     def make(i: int) -> dict[str, int]:
         return {"a": i, "b": -i} if i % 2 else {"b": -i, "a": i}
 
-    [ours] = ReuseLoader(Made(6, make), batch_size=6, reuse=1, shuffle=False, workers=1)
+    [ours] = in_threads(Made(6, make), batch_size=6, reuse=1, shuffle=False, workers=1)
     [theirs] = DataLoader(Made(6, make), batch_size=6)
     assert ours["a"].tolist() == theirs["a"].tolist()
     assert ours["b"].tolist() == theirs["b"].tolist()
@@ -83,7 +82,7 @@ def test_keys_in_another_order_do_not_swap_the_parts_of_a_sample() -> None:
 
 def test_pictures_of_pillow_become_uint8_with_channels_first() -> None:
     data = Made(4, lambda i: (picture(i), picture(i).convert("L")))
-    [(colour, grey)] = ReuseLoader(data, batch_size=4, reuse=1, shuffle=False, workers=1)
+    [(colour, grey)] = in_threads(data, batch_size=4, reuse=1, shuffle=False, workers=1)
     assert colour.dtype == grey.dtype == torch.uint8
     assert colour.shape == (4, 3, 3, 5)
     assert grey.shape == (4, 1, 3, 5)
@@ -96,6 +95,6 @@ def test_the_augmentation_gets_the_picture_wherever_it_stands_in_a_sample() -> N
     def add_hundred(images: torch.Tensor, draws: Draws) -> torch.Tensor:
         return images + 100
 
-    [batch] = ReuseLoader(data, 6, 1, augment=add_hundred, shuffle=False, workers=1)
+    [batch] = in_threads(data, 6, 1, augment=add_hundred, shuffle=False, workers=1)
     assert batch["x"][:, 0, 0, 0].tolist() == [100 + i for i in range(6)]
     assert batch["label"].tolist() == list(range(6))

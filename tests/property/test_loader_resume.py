@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
-from support.numbered_samples import AUGMENT, Numbered, loader, settings_of_a_loader, take, watch
+from support.numbered_samples import (
+    AUGMENT,
+    Numbered,
+    in_threads,
+    loader,
+    settings_of_a_loader,
+    take,
+    watch,
+)
 
 from loaders import ReuseLoader
 from loaders.errors import StateError
@@ -59,7 +67,7 @@ def test_a_resumed_pass_decodes_only_what_is_still_to_be_served() -> None:
             calls.append(index)
             return super().__getitem__(index)
 
-    resumed = ReuseLoader(
+    resumed = in_threads(
         Counting(40), batch_size=4, reuse=3, buffer_batches=2, augment=AUGMENT, workers=1
     )
     resumed.load_state_dict(interrupted.state_dict())

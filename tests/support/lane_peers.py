@@ -13,7 +13,7 @@ Bits = tuple[tuple[int, ...], bytes]
 
 
 def loader(dataset: Any = None, **changes: Any) -> ReuseLoader:
-    usual = {"batch_size": 4, "reuse": 2, "workers": 2, "augment": CROP}
+    usual = {"batch_size": 4, "reuse": 2, "workers": 2, "augment": CROP, "worker_kind": "thread"}
     return ReuseLoader(dataset or Pictures(100), **{**usual, **changes})
 
 

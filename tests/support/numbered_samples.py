@@ -1,5 +1,6 @@
 """A loader of pictures that say who they are, and what a consumer sees of it."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 AUGMENT = Chain([PadCrop(2), Flip()])
+
+in_threads = functools.partial(ReuseLoader, worker_kind="thread")
+"""A loader whose data set is read in this process, where the test can watch it."""
 
 
 class Numbered:
@@ -56,7 +60,7 @@ class Served:
 
 def loader(size: int = 20, **changes: Any) -> ReuseLoader:
     usual = {"batch_size": 4, "reuse": 3, "buffer_batches": 2, "augment": AUGMENT, "workers": 1}
-    return ReuseLoader(Numbered(size), **{**usual, **changes})
+    return in_threads(Numbered(size), **{**usual, **changes})
 
 
 def watch(loader: ReuseLoader) -> Iterator[Served]:
