@@ -89,8 +89,8 @@ def test_random_reading_is_refused_whoever_reads(kind: Any) -> None:
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_may_be_forked_or_spawned(method: Any) -> None:
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_may_be_started_in_any_way(method: Any) -> None:
     with apart(sets.Pictures(12), worker_kind="thread") as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(12), start_method=method, workers=1) as processes:
