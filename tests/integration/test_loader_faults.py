@@ -162,7 +162,7 @@ class Endless(IterableDataset[int]):
         (
             {"batch_size": 9, "drop_last": True},
             ValueError,
-            r"batch_size 9 is larger than what a rank serves in a pass \(8 samples\), and",
+            r"batch_size 9 is larger than what a rank serves in a pass \(samples: 8\), and",
         ),
         ({"buffer_batches": 0}, ValueError, "buffer_batches must be at least 1, not 0"),
         ({"workers": -1}, ValueError, "workers must be at least 0, not -1"),
