@@ -28,6 +28,7 @@ class Counted(Pictures):
 
 def lone(**options: Any) -> ReuseLoader:
     usual: dict[str, Any] = {"batch_size": BATCH, "reuse": 1, "workers": 2}
+    usual["worker_kind"] = "thread"  # so that `reads` is told here
     return ReuseLoader(options.pop("dataset", None) or Counted(SIZE), **{**usual, **options})
 
 
