@@ -4,6 +4,7 @@ Arrays      memory for `slots` arrays like the template's; a slot may lie elsewh
 Objects     whatever is no array
 """
 
+from collections import UserList, deque
 from collections.abc import Sequence
 from math import prod
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
@@ -31,8 +33,17 @@ from loaders.slots.leaves import (
 
 NUMBERS = MappingProxyType({int: torch.int64, float: torch.float64, bool: torch.bool})
 
+COLLATED = (int, float, UserList, deque, range)
+"""What torch puts into tensors, though its class is no plain number, list or tuple (an IntEnum)."""
+
 # numpy lacks these types, so their bits are held as integers.
-CARRIERS = ((torch.bfloat16, torch.int16),)
+CARRIERS = (
+    (torch.bfloat16, torch.int16),
+    (torch.float8_e4m3fn, torch.int8),
+    (torch.float8_e4m3fnuz, torch.int8),
+    (torch.float8_e5m2, torch.int8),
+    (torch.float8_e5m2fnuz, torch.int8),
+)
 
 Array = NDArray[Any]
 
@@ -60,8 +71,10 @@ class Objects:
     def copy(self, slot: int) -> object:
         return own_object(self._held[slot])
 
-    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> list[object]:
-        return [own_object(self._held[slot]) for slot in slots.tolist()]
+    def gather(self, slots: NDArray[np.int64], blocks: Blocks) -> Any:
+        """A list of copies; a tensor of numbers of a user's own classes, as torch makes of them."""
+        held = [own_object(self._held[slot]) for slot in slots.tolist()]
+        return default_collate(held) if all(isinstance(x, COLLATED) for x in held) else held
 
 
 class Arrays:

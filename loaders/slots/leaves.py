@@ -8,13 +8,14 @@ else (strings, None, ...) stays an object, and every serve gets a copy of its ow
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.utils.rnn import PackedSequence
 
 from loaders.errors import CacheError, LoaderError, SampleShapeError
 from loaders.pixels.picture_modes import as_rgb
@@ -80,7 +81,12 @@ class Nest:
 
 
 def leaves_of(sample: Sample) -> list[Any]:
-    if isinstance(sample, dict):
+    if isinstance(sample, PackedSequence):
+        raise SampleShapeError(
+            "a part of a sample is a PackedSequence, which torch cannot put into a batch either:"
+            " let the data set return its sequence, and pack batches in a collate function"
+        )
+    if isinstance(sample, Mapping):
         # Two samples may list their keys in different orders.
         return [leaf for key in _keys(sample) for leaf in leaves_of(sample[key])]
     if isinstance(sample, tuple | list):
@@ -90,7 +96,7 @@ def leaves_of(sample: Sample) -> list[Any]:
 
 def places_of(sample: Sample, where: str = "") -> list[str]:
     """Where each leaf is in the sample, in the order of `leaves_of`: as [1]['boxes']."""
-    if isinstance(sample, dict):
+    if isinstance(sample, Mapping):
         return [p for key in _keys(sample) for p in places_of(sample[key], f"{where}[{key!r}]")]
     if isinstance(sample, tuple | list):
         return [p for n, part in enumerate(sample) for p in places_of(part, f"{where}[{n}]")]
@@ -112,7 +118,7 @@ def picture_number(sample: Sample) -> int | None:
 
 def structure_of(sample: Sample) -> object:
     """What is equal for two samples exactly if they are nested alike."""
-    if isinstance(sample, dict):
+    if isinstance(sample, Mapping):
         keys = _keys(sample)
         return (*keys, tuple(structure_of(sample[key]) for key in keys))
     if isinstance(sample, tuple | list):
@@ -123,7 +129,7 @@ def structure_of(sample: Sample) -> object:
 def as_tensor(leaf: Any) -> Leaf:
     """The tensor that a leaf is stored as. A leaf without numbers is returned as it is."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach()
+        return _plain(leaf)
     if isinstance(leaf, Image.Image):
         plain = leaf if leaf.mode in PLAIN_PICTURES else as_rgb(leaf)
         pixels = torch.from_numpy(np.array(plain))
@@ -135,6 +141,23 @@ def as_tensor(leaf: Any) -> Leaf:
     if type(leaf) in (bool, int):
         return torch.tensor(leaf)
     return leaf
+
+
+def _plain(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor as it lies in memory; one that does not lie there is refused."""
+    kind_of(leaf)
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        how = f"of the layout {leaf.layout}"
+    elif leaf.is_quantized or leaf.is_meta:
+        how = f"quantized ({leaf.dtype})" if leaf.is_quantized else "on the device meta"
+    elif leaf.requires_grad:
+        how = "with requires_grad=True, whose graph would end in the buffer"
+    else:
+        return leaf.detach().resolve_conj().resolve_neg()
+    raise SampleShapeError(
+        f"a part of a sample is a tensor {how}, and only plain tensors are kept for a batch: let"
+        " the data set return a plain one, as x.detach() or x.to_dense() is"
+    )
 
 
 def holds_numbers(leaf: Any) -> bool:
@@ -268,8 +291,8 @@ def _own_leaf(leaf: Any) -> Any:
 
 def _listed(nested: Any) -> list[int]:
     """The numbers in a nest of numbers, in the order in which its dicts list their keys."""
-    if isinstance(nested, dict | tuple | list):
-        inside = nested.values() if isinstance(nested, dict) else nested
+    if isinstance(nested, Mapping | tuple | list):
+        inside = nested.values() if isinstance(nested, Mapping) else nested
         return [number for part in inside for number in _listed(part)]
     return [nested]
 
@@ -285,7 +308,7 @@ def _as_picture(pixels: torch.Tensor, mode: str) -> Image.Image:
 
 
 def _leaves(template: Sample, nested: Any) -> list[Any]:
-    if isinstance(template, dict):
+    if isinstance(template, Mapping):
         keys = _keys(template)
         return [leaf for key in keys for leaf in _leaves(template[key], nested[key])]
     if isinstance(template, tuple | list):
@@ -295,9 +318,9 @@ def _leaves(template: Sample, nested: Any) -> list[Any]:
 
 
 def _build(template: Sample, values: Any, exact: bool) -> Any:
-    if isinstance(template, dict):
+    if isinstance(template, Mapping):
         by_key = {key: _build(template[key], values, exact) for key in _keys(template)}
-        return {key: by_key[key] for key in template}
+        return like_mapping(template, {key: by_key[key] for key in template})
     if isinstance(template, tuple | list):
         parts = [_build(part, values, exact) for part in template]
         if hasattr(template, "_fields"):
@@ -306,5 +329,19 @@ def _build(template: Sample, values: Any, exact: bool) -> Any:
     return next(values)
 
 
-def _keys(sample: dict[Any, Any]) -> list[Any]:
+def like_mapping(template: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """A mapping of the class of `template`, with what else that holds, as torch's collate makes."""
+    if type(template) is dict:
+        return made
+    try:
+        if not isinstance(template, MutableMapping):
+            return cast(Any, type(template))(made)
+        clone = copy.copy(template)
+        clone.update(made)
+        return clone
+    except TypeError:  # it cannot be copied, or made of a dict
+        return made
+
+
+def _keys(sample: Mapping[Any, Any]) -> list[Any]:
     return sorted(sample, key=repr)

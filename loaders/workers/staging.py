@@ -12,7 +12,7 @@ import os
 import pickle
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from mmap import mmap
 from multiprocessing import reduction
@@ -24,7 +24,15 @@ import torch
 from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.slots.leaves import Picture, Sample, as_kind, as_tensor, kind_of, mode_of
+from loaders.slots.leaves import (
+    Picture,
+    Sample,
+    as_kind,
+    as_tensor,
+    kind_of,
+    like_mapping,
+    mode_of,
+)
 
 FIRST_BYTES = 1 << 16
 ALIGNMENT = 64
@@ -168,8 +176,9 @@ def mapped(pipe: Connection, area_bytes: int) -> mmap:
 
 def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
     """The same nest of tuples, lists and dicts, with every leaf replaced by `change(leaf)`."""
-    if isinstance(sample, dict):
-        return {key: change_leaves(part, change) for key, part in sample.items()}
+    if isinstance(sample, Mapping):
+        made = {key: change_leaves(part, change) for key, part in sample.items()}
+        return like_mapping(sample, made)
     if not isinstance(sample, tuple | list):
         return change(sample)
     parts = [change_leaves(part, change) for part in sample]

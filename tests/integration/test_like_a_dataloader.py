@@ -1,16 +1,20 @@
 """What other people's data sets give: the batches of a DataLoader, or a refusal by name."""
 
-from collections.abc import Mapping
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision.transforms import v2
 
 from loaders import ReuseLoader
+from loaders.errors import SampleShapeError
 
 
 def same(one: Any, other: Any) -> bool:
@@ -24,7 +28,7 @@ def same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, Mapping):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
 
@@ -85,3 +89,74 @@ def test_labels_in_memory_keep_their_values_and_types(kind: type, labels: str) -
         assert isinstance(served[-1], str)  # torch refuses them as well
     else:
         assert same(served, expected)
+
+
+# ---- samples of odd classes ---------------------------------------------------------------------
+
+
+class Degree(IntEnum):
+    LOW = 0
+    HIGH = 1
+
+
+class OwnDict(dict[str, Any]):
+    """As libraries return it."""
+
+
+class OwnFloat(float):
+    """As libraries return it."""
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "UserDict": lambda n: UserDict(z=torch.full((2,), n), a=n / 2),
+    "dict": lambda n: (OwnDict(x=n), n),
+    "OrderedDict": lambda n: OrderedDict(z=n, a=n + 0.5),
+    "defaultdict": lambda n: defaultdict(int, a=n),
+    "IntEnum": lambda n: (torch.ones(2), Degree(n % 2)),
+    "float": lambda n: [OwnFloat(n)],
+    "UserList": lambda n: UserList([n, n + 1]),
+    "deque": lambda n: deque([n, n / 2]),
+    "range": lambda n: range(n, n + 3),
+    "float8": lambda n: torch.full((3,), n).to(torch.float8_e4m3fn),
+    "conjugate": lambda n: torch.full((2,), 1j * n).conj(),
+    "negative": lambda n: torch.full((2,), 1j * n).conj().imag,
+}
+REFUSED: dict[str, Callable[[int], Any]] = {
+    "PackedSequence": lambda n: pack_sequence([torch.ones(3)]),
+    "sparse_coo": lambda n: (n, torch.eye(3).to_sparse()),
+    "requires_grad": lambda n: torch.ones(3, requires_grad=True) * n,
+    "meta": lambda n: torch.ones(3, device="meta"),
+}
+
+
+class Made:
+    """Samples that a function makes of their numbers."""
+
+    def __init__(self, made: Callable[[int], Any]) -> None:
+        self._made = made
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return self._made(index)
+
+
+def adopted(made: Callable[[int], Any]) -> tuple[DataLoader[Any], ReuseLoader]:
+    theirs = DataLoader(Made(made), 3)  # pyright: ignore[reportArgumentType]
+    reading: Any = {"workers": 1, "worker_kind": "thread"}
+    return theirs, ReuseLoader.from_dataloader(theirs, reuse=1, **reading)
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_samples_of_odd_classes_make_torchs_batches(kind: str) -> None:
+    theirs, loader = adopted(SAMPLES[kind])
+    with loader:
+        assert same(list(loader), list(theirs))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_no_buffer_keeps_is_refused_by_its_name(kind: str) -> None:
+    said = f"{kind}.*let the data set return"
+    with adopted(REFUSED[kind])[1] as loader, pytest.raises(SampleShapeError, match=said):
+        next(iter(loader))
