@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from loaders.blocks import Blocks
 from loaders.errors import LoaderError
 from loaders.joint_parts import JointPart, is_ours
-from loaders.pixels.augmentation import Augmentation
+from loaders.pixels.augmentation import Augmentation, Cropping
 from loaders.serve_views import DeviceViews, SlotViews
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
@@ -112,6 +112,13 @@ class BatchMaker:
         """Whether a worker makes whole columns, because no code needs single samples."""
         self._keys = keys
         self._blocks = blocks
+
+    @property
+    def first_steps(self) -> list[Cropping] | None:
+        """What decides which box of a picture each view of a serve shows. None: all of it may be
+        seen."""
+        views = self._slot_views if self._in_columns else None
+        return None if views is None else views.first_steps
 
     def over(self, slab: Slab) -> "BatchMaker":
         """The same for samples of the same kind in another slab."""

@@ -354,7 +354,7 @@ class ReuseLoader:
         pipeline = self.pipeline_of_this_process()
         buffer_batches = pipeline.buffer_of(self.buffer_batches, serving.batch_size)
         plan = self._data.plan(pass_index, serving, buffer_batches)
-        order, in_vain = self._pipeline.followed(pass_index, plan.capacity)
+        order, in_vain = self._pipeline.followed(pass_index, plan.capacity, serving.reuse)
         self._count_extra(in_vain)
         order = order or self.order.of_pass(pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - first))

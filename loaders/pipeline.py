@@ -7,7 +7,7 @@ and its pipeline is closed then.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,8 @@ from loaders.opened_dataset import OpenedDataset
 from loaders.options import BatchOptions, DecodingOptions, WorkerOptions
 from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
-from loaders.pixels.augmentation import draw_keys
+from loaders.pixels.augmentation import Cropping, crops_of, draw_keys
+from loaders.pixels.jpegs import Seen
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
@@ -37,13 +38,15 @@ from loaders.workers.decode_work import DecodeWork, PassJobs
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import Prefetcher
-from loaders.workers.reader import Reader
+from loaders.workers.reader import Foreseen, Job, Reader
 from loaders.workers.worker_pool import WorkerPool
 
 AHEAD = 2
 """This many batches are made before the consumer asks for them."""
 HELD = 2
 """This many batches are with the consumer or on their way to it."""
+MOST_CROPS = 5
+"""So many crops of a picture leave enough of it unseen that less is decoded."""
 PROBES = 8
 """This many samples are measured to tell how large a slot must be, where memory is limited."""
 MARGIN = 1.25
@@ -168,10 +171,34 @@ class Pipeline:
             return maker.make(info, slots)
 
         if decoded is None:
-            read = partial(self.reader.read, order, slab)
+            read = partial(self.reader.read, order, slab, foreseen=self._foreseen(order, reuse))
             return DecodeWork(jobs, order.fed(read) if order.fed else read, make, reuse)
         rows = partial(decoded.rows_of, order)
         return DecodeWork(jobs, lambda _positions, _slots, _done: None, make, reuse, rows)
+
+    def holds(self, reuse: int) -> bool:
+        """Whether what was decoded ahead holds all that so many serves of each sample will show."""
+        ahead = self._followed[1].reuse if self._followed else reuse
+        return reuse <= ahead or self._first_crops(ahead) is None
+
+    def _first_crops(self, reuse: int) -> Sequence[Cropping] | None:
+        """The crops that decide which part of a picture is decoded. None: it is decoded whole."""
+        firsts = self._maker.first_steps if self._maker and self.cache is None else None
+        return firsts if firsts and reuse * len(firsts) <= MOST_CROPS else None
+
+    def _foreseen(self, order: PassOrder, reuse: int) -> Foreseen:
+        """What tells which boxes of pictures the serves of this pass will show."""
+        firsts = self._first_crops(reuse)
+        if firsts is None:
+            return lambda jobs: [None] * len(jobs)
+
+        def foreseen(jobs: Sequence[Job]) -> Sequence[Seen]:
+            each = np.repeat(np.array(jobs, dtype=np.int64).reshape(-1, 3), reuse, axis=0)
+            draws = order.draws(each[:, 0], np.tile(np.arange(reuse), len(jobs)))
+            keys = draw_keys(self.setup.seed, order.pass_index, each[:, 2], draws)
+            return crops_of(firsts, keys, len(jobs))
+
+        return foreseen
 
     def finish(self, gathered: Gathered, feed: DeviceFeed | None) -> Any:
         """The batch. With a feed, it is on its way to the device."""

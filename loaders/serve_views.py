@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
 from loaders.joint_parts import JointPart, boxes_kind
-from loaders.pixels.augmentation import Augmentation, Chain, Draws, reads_slots, view_keys
+from loaders.pixels.augmentation import (
+    Augmentation,
+    Chain,
+    Cropping,
+    Draws,
+    first_step,
+    reads_slots,
+    view_keys,
+)
 from loaders.pixels.moves import Moves, moved_parts, picture_sizes
 from loaders.pixels.placing import Images, SlotPictures
 from loaders.slots.columns import Arrays
@@ -73,6 +81,12 @@ class SlotViews:
         self._several = several
         self._parts = tuple(parts)
         self._blocks = blocks
+
+    @property
+    def first_steps(self) -> list[Cropping] | None:
+        """What decides which box of a picture each view shows. None: all of it may be seen."""
+        firsts = [first for view in self._views if (first := first_step(view.augment))]
+        return firsts if len(firsts) == len(self._views) else None
 
     def going_with(self, parts: Sequence[JointPart]) -> "SlotViews":
         """The same views of samples in which other parts go with the picture."""

@@ -1,23 +1,15 @@
-"""torchvision's folder of pictures, with its JPEGs decoded by our decoder where the bits are equal.
+"""torchvision's folder of pictures, with its JPEGs decoded straight into the slots.
 
-    JPEG of a kind that had equal bits 4 times     our decoder, straight into the slot
-    of another kind                                both; compared, and Pillow's pixels are served
-    of a kind whose bits differed once             the folder's own loader (Pillow)
-    anything else, or our decoder refuses it       the folder's own loader (Pillow)
+    JPEG                                  our decoder: Pillow's libjpeg, so Pillow's bits
+    anything else, or it is refused       the folder's own loader (Pillow)
 
-Both decoders are libjpeg-turbo, mostly, but nobody promises the same version, or the same way to
-upsample. A kind is what decides of it: the colour space, the subsampling, progressive or not.
-Worker processes begin with what was compared here. Pictures are not turned by their EXIF, because
-torchvision's loader does not turn them.
+Pictures are not turned by their EXIF, because torchvision's loader does not turn them.
 """
 
 import copy
-import logging
 from io import FileIO
 from typing import Any
 
-import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
@@ -26,19 +18,8 @@ from loaders.adopting.torchvision_datasets import torchvision_reader
 from loaders.adopting.torchvision_steps import torchvision_name
 from loaders.adopting.transforms import Decode
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.decoding import Pixels, Room
+from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
 from loaders.slots.leaves import Picture
-
-log = logging.getLogger(__name__)
-
-EQUAL = 4
-"""So many pictures of a kind have the same bits before it is decoded natively."""
-PROBES = 8
-"""So many pictures are compared when the data set is opened."""
-PROGRESSIVE = b"\xff\xc2"
-
-Kind = tuple[str, str, bool]
-"""Colour space, subsampling, and whether it is progressive."""
 
 
 class NativeFolder:
@@ -49,10 +30,6 @@ class NativeFolder:
     def __init__(self, folder: Any, counts: DecodeCounts | None = None) -> None:
         self.folder = folder
         self.counts = counts or DecodeCounts()
-        self.equal: dict[Kind, int] = {}
-        """How many pictures of a kind had equal bits."""
-        self.differing: set[Kind] = set()
-        """The kinds of which one had not. No thread that compares at the same time undoes that."""
         steps = folder.transform.steps if folder.transform is not None else ()
         self._steps: tuple[Any, ...] = steps
         self._converts = folder.transform is None or folder.transform.keeps_pixels
@@ -61,7 +38,7 @@ class NativeFolder:
         return len(self.folder)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.read_into(index, _anywhere)
+        return self.read_into(index, ANYWHERE)
 
     def __getattr__(self, name: str) -> Any:
         if name == "folder":  # it is being unpickled
@@ -72,7 +49,7 @@ class NativeFolder:
         """Sample `index`, with its pixels in the memory that `room` gives where that saves a
         copy."""
         path, target = self.folder.samples[index]
-        pixels = self._native(path, room if self._converts else _anywhere)
+        pixels = self._native(path, room if self._converts else ANYWHERE)
         if pixels is None:
             sample = self.folder.loader(path)
             return sample if self.folder.transform is None else self.folder.transform(
@@ -82,59 +59,27 @@ class NativeFolder:
             return _converted(torch.from_numpy(pixels).permute(2, 0, 1), self._steps), target
         return self.folder.transform(Image.fromarray(pixels)), target
 
-    def compare(self) -> str:
-        """Compare a few pictures; returns what to say of it."""
-        for index in np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int)).tolist():
-            try:
-                self._native(self.folder.samples[index][0], _anywhere)
-            except Exception as error:  # whoever asks for this sample is told
-                log.debug("sample %d is not compared: %s", index, error)
-        self.counts.taken()  # these are no samples yet
-        kinds = sorted({" ".join(kind[:2]) for kind in self.differing})
-        if kinds:
-            return f"decoded by Pillow where its bits are others: {', '.join(kinds)} JPEG"
-        if not any(self.equal.values()):
-            return "decoded by Pillow"
-        return "JPEG decoded natively, with Pillow's bits"
-
     def _native(self, path: str, room: Room) -> Pixels | None:
         """The pixels of a JPEG. None: Pillow has to read it."""
         with FileIO(path) as file:
             data = file.readall()
-        if not simplejpeg.is_jpeg(data):
+        if not is_jpeg(data):
             self.counts.add(_format_of(path), native=False)
             return None
-        pixels = self._decoded(path, data, room)
+        pixels = _decoded(data, room)
         self.counts.add("JPEG", native=pixels is not None)
         return pixels
 
-    def _decoded(self, path: str, data: bytes, room: Room) -> Pixels | None:
-        try:
-            tall, wide, space, sampling = simplejpeg.decode_jpeg_header(data)
-        except ValueError:
-            return None
-        height, width = int(tall), int(wide)
-        kind: Kind = (str(space), str(sampling), PROGRESSIVE in data)
-        equal, limit = self.equal.get(kind, 0), Image.MAX_IMAGE_PIXELS
-        if (
-            kind in self.differing
-            or space in ("CMYK", "YCCK")
-            or (limit and height * width > limit)
-        ):
-            return None
-        buffer = room((height, width, 3)) if equal >= EQUAL else _anywhere((height, width, 3))
-        try:
-            pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=buffer.reshape(-1))
-        except ValueError:  # Pillow may know better, or says in its own words what is wrong
-            return None
-        if equal < EQUAL:
-            same = np.array_equal(pixels, np.asarray(self.folder.loader(path)))
-            if same:
-                self.equal[kind] = equal + 1
-            else:
-                self.differing.add(kind)
-            return None
-        return pixels
+
+def _decoded(data: bytes, room: Room) -> Pixels | None:
+    try:
+        with Jpeg(data) as jpeg:
+            limit = Image.MAX_IMAGE_PIXELS
+            if jpeg.printed or (limit and jpeg.height * jpeg.width > limit):
+                return None
+            return jpeg.decode(room)
+    except ValueError:  # Pillow may know better, or says in its own words what is wrong
+        return None
 
 
 def decoded_natively(dataset: Any) -> tuple[Any, str]:
@@ -156,12 +101,13 @@ def decoded_natively(dataset: Any) -> tuple[Any, str]:
         return dataset, ""
     if why := _why_not(dataset):
         return dataset, f"decoded by the data set ({why})"
-    native = NativeFolder(dataset)
-    return native, native.compare()
+    return NativeFolder(dataset), "JPEG decoded natively, with Pillow's bits"
 
 
 def _why_not(folder: Any) -> str:
     """Why a folder of torchvision is left as it is."""
+    if not decodes_jpegs():
+        return "our decoder was not compiled here"
     from torchvision import get_image_backend
     from torchvision.datasets import folder as theirs  # it is imported already, by the data set
 
@@ -174,10 +120,6 @@ def _why_not(folder: Any) -> str:
     if folder.transform is not None and not isinstance(folder.transform, Decode):
         return "its transform is not split"
     return ""
-
-
-def _anywhere(shape: tuple[int, int, int]) -> Pixels:
-    return np.empty(shape, np.uint8)
 
 
 def _converted(pixels: torch.Tensor, steps: tuple[Any, ...]) -> Any:

@@ -12,11 +12,11 @@ used, because it waits for ever for a worker that met a bad picture.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -25,6 +25,7 @@ from loaders.backends.encoded import Encoded, read, unreadable
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
 from loaders.order.serve import Serve
+from loaders.pixels.jpegs import is_jpeg
 from loaders.pixels.picture_modes import UPRIGHT, as_rgb, jpeg_orientation
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
 from loaders.workers.prefetcher import Prefetcher
@@ -137,11 +138,12 @@ class Encoder:
 
     def _keeps(self, data: bytes, pixels: NDArray[np.uint8], exif: bool) -> bool:
         how = self.encoding
-        if how.mode != "jpg" or how.quality is not None or not simplejpeg.is_jpeg(data):
+        if how.mode != "jpg" or how.quality is not None or not is_jpeg(data):
             return False
         longest = max(pixels.shape[:2])
         # A printers' JPEG has four channels, and FFCV's decoder needs three.
-        printed = simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK")
+        with Image.open(BytesIO(data)) as picture:
+            printed = picture.mode == "CMYK"
         if exif and jpeg_orientation(data) != UPRIGHT:  # FFCV's decoder does not turn it
             return False
         return not printed and longest <= min(how.max_side or LONGEST_SIDE, LONGEST_SIDE)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import BackendMissing, DecodeError, SourceError
-from loaders.pixels.decoding import check_extent
+from loaders.pixels.decoding import check_extent, decode_pixels
 
 IMAGE, LABEL = "image", "label"
 JPG, RAW = 0, 1
@@ -211,7 +210,7 @@ def _reason(data: NDArray[np.uint8]) -> str:
     """The reason why a JPEG cannot be decoded. FFCV's decoder says only that it failed, so another
     decoder is asked."""
     try:
-        simplejpeg.decode_jpeg(data)
-    except ValueError as known:
+        decode_pixels(data.tobytes())
+    except Exception as known:  # decoders raise all kinds of errors
         return str(known)
     return "FFCV cannot decode its JPEG"

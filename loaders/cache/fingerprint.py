@@ -34,6 +34,7 @@ from loaders.errors import CacheError
 from loaders.identity.contents import Contents
 from loaders.identity.file_states import FileStates
 from loaders.pixels.decode_counts import DecodeCounts
+from loaders.pixels.jpegs import decodes_jpegs
 from loaders.slots.leaves import as_stored, as_tensor, leaves_of, structure_of
 from loaders.sources.archives import PictureTar
 from loaders.sources.datasets import PictureArrays, PictureFiles
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 """Raise it when the same files or the same code of ours would decode to other pixels."""
-DECODERS = ("pillow", "simplejpeg")
 VERIFIED = 8
 """This many samples of a cache that is found are compared with what the data set gives."""
 
@@ -53,8 +53,8 @@ def fingerprint(dataset: Any, key: str | None = None, ignored: Path | None = Non
     if len(dataset) == 0:
         raise CacheError("the data set is empty: there is nothing to cache")
     contents = DataSetContents(FileStates(ignored))
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in DECODERS]
-    contents.update(f"{FORMAT} {versions} {len(dataset)} {key!r}")
+    decoder = f"pillow {importlib.metadata.version('pillow')} {decodes_jpegs()}"
+    contents.update(f"{FORMAT} {decoder} {len(dataset)} {key!r}")
     try:
         contents.tell(dataset, "data set")
     except RecursionError:

@@ -12,8 +12,9 @@ the batch. Augmentations that only move pixels say where the pixels come from (`
 pass over the pixels does all of these moves, straight out of the slots of the slab.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.errors import SampleShapeError
+from loaders.pixels.jpegs import Box
 from loaders.pixels.placing import Images, Placing, SlotPictures, render
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, which spreads consecutive numbers over the bits
@@ -98,6 +100,22 @@ class Geometric(ABC):
         return Chain([self])(images, draws)
 
 
+class Cropping(Geometric):
+    """A geometric step that shows one box of a picture of any size. What it draws does not depend
+    on the size, so the box can be told before the picture is decoded."""
+
+    stage = 1
+    any_size = True
+
+    @abstractmethod
+    def drawn(self, draws: Draws) -> NDArray[np.float64]:
+        """What is drawn for each sample: [numbers, samples]."""
+
+    @abstractmethod
+    def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
+        """The box that `place` finds for one picture of this size, from what was drawn for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Augmentations that are applied one after the other."""
@@ -127,6 +145,40 @@ class Chain:
                 placing = Placing.whole(images)
             placing = step.place(placing, draws)
         return _rendered(images, placing, done), tuple(done)
+
+
+def first_step(augment: object) -> "Cropping | None":
+    """The crop that an augmentation begins with. None: all of a picture may be seen."""
+    if isinstance(augment, Chain):
+        return first_step(augment.steps[0]) if augment.steps else None
+    return augment if isinstance(augment, Cropping) else None
+
+
+def crops_of(
+    firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: int
+) -> list[Callable[[int, int], Box]]:
+    """For each of `samples` samples, what tells the box that holds all that is seen of a picture of
+    some height and width. `keys` are those of all serves of the first sample, then of the second,
+    and so on; the views of a serve begin with `firsts`."""
+    drawn = [first.drawn(Draws(view_keys(keys, n))).T.tolist() for n, first in enumerate(firsts)]
+    serves = len(keys) // max(samples, 1)
+
+    def of(sample: int) -> Callable[[int, int], Box]:
+        mine = slice(sample * serves, (sample + 1) * serves)
+
+        def seen(height: int, width: int) -> Box:
+            boxes = [
+                first.box(numbers, height, width)
+                for first, each in zip(firsts, drawn, strict=True)
+                for numbers in each[mine]
+            ]
+            top, left = min(box[0] for box in boxes), min(box[1] for box in boxes)
+            bottom = max(box[0] + box[2] for box in boxes)
+            return top, left, bottom - top, max(box[1] + box[3] for box in boxes) - left
+
+        return seen
+
+    return [of(sample) for sample in range(samples)]
 
 
 def reads_slots(augment: object) -> bool:
@@ -184,34 +236,50 @@ class Cutout(Geometric):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizedCrop(Geometric):
+class RandomResizedCrop(Cropping):
     """Resize a box of random area and shape to `size`, with torchvision's distribution.
 
     A box that lies within the picture is drawn in up to ten tries. If none does, it is the largest
     central box of an allowed shape. `kernels` describes how pixels are blended.
     """
 
-    stage = 1
-    any_size = True
     size: int | tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)
     """The least and the largest share of the picture's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """The least and the largest ratio of width to height."""
 
-    def place(self, placing: Placing, draws: Draws) -> Placing:
-        tall, wide = placing.boxes[:, 2:].T.astype(np.float64)
+    def drawn(self, draws: Draws) -> NDArray[np.float64]:
         # All tries are drawn for every sample, so that a sample's numbers do not depend on the
         # other samples of its batch.
         drawn = draws.many(2 * TRIES + 2)
         least, most = self.scale
-        area = tall * wide * (least + (most - least) * drawn[:TRIES])
         narrow, broad = np.log(self.ratio)
-        shape = np.exp(narrow + (broad - narrow) * drawn[TRIES : 2 * TRIES])
+        drawn[:TRIES] = least + (most - least) * drawn[:TRIES]
+        drawn[TRIES:-2] = np.exp(narrow + (broad - narrow) * drawn[TRIES:-2])
+        return drawn
+
+    def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
+        *_, down, right = drawn
+        for share, shape in zip(drawn[:TRIES], drawn[TRIES:-2], strict=True):
+            area = height * width * share
+            tall, wide = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
+            if 0 < tall <= height and 0 < wide <= width:
+                top, left = int(down * (height - tall + 1)), int(right * (width - wide + 1))
+                return top, left, tall, wide
+        tall = min(height, round(width / self.ratio[0]))
+        wide = min(width, round(height * self.ratio[1]))
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        """Does what `box` does, for a whole batch at a quarter of the time."""
+        tall, wide = placing.boxes[:, 2:].T.astype(np.float64)
+        drawn = self.drawn(draws)
+        area, shape = tall * wide * drawn[:TRIES], drawn[TRIES:-2]
         heights, widths = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
         fits = (heights > 0) & (heights <= tall) & (widths > 0) & (widths <= wide)
         first, each, found = fits.argmax(axis=0), np.arange(len(tall)), fits.any(axis=0)
-        down, right = drawn[2 * TRIES :]
+        down, right = drawn[-2:]
         height, width = heights[first, each], widths[first, each]
         if not found.all():
             height = np.where(found, height, np.minimum(tall, np.rint(wide / self.ratio[0])))
@@ -222,26 +290,37 @@ class RandomResizedCrop(Geometric):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop(Geometric):
+class RandomCrop(Cropping):
     """Crop a window of `size` at a random place. Pictures may have any size that holds it."""
 
-    stage = 1
-    any_size = True
     size: int | tuple[int, int]
+
+    def drawn(self, draws: Draws) -> NDArray[np.float64]:
+        return draws.many(2)
+
+    def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
+        tall, wide = _sides(self.size)
+        down, right = drawn
+        return int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
         room = _room(placing, _sides(self.size))
-        corners = np.floor(draws.many(2).T * (room + 1)).astype(np.int64)
+        corners = np.floor(self.drawn(draws).T * (room + 1)).astype(np.int64)
         return placing.windowed(corners, _sides(self.size))
 
 
 @dataclass(frozen=True, slots=True)
-class CentreCrop(Geometric):
+class CentreCrop(Cropping):
     """Crop the middle window of `size`. Evaluation uses it where training crops at random."""
 
-    stage = 1
-    any_size = True
     size: int | tuple[int, int]
+
+    def drawn(self, draws: Draws) -> NDArray[np.float64]:
+        return draws.many(0)
+
+    def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
+        tall, wide = _sides(self.size)
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
         sides = _sides(self.size)

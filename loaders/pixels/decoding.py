@@ -6,8 +6,8 @@
                  size=256             its central square, fitted to 256 x 256
                  size=256, square=False    its shorter side fitted to 256, its shape kept
 
-A JPEG that is at least twice as large as it will be stored is decoded at a half, a quarter or an
-eighth of its size: the decoder leaves out the frequencies that would be thrown away. A picture
+A JPEG that is at least twice as large as it will be stored is decoded at one to four eighths of its
+size: the decoder leaves out the frequencies that would be thrown away. A picture
 whose EXIF says how the camera was held is turned upright, as viewers show it, unless `exif` is
 False; torchvision's `ImageFolder` does not do so. (Pillow turns a TIFF in any case.) Colours that
 transparency hides are kept, as with Pillow's `convert`; of 16 bits the upper 8 are kept.
@@ -16,20 +16,17 @@ Everything random comes later, at every serve (`augmentation`). Pixels stay uint
 the device, because making a float32 batch costs the host as much as decoding does.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.errors import DecodeError, LoaderError
 from loaders.pixels.decode_counts import DecodeCounts
+from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
 from loaders.pixels.kernels import fit
 from loaders.pixels.picture_modes import (
     ORIENTATION,
@@ -39,14 +36,6 @@ from loaders.pixels.picture_modes import (
     tell_frames,
     upright,
 )
-
-Pixels = NDArray[np.uint8]
-Room = Callable[[tuple[int, int, int]], Pixels]
-"""A function that gives memory for a picture of [height, width, channels]."""
-
-
-def _anywhere(shape: tuple[int, int, int]) -> Pixels:
-    return np.empty(shape, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +54,7 @@ class PictureDecoder:
         if self.pixel_limit is not None and self.pixel_limit < 1:
             raise ValueError(f"pixel_limit must be at least 1, not {self.pixel_limit}")
 
-    def __call__(self, path: Path, room: Room = _anywhere) -> torch.Tensor:
+    def __call__(self, path: Path, room: Room = ANYWHERE) -> torch.Tensor:
         try:
             with FileIO(path) as file:
                 data = file.readall()
@@ -73,7 +62,7 @@ class PictureDecoder:
             raise _unreadable(str(path), error) from error
         return self.decode(data, str(path), room)
 
-    def decode(self, data: bytes, name: str, room: Room = _anywhere) -> torch.Tensor:
+    def decode(self, data: bytes, name: str, room: Room = ANYWHERE) -> torch.Tensor:
         """Decode the bytes of a file. Errors call the picture `name`."""
         try:
             pixels = self._stored(data, room, name)
@@ -85,7 +74,7 @@ class PictureDecoder:
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def pixels(
-        self, data: bytes, at_least: int = 0, room: Room | None = None, name: str = "a picture"
+        self, data: bytes, at_least: int = 0, room: Room = ANYWHERE, name: str = "a picture"
     ) -> Pixels:
         """The RGB pixels of an encoded picture, before they are fitted (see `decode_pixels`)."""
         return decode_pixels(data, at_least, room, name, self.exif, self.pixel_limit, self.counts)
@@ -110,7 +99,7 @@ class PictureDecoder:
 def decode_pixels(
     data: bytes,
     at_least: int = 0,
-    room: Room | None = None,
+    room: Room = ANYWHERE,
     name: str = "a picture",
     exif: bool = True,
     pixel_limit: int | None = None,
@@ -120,20 +109,18 @@ def decode_pixels(
     smaller, with sides of at least so many pixels. What is no JPEG, and JPEGs in the printers'
     CMYK, go through Pillow. Messages call the picture `name`; `exif` and `pixel_limit` are those of
     `PictureDecoder`."""
-    if simplejpeg.is_jpeg(data):
-        height, width, colorspace = _header(data)
-        check_extent(height, width, pixel_limit)
-        if colorspace not in ("CMYK", "YCCK"):
-            turn = jpeg_orientation(data) if exif else UPRIGHT
-            smaller: dict[str, Any] = {}
-            if at_least and min(height, width) >= 2 * at_least:
-                smaller = {"min_height": at_least, "min_width": at_least, "min_factor": 2}
-            elif room is not None and turn == UPRIGHT:
-                smaller = {"buffer": room((height, width, 3)).reshape(-1)}
-            pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", **smaller)
-            if counts is not None:
-                counts.add("JPEG", native=True)
-            return upright(pixels, turn)
+    if is_jpeg(data) and decodes_jpegs():
+        with Jpeg(data) as jpeg:
+            check_extent(jpeg.height, jpeg.width, pixel_limit)
+            if not jpeg.printed:
+                turn = jpeg_orientation(data) if exif else UPRIGHT
+                eighths, side = 8, min(jpeg.height, jpeg.width)
+                if at_least and side >= 2 * at_least:
+                    eighths = 8 * (at_least - 1) // side + 1
+                pixels = jpeg.decode(room if turn == UPRIGHT else ANYWHERE, eighths)
+                if counts is not None:
+                    counts.add("JPEG", native=True)
+                return upright(pixels, turn)
     with Image.open(BytesIO(data)) as picture:
         check_extent(picture.height, picture.width, pixel_limit)
         tell_frames(picture, name)
@@ -159,17 +146,13 @@ def check_extent(height: int, width: int, pixel_limit: int | None = None) -> Non
 
 def check_encoded(data: bytes, pixel_limit: int | None = None) -> None:
     """`check_extent` for an encoded picture that another library will decode."""
-    if simplejpeg.is_jpeg(data):
-        height, width, _ = _header(data)
+    if is_jpeg(data) and decodes_jpegs():
+        with Jpeg(data) as jpeg:
+            height, width = jpeg.height, jpeg.width
     else:
         with Image.open(BytesIO(data)) as picture:
             width, height = picture.size
     check_extent(height, width, pixel_limit)
-
-
-def _header(jpeg: bytes) -> tuple[int, int, str]:
-    height, width, colorspace, *_ = simplejpeg.decode_jpeg_header(jpeg)
-    return int(height), int(width), str(colorspace)
 
 
 def _unreadable(name: str, error: Exception) -> DecodeError:

@@ -70,7 +70,7 @@ class Pictures:
 def compiled() -> bool:
     """Whether the kernels were compiled at installation. Without that they take 40 times as
     long."""
-    return not isinstance(_library(), str)
+    return not isinstance(kernel_library(), str)
 
 
 def resized_crop(
@@ -93,7 +93,7 @@ def resized_crop(
     inside &= bool(((top <= pictures.heights - height) & (left <= pictures.widths - width)).all())
     if not inside:
         raise ValueError(_first_outside(pictures, boxes))
-    library = _library()
+    library = kernel_library()
     if isinstance(library, str):
         _warn_of_numpy(library)
         _resized_crop_numpy(pictures, boxes, flips, holes, out)
@@ -111,7 +111,7 @@ def fit(picture: Pixels, box: tuple[int, int, int, int], out: Pixels) -> None:
     inside = top >= 0 and left >= 0 and tall > 0 and wide > 0
     if not inside or top + tall > height or left + wide > width:
         raise ValueError(f"box {box} is not inside its picture of {height}x{width}: clip it")
-    library = _library()
+    library = kernel_library()
     contiguous = picture.flags.c_contiguous and out.flags.c_contiguous
     bytes_ = picture.dtype == out.dtype == np.uint8
     if isinstance(library, str) or not (contiguous and bytes_ and out.shape[2] == channels):
@@ -142,7 +142,7 @@ def window(
     flips[i], then zero hole i. Where the window reaches over the picture's edge, it is zero."""
     _check_batch(pictures, flips, holes, out)
     _check("corners", corners, np.int32, (len(pictures), 2))
-    library = _library()
+    library = kernel_library()
     if isinstance(library, str):
         _warn_of_numpy(library)
         _window_numpy(pictures, corners, flips, holes, out)
@@ -247,7 +247,7 @@ def _portable() -> bool:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | str:
+def kernel_library() -> ctypes.CDLL | str:
     """The compiled kernels, or the reason why there are none."""
     built = importlib.util.find_spec("loaders.pixels._pictures")
     if built is None or built.origin is None:

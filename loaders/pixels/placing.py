@@ -34,6 +34,8 @@ class SlotPictures:
     planes: int
     """The number of planes of each picture, each of which is listed as a picture of one channel. It
     is 1 where the channels of a pixel lie side by side."""
+    parts: Boxes | None
+    """Which part of each picture lies there, as `PicturePart` says it. None: all are whole."""
     blocks: Blocks
     gather: Callable[[], torch.Tensor]
     """Copies the pictures into a batch."""
@@ -46,6 +48,8 @@ class SlotPictures:
     @property
     def sizes(self) -> NDArray[np.int32]:
         """The height and width of each picture."""
+        if self.parts is not None:
+            return self.parts[:, 2:]
         each = slice(None, None, self.planes)
         return np.stack([self.pictures.heights[each], self.pictures.widths[each]], axis=1)
 
@@ -81,6 +85,11 @@ class Placing:
         else:
             check_shape(images.shape[1:])
             sizes = np.tile(np.array(images.shape[-2:], dtype=np.int32), (len(images), 1))
+        return cls.of_sizes(sizes)
+
+    @classmethod
+    def of_sizes(cls, sizes: NDArray[np.int32]) -> "Placing":
+        """Pictures with these heights and widths, as they are."""
         boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         size = (int(sizes[0, 0]), int(sizes[0, 1]))
         return cls(boxes, size, False, np.zeros(len(sizes), dtype=bool), None, 0)
@@ -136,7 +145,7 @@ def pictures_in_place(pictures: Sequence[torch.Tensor], blocks: Blocks) -> SlotP
         shapes[0][0],
         pictures,
     )
-    return SlotPictures(at, 1, blocks, lambda: torch.stack(list(pictures)))
+    return SlotPictures(at, 1, None, blocks, lambda: torch.stack(list(pictures)))
 
 
 def _batch_in_place(images: torch.Tensor) -> SlotPictures:
@@ -153,13 +162,16 @@ def _batch_in_place(images: torch.Tensor) -> SlotPictures:
         channels if planes == 1 else 1,
         memory,
     )
-    return SlotPictures(pictures, planes, Blocks(0), lambda: images)
+    return SlotPictures(pictures, planes, None, Blocks(0), lambda: images)
 
 
 def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
     pictures, planes = images.pictures, images.planes
     count = len(pictures) // planes
     boxes, flips, holes = placing.boxes, placing.flips, placing.holes
+    if images.parts is not None:
+        boxes = boxes.copy()
+        boxes[:, :2] -= images.parts[:, :2]
     if planes > 1:
         boxes, flips = np.repeat(boxes, planes, axis=0), np.repeat(flips, planes)
         holes = None if holes is None else np.repeat(holes, planes, axis=0)

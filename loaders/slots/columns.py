@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
+from loaders.pixels.jpegs import PicturePart
 from loaders.pixels.kernels import Pictures
 from loaders.slots.allowance import Allowance
 from loaders.slots.leaves import (
@@ -126,6 +127,8 @@ class Arrays:
         row = self.memory.nbytes // slots
         self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row
         self._size = np.tile(np.array(example.shape, np.int64), (slots, 1))
+        self._part = np.zeros((slots, len(PicturePart._fields)), dtype=np.int32)
+        """The part of a picture that lies in each slot. Zeros: all of it."""
 
     @property
     def nbytes(self) -> int:
@@ -177,8 +180,10 @@ class Arrays:
         if at != self._address[slot]:  # otherwise it was decoded there
             np.copyto(self.room(slot, array.shape), array)
 
-    def room(self, slot: int, shape: tuple[int, ...]) -> Array:
-        """The memory of `slot` for an array of `shape`, with dimensions in the column's order."""
+    def room(self, slot: int, shape: tuple[int, ...], part: PicturePart | None = None) -> Array:
+        """The memory of `slot` for an array of `shape`, with dimensions in the column's order. Of a
+        `part` of a picture, only augmentations of ours that show no more of it may be served."""
+        self._part[slot] = part or 0
         if shape == self.shape:
             row = self.memory[slot, ...]
             if self._elsewhere[slot]:
@@ -203,6 +208,7 @@ class Arrays:
 
     def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
         self._modes.pop(slot, None)
+        self._part[slot] = 0
         array = self._arranged(leaf, sample_id) if self.shape else None
         if array is None or not array.flags.c_contiguous:
             self._fill(slot, leaf, sample_id)
@@ -236,7 +242,7 @@ class Arrays:
                 " in the data set"
             )
         out = blocks.array((len(slots), *sizes[0].tolist()), self.memory.dtype)
-        if not self._elsewhere[slots].any():
+        if not (self._elsewhere[slots].any() or self._part[slots].any()):
             # With any mode but "raise", numpy writes straight into `out`.
             np.take(self.memory, slots, axis=0, out=out, mode="clip")
         else:
@@ -244,8 +250,11 @@ class Arrays:
                 np.copyto(out[n], self._row(slot))
         return self._uncarried(out, 1)
 
-    def pictures(self, slots: NDArray[np.int64]) -> tuple[Pictures, int] | None:
-        """Where the pictures lie, and the number of planes of each. None: no kernel reads them."""
+    def pictures(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[Pictures, int, NDArray[np.int32] | None] | None:
+        """Where the pictures lie, the number of planes of each, and which part of each lies there
+        (None: all are whole). None: no kernel reads them."""
         if self.memory.dtype != np.uint8 or len(self.shape) != 3:
             return None
         if not self.memory.flags.c_contiguous or not self._size[slots].all():
@@ -273,7 +282,12 @@ class Arrays:
             addresses.astype(np.uintp), height.astype(np.int32), width.astype(np.int32),
             channels, keep,
         )  # fmt: skip
-        return at, planes
+        parts = self._part[slots]
+        if not parts.any():
+            return at, planes, None
+        whole = parts[:, 2] == 0
+        parts[whole, 2], parts[whole, 3] = at.heights[whole], at.widths[whole]
+        return at, planes, parts
 
     # ---- between a leaf and memory --------------------------------------------------------------
 
@@ -314,6 +328,7 @@ class Arrays:
         return tensor.permute([*range(lead), *back])
 
     def _row(self, slot: int) -> Array:
+        assert not self._part[slot].any(), "only a part of this picture was decoded"
         return self._odd[slot] if self._elsewhere[slot] else self.memory[slot, ...]
 
     def _place(self, slot: int, row: Array, elsewhere: bool) -> None:

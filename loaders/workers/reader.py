@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loaders.cache.cache import DecodedCache
 from loaders.errors import (
@@ -28,6 +28,7 @@ from loaders.errors import (
     LoaderError,
 )
 from loaders.pixels.augmentation import Augmentation, draw_keys
+from loaders.pixels.jpegs import Room, Seen
 from loaders.slots.leaves import (
     Chunk,
     Fetch,
@@ -61,6 +62,8 @@ READING = 1 << 41
 
 
 Borrow = Callable[[], AbstractContextManager[Fetch]]
+Foreseen = Callable[[Sequence[Job]], Sequence[Seen | None]]
+"""What will be seen of each of these pictures. None: all of it."""
 
 
 class Reader:
@@ -99,6 +102,10 @@ class Reader:
         self._elsewhere = borrow is not None
         self._at_once = bool(borrow or self._many or once or watched)
         """Whether reading several samples at once is cheaper."""
+        # Memory that was used before: fresh memory costs a page fault every 4 KiB.
+        self._anywhere = Room(
+            lambda shape, _: self._writer.scratch.array(shape, np.dtype(np.uint8))
+        )
         self._lock = threading.Lock()
         self._first: dict[int, Sample] = {}
         self.skipped: dict[int, str] = {}
@@ -111,6 +118,7 @@ class Reader:
         positions: Sequence[int],
         slots: Sequence[int],
         done: Done,
+        foreseen: Foreseen = lambda jobs: [None] * len(jobs),
     ) -> None:
         hits: list[IncomingSample] = []
         missed: list[Job] = []
@@ -124,7 +132,8 @@ class Reader:
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
         self._writer.keep(hits, order, slab, done)
         if self._read_into is not None and self._once is None and slab.interleaved:
-            missed = [job for job in missed if not self._read_into_slot(order, slab, job, done)]
+            each = zip(missed, foreseen(missed), strict=True)
+            missed = [job for job, seen in each if not self._in_slot(order, slab, job, done, seen)]
         if missed:
             with self._borrow() as fetch:
                 while missed:
@@ -249,20 +258,17 @@ class Reader:
             return self._dataset[sample_id]
         return self._read_into(self._of_base([sample_id])[0], self._anywhere)
 
-    def _anywhere(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-        """Memory that was used before, because fresh memory costs a page fault every 4 KiB."""
-        return self._writer.scratch.array(shape, np.dtype(np.uint8))
-
-    def _read_into_slot(self, order: PassOrder, slab: Slab, job: Job, done: Done) -> bool:
+    def _in_slot(
+        self, order: PassOrder, slab: Slab, job: Job, done: Done, seen: Seen | None
+    ) -> bool:
         """Decode straight into the slot; returns whether that was possible. A sample that cannot be
         read is left to `_read_missed`."""
         (_, slot, sample_id), picture = job, slab.picture
         if sample_id in self._first or self._read_into is None or picture is None:
             return False
         try:
-            sample = self._read_into(
-                self._of_base([sample_id])[0], lambda shape: picture.room(slot, shape)
-            )
+            room = Room(partial(picture.room, slot), seen)
+            sample = self._read_into(self._of_base([sample_id])[0], room)
         except BufferTooSmall:
             raise
         except Exception:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset
@@ -16,7 +15,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import Compose, PILToTensor, RandomHorizontalFlip, Resize, v2
 
 from loaders import ReuseLoader
-from loaders.adopting.native_folder import EQUAL, NativeFolder, decoded_natively
+from loaders.adopting.native_folder import NativeFolder, decoded_natively
 from loaders.adopting.transforms import Decode
 from loaders.augment import Chain, RandomResizedCrop
 from loaders.errors import DecodeError
@@ -104,32 +103,6 @@ def test_every_sample_is_that_of_the_folder_to_the_last_bit(mixed: Path, transfo
     assert sum(counts.values()) == 2 * len(theirs)
 
 
-def test_a_kind_is_compared_before_it_is_trusted(jpegs: Path) -> None:
-    folder = NativeFolder(ImageFolder(str(jpegs)))
-    for index in range(10):
-        folder[index]
-    assert folder.counts.now() == {"JPEG by Pillow": EQUAL, "JPEG natively": 10 - EQUAL}
-
-
-def test_one_picture_with_other_bits_leaves_its_kind_to_pillow_and_is_said(
-    jpegs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode = simplejpeg.decode_jpeg
-
-    def otherwise(*args: Any, **options: Any) -> Any:
-        pixels = decode(*args, **options)
-        pixels[0, 0, 0] ^= 1
-        return pixels
-
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", otherwise)
-    theirs = ImageFolder(str(jpegs))
-    ours, said = decoded_natively(theirs)
-    assert said == "decoded by Pillow where its bits are others: YCbCr 420 JPEG"
-    for index in range(len(theirs)):
-        assert np.array_equal(as_array(ours[index][0]), as_array(theirs[index][0]))
-    assert ours.counts.now() == {"JPEG by Pillow": 16}
-
-
 def own_loader(path: str) -> Any:
     return pil_loader(path).rotate(90)
 
@@ -161,24 +134,6 @@ def test_subsets_and_concatenations_are_looked_into(jpegs: Path) -> None:
         assert np.array_equal(as_array(ours[index][0]), as_array(cast(Any, both[index])[0]))
 
 
-def test_a_kind_whose_bits_differed_once_is_pillows_for_good(jpegs: Path) -> None:
-    """Even if another thread is comparing a picture of that kind, whose bits are equal."""
-    folder = ImageFolder(str(jpegs))
-    native = NativeFolder(folder)
-    first, other = folder.samples[0][0], folder.samples[1][0]
-
-    def read(path: str) -> Image.Image:
-        if path == first and not native.differing:
-            native.read_into(1, lambda shape: np.empty(shape, np.uint8))  # the other thread
-        picture = pil_loader(path)
-        return picture.rotate(90) if path == other else picture
-
-    folder.loader = read
-    for index in [0, *range(2, 2 + EQUAL)]:
-        assert np.array_equal(as_array(native[index][0]), as_array(folder[index][0]))
-    assert native.counts.now() == {"JPEG by Pillow": 2 + EQUAL}
-
-
 def test_what_else_is_asked_of_the_folder_is_answered(jpegs: Path) -> None:
     theirs = ImageFolder(str(jpegs))
     ours = pickle.loads(pickle.dumps(decoded_natively(theirs)[0]))
@@ -186,7 +141,7 @@ def test_what_else_is_asked_of_the_folder_is_answered(jpegs: Path) -> None:
         theirs.classes, theirs.targets, theirs.samples,
     )  # fmt: skip
     assert np.array_equal(as_array(ours[3][0]), as_array(theirs[3][0]))
-    assert ours.counts.now() == {"JPEG natively": 1}  # what was compared went along
+    assert ours.counts.now() == {"JPEG natively": 1}
 
 
 def test_a_damaged_picture_has_pillows_error_with_its_sample(jpegs: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "compiled" and not compiled():
         pytest.skip("the kernels were not compiled")
     if request.param == "numpy":
-        monkeypatch.setattr(kernels, "_library", lambda: "it was taken away by a test")
+        monkeypatch.setattr(kernels, "kernel_library", lambda: "it was taken away by a test")
         monkeypatch.setattr(kernels, "_warn_of_numpy", lambda reason: None)
     yield
 
@@ -292,7 +292,7 @@ def test_pictures_that_cannot_be_are_refused() -> None:
 def test_without_compiled_kernels_a_process_is_warned_once_of_why_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "_library", lambda: "nobody has built them")
+    monkeypatch.setattr(kernels, "kernel_library", lambda: "nobody has built them")
     # The cache that makes it once a process, but an empty one.
     monkeypatch.setattr(
         kernels, "_warn_of_numpy", functools.cache(kernels._warn_of_numpy.__wrapped__)
@@ -331,7 +331,7 @@ def test_a_library_that_cannot_be_loaded_is_a_reason_to_warn_of(
         origin = str(tmp_path / "nothing.so")
 
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: Found())
-    reason = kernels._library.__wrapped__()
+    reason = kernels.kernel_library.__wrapped__()
     assert isinstance(reason, str)
     assert "cannot be loaded" in reason
     assert "nothing.so" in reason

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -14,6 +13,7 @@ from PIL import Image, ImageOps
 from loaders.errors import DecodeError
 from loaders.pixels import picture_modes
 from loaders.pixels.decoding import PictureDecoder, decode_pixels
+from loaders.pixels.jpegs import Jpeg
 
 HEIGHT, WIDTH = 40, 60
 
@@ -217,7 +217,7 @@ def test_a_jpeg_that_says_it_is_huge_is_refused(monkeypatch: pytest.MonkeyPatch)
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = (20_000).to_bytes(2, "big") * 2
     decoded = []
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **k: decoded.append(a))
+    monkeypatch.setattr(Jpeg, "decode", lambda *a, **k: decoded.append(a))
     with pytest.raises(DecodeError, match=r"a\.jpg: it has 20000 x 20000 pixels, more than"):
         PictureDecoder(None).decode(bytes(data), "a.jpg")
     assert decoded == []

@@ -1,0 +1,158 @@
+"""A window of a JPEG has the bits that Pillow gives the whole picture there, wherever it lies."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from loaders import ReuseLoader
+from loaders.augment import CentreCrop, Chain, Flip, RandomCrop, RandomResizedCrop
+from loaders.pixels.augmentation import Cropping, Draws, crops_of
+from loaders.pixels.decoding import decode_pixels
+from loaders.pixels.jpegs import Box, Jpeg, PicturePart, Room, decodes_jpegs
+from loaders.pixels.placing import Placing
+
+pytestmark = pytest.mark.skipif(not decodes_jpegs(), reason="the kernels were not compiled")
+
+sides = st.integers(1, 120)
+keys = st.integers(0, (1 << 64) - 1)
+
+
+@st.composite
+def jpegs(draw: st.DrawFn) -> bytes:
+    """Noise, since smooth pictures hide a pixel that was computed from the wrong neighbours."""
+    height, width, seed = draw(sides), draw(sides), draw(st.integers(0, 1 << 32))
+    shape = (height, width, 3)
+    noise = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    picture = Image.fromarray(noise)
+    if draw(st.booleans()):
+        picture = picture.convert("L")
+    options: dict[str, Any] = {"quality": draw(st.sampled_from([30, 85, 98]))}
+    if picture.mode == "RGB":
+        options["subsampling"] = draw(st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]))
+    if draw(st.booleans()):
+        options["restart_marker_blocks"] = draw(st.integers(1, 5))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", progressive=draw(st.booleans()), **options)
+    return file.getvalue()
+
+
+def box_within(draw: st.DrawFn, height: int, width: int) -> Box:
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    tall, wide = draw(st.integers(1, height - top)), draw(st.integers(1, width - left))
+    return top, left, tall, wide
+
+
+def in_window(pixels: NDArray[np.uint8], at: PicturePart | None, box: Box) -> NDArray[np.uint8]:
+    top, left = (at.top, at.left) if at else (0, 0)
+    return pixels[box[0] - top :, box[1] - left :][: box[2], : box[3]]
+
+
+@given(jpegs(), st.data())
+def test_a_window_has_pillows_bits(data: bytes, drawn: st.DataObject) -> None:
+    theirs = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    height, width, _ = theirs.shape
+    box = drawn.draw(st.composite(box_within)(height, width))
+    parts: list[PicturePart | None] = []
+
+    def memory(shape: tuple[int, int, int], part: PicturePart | None) -> NDArray[np.uint8]:
+        parts.append(part)
+        return np.empty(shape, np.uint8)
+
+    with Jpeg(data) as jpeg:
+        assert (jpeg.height, jpeg.width) == (height, width)
+        ours = jpeg.decode(Room(memory, lambda *_: box))
+    assert np.array_equal(in_window(ours, parts[0], box), in_window(theirs, None, box))
+    assert len(ours) == box[2]  # no row more than was asked for
+    if box == (0, 0, height, width):
+        assert parts == [None]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_picture_is_whole(orientation: int) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(noise).save(file, "JPEG", exif=exif)
+    room = Room(lambda shape, _: np.empty(shape, np.uint8), lambda *_: (3, 5, 4, 6))
+    seen, whole = decode_pixels(file.getvalue(), room=room), decode_pixels(file.getvalue())
+    assert seen.shape == whole.shape if orientation > 1 else len(seen) == 4
+    assert np.array_equal(seen, whole) or orientation == 1
+
+
+CROPS = [
+    RandomResizedCrop(9),
+    RandomResizedCrop(9, (0.9, 1.0), (3.0, 4.0)),
+    RandomCrop(8),
+    CentreCrop(8),
+]
+
+
+@given(
+    st.sampled_from([*CROPS, CentreCrop((5, 8))]), keys, st.integers(8, 600), st.integers(8, 600)
+)
+def test_what_will_be_seen_is_what_is_placed(
+    crop: Cropping, key: int, height: int, width: int
+) -> None:
+    size, one = np.array([[height, width]], dtype=np.int32), np.array([key], dtype=np.uint64)
+    placed = crop.place(Placing.of_sizes(size), Draws(one)).boxes
+    (seen,) = crops_of([crop], one, 1)
+    assert seen(height, width) == tuple(placed[0])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        shape = (60 + number, 90 - number, 3)
+        noise = np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+        (root / f"{number % 2}").mkdir(exist_ok=True)
+        suffix = "png" if number == 5 else "jpg"
+        Image.fromarray(noise).save(root / f"{number % 2}" / f"{number}.{suffix}")
+    return root
+
+
+@pytest.mark.parametrize("reuse", [1, 3])
+@pytest.mark.parametrize(
+    "augment", [Chain([RandomResizedCrop(24), Flip()]), Chain([RandomCrop(20)])], ids=str
+)
+def test_batches_are_those_of_whole_pictures(
+    photos: Any, reuse: int, augment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = pixels_decoded(monkeypatch)
+
+    def served() -> list[Any]:
+        decoded.clear()
+        made: list[Any] = []
+        with ReuseLoader(photos, 4, reuse=reuse, workers=2, seed=3, augment=augment) as loader:
+            for _ in range(2):
+                made += [images.clone() for images, _ in loader]
+            loader.set_reuse(4)  # what was decoded ahead holds too little of the pictures
+            made += [images.clone() for images, _ in loader]
+        return made
+
+    windows = served()
+    seen = sum(decoded) / len(decoded)
+    monkeypatch.setattr("loaders.pipeline.MOST_CROPS", 0)
+    whole = served()
+    assert len(windows) == len(whole)
+    assert all((a == b).all() for a, b in zip(windows, whole, strict=True))
+    assert seen < sum(decoded) / len(decoded)
+
+
+def pixels_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pixels of each JPEG are decoded from now on."""
+    decode, counts = Jpeg.decode, list[int]()
+
+    def counted(jpeg: Jpeg, room: Room, eighths: int = 8) -> NDArray[np.uint8]:
+        pixels = decode(jpeg, room, eighths)
+        counts.append(pixels.size)
+        return pixels
+
+    monkeypatch.setattr(Jpeg, "decode", counted)
+    return counts
