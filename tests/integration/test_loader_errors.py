@@ -169,8 +169,9 @@ def test_a_sample_that_cannot_be_read_may_be_one_of_those_that_are_measured(
 
 
 def test_a_set_of_which_nothing_can_be_read_is_given_up() -> None:
-    with pytest.raises(DecodeError, match=r"nor can the 10 that could stand in.*repair"):
-        list(skipping(tuple(range(24))))
+    said = r"nor can the 10 that could stand in.*Repair the data set"
+    with skipping(tuple(range(24))) as loader, pytest.raises(DecodeError, match=said):
+        list(loader)
 
 
 # ---- what nobody thought of ---------------------------------------------------------------------
