@@ -226,7 +226,7 @@ def test_a_set_that_gives_another_number_of_samples_than_it_was_asked_for_is_nam
             return [self[i] for i in [*ids, *ids][: given if given < 3 else len(ids) + 1]]
 
     with (
-        ReuseLoader(Many(), BATCH, 1, workers=1) as loader,
+        ReuseLoader(Many(), BATCH, 1, workers=1, worker_kind="thread") as loader,
         pytest.raises(LoaderError, match=r"__getitems__ of Many gave \d+ samples for \d+ ids"),
     ):
         list(loader)
