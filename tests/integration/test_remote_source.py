@@ -67,7 +67,7 @@ def test_while_the_other_process_reads_nothing_is_decoded_here() -> None:
         with near, lone() as expected:
             view = near.view()
             assert served(view) + served(view) == served(expected) + served(expected)
-            assert source.is_remote and data.reads == []
+            assert source.is_remote and not data.reads
             assert view.stats.decoded == expected.stats.decoded
 
 

@@ -247,8 +247,8 @@ def test_the_lead_is_what_the_loaders_workers_make_ahead() -> None:
     ):
         first = iter(view)
         next(first)
-        assert loader._pipeline is not None and loader._pipeline.pool is not None
-        planned = loader._pipeline.pool._batches
+        assert loader._pipeline.open is not None and loader._pipeline.open.pool is not None
+        planned = loader._pipeline.open.pool._batches
         while len(planned) < 5:  # the test's own limit ends this
             threading.Event().wait(0.01)
         assert len(planned) == 5
@@ -359,7 +359,8 @@ def test_a_state_of_a_view_with_other_pieces_is_refused(stream: SharedStream) ->
         cut.load_state_dict(whole.state_dict())
     with lone() as loader, pytest.raises(StateError, match=r"cuts batches into 2 pieces"):
         loader.load_state_dict(cut.state_dict())
-    with pytest.raises(StateError, match="seed"):
-        whole.load_state_dict(lone(seed=5).state_dict())
+    state = lone(seed=5).state_dict()
+    with SharedStream(lone(seed=1)) as given, pytest.raises(StateError, match="seed"):
+        given.view().load_state_dict(state)
     cut.close()
     whole.close()

@@ -1,6 +1,7 @@
 """Small loaders to share, and what is served of them."""
 
 import pickle
+from collections import deque
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ class Counted(Pictures):
 
     def __init__(self, size: int, bad: tuple[int, ...] = ()) -> None:
         super().__init__(size, bad)
-        self.reads: list[int] = []
+        self.reads: deque[int] = deque()  # a list would be a change of the data set
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.reads.append(index)
