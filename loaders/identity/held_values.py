@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from loaders.identity.contents import Contents
 from loaders.identity.own_code import globals_read, library_of, names_in, written_in
+from loaders.pixels.decode_counts import DecodeCounts
 from loaders.sources.randomness import slots_of
 
 WHOLE_BYTES = 1 << 30
@@ -125,7 +126,8 @@ class _HeldContents(Contents):
     def _tell_object(self, thing: object, way: str) -> None:
         kind = type(thing)
         self.tell(kind, way)
-        if isinstance(thing, threading.local):  # the threads that read have values of their own
+        # Threads that read have values of their own, and reading our own sources counts.
+        if isinstance(thing, threading.local | DecodeCounts):
             self.update(f"object {id(thing)}")
             return
         held: dict[str, Any] = {
