@@ -180,7 +180,7 @@ def test_a_cache_keeps_the_class_of_what_has_no_attributes(name: str) -> None:
 )
 def test_what_cannot_be_given_back_as_it_was_is_refused(make: Any, said: str) -> None:
     with pytest.raises(SampleShapeError, match=said):
-        list(ReuseLoader(Made(make), 4, reuse=1, workers=1))
+        list(ReuseLoader(Made(make), 4, reuse=1, workers=1, worker_kind="thread"))
 
 
 # ---- opaque objects -----------------------------------------------------------------------------
@@ -242,7 +242,9 @@ def test_what_a_collate_function_or_a_step_changes_is_gone_at_the_next_serve(mak
 
 @pytest.mark.parametrize("collate", [None, as_it_is])
 def test_what_cannot_be_copied_is_refused_by_name(collate: Any) -> None:
-    loader = ReuseLoader(Made(lambda i: (i, Locked(i))), 4, reuse=2, workers=1, collate=collate)
+    loader = ReuseLoader(
+        Made(lambda i: (i, Locked(i))), 4, reuse=2, workers=1, worker_kind="thread", collate=collate
+    )
     with (
         loader,
         pytest.raises(LoaderError, match=r"is a Locked and cannot be copied.*__deepcopy__"),

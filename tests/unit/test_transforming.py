@@ -87,7 +87,8 @@ def in_a_closure() -> Any:
 
 
 def served(augment: Any, **how: Any) -> list[list[float]]:
-    with ReuseLoader(Pictures(), 4, reuse=3, workers=2, augment=augment, **how) as loader:
+    how = {"workers": 2, "worker_kind": "thread", **how}  # nothing is sent anywhere
+    with ReuseLoader(Pictures(), 4, reuse=3, augment=augment, **how) as loader:
         return [
             [float(picture[0, 0, 0]) - i for picture, i in zip(pictures, ids.tolist(), strict=True)]
             for pictures, ids in loader
