@@ -50,12 +50,13 @@ def test_a_datamodule_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize(("limit", "batches"), [(5, 5), (0.5, 8), (1.0, BATCHES), (99, BATCHES)])
-@pytest.mark.parametrize("callbacks", [[], [LoaderCallback()]], ids=["plain", "callback"])
+@pytest.mark.parametrize("callbacks", [[], [LoaderCallback]], ids=["plain", "callback"])
 def test_limit_train_batches_serves_the_beginning_of_each_pass(
-    limit: float, batches: int, callbacks: list[L.Callback]
+    limit: float, batches: int, callbacks: list[type[L.Callback]]
 ) -> None:
     module, loader = Module(estimates=True), make_loader()
-    make_trainer(*callbacks, limit_train_batches=limit).fit(module, loader)
+    made = [make() for make in callbacks]
+    make_trainer(*made, limit_train_batches=limit).fit(module, loader)
     assert module.estimated == len(module.ids) == 3 * batches
     whole = Module()
     make_trainer().fit(whole, make_loader())
