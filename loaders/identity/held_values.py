@@ -11,7 +11,6 @@ alone, for it moves on when it is used.
 
 import itertools
 import marshal
-import threading
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,8 @@ from loaders.sources.randomness import slots_of
 WHOLE_BYTES = 1 << 30
 """So many bytes of arrays are read in all. Of further arrays some blocks are."""
 BLOCKS, BLOCK = 64, 1 << 14
+LOCAL = ("_thread", "_local")
+"""The class of values that each thread has for itself."""
 SHORT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 TRIES = 3
 """A thread that reads the data set may change it meanwhile: then it is told again."""
@@ -127,7 +128,8 @@ class _HeldContents(Contents):
         kind = type(thing)
         self.tell(kind, way)
         # Threads that read have values of their own, and reading our own sources counts.
-        if isinstance(thing, threading.local | DecodeCounts):
+        by_thread = any((k.__module__, k.__name__) == LOCAL for k in kind.__mro__)
+        if by_thread or isinstance(thing, DecodeCounts):
             self.update(f"object {id(thing)}")
             return
         held: dict[str, Any] = {

@@ -153,7 +153,8 @@ def _plain(leaf: torch.Tensor) -> torch.Tensor:
     elif leaf.requires_grad:
         how = "with requires_grad=True, whose graph would end in the buffer"
     else:
-        return leaf.detach().resolve_conj().resolve_neg()
+        plain = leaf.detach()  # of torchvision's classes, too; what resolves them gives plain ones
+        return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
     raise SampleShapeError(
         f"a part of a sample is a tensor {how}, and only plain tensors are kept for a batch: let"
         " the data set return a plain one, as x.detach() or x.to_dense() is"

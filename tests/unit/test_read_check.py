@@ -282,7 +282,7 @@ def test_what_a_data_set_draws_once_comes_from_the_users_own_seed() -> None:
     expected = torch.randperm(SIZE)
     torch.manual_seed(17)
     data = DrawnOnce()
-    ReuseLoader(data, 4, reuse=3, workers=1)
+    ReuseLoader(data, 4, reuse=3, workers=1, worker_kind="thread")
     assert torch.equal(data.split, expected)
 
 
@@ -299,17 +299,17 @@ def test_the_look_leaves_every_generator_as_it_was() -> None:
 
     before = states()
     with pytest.raises(LoaderError, match="is random"):
-        ReuseLoader(Read(read), 4, reuse=3, workers=1)
+        ReuseLoader(Read(read), 4, reuse=3, workers=1, worker_kind="thread")
     assert states() == before
 
 
 def test_nothing_is_read_where_nothing_can_be_frozen() -> None:
     read: list[int] = []
     data = Read(lambda i: read.append(i) or i)
-    ReuseLoader(data, 4, reuse=1, workers=1)
-    ReuseLoader(data, 4, reuse=3, reaugment=False, workers=1)
+    ReuseLoader(data, 4, reuse=1, workers=1, worker_kind="thread")
+    ReuseLoader(data, 4, reuse=3, reaugment=False, workers=1, worker_kind="thread")
     assert read == []
-    ReuseLoader(data, 4, reuse=2, workers=1)
+    ReuseLoader(data, 4, reuse=2, workers=1, worker_kind="thread")
     assert len(read) == READS
     assert sorted(set(read)) == sorted(set(schedule(SIZE)))
 
@@ -318,10 +318,10 @@ def test_reading_that_takes_long_is_looked_at_twice(monkeypatch: pytest.MonkeyPa
     clock = iter(range(0, 10**6, 100))
     monkeypatch.setattr(probing.time, "monotonic", lambda: next(clock))
     read: list[int] = []
-    ReuseLoader(Read(lambda i: read.append(i) or i), 4, reuse=2, workers=1)
+    ReuseLoader(Read(lambda i: read.append(i) or i), 4, reuse=2, workers=1, worker_kind="thread")
     assert read == [0, 0]
     with pytest.raises(LoaderError, match="sample 0 was read again"):
-        ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=1)
+        ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=1, worker_kind="thread")
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 6, 7, 100, 10**6])
