@@ -129,9 +129,9 @@ def test_what_lies_in_a_file_takes_no_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_lies_in_a_tmpfs_takes_memory_but_not_of_the_limit_of_data(
-    monkeypatch: pytest.MonkeyPatch, jobs: Any
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = small(jobs).plan
+    plan = small().plan
     arenas, needed = plan.memgraph.arenas, sum(plan.memgraph.arenas.values())
     on_device = needed - arenas[HOST]
     for of_machine, refused in ((10 * needed, False), (needed, True)):
