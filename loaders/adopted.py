@@ -4,11 +4,11 @@ seed      its DistributedSampler's; else drawn from its generator, as DataLoader
 workers   as many as it has; none, and code of a user's own: the loop's own thread reads
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from loaders.adopting.adoption import from_dataloader
 
@@ -21,7 +21,19 @@ class AdoptedArguments:
     seed_from: str
     """Where the seed comes from. Empty: it was given, or `ReuseLoader` draws it."""
     notes: tuple[str, ...]
-    """What has no effect."""
+    """What has no effect, or is otherwise than with the DataLoader."""
+    batches: int | None
+    """How many batches an epoch of the DataLoader has. None: nobody knows."""
+
+    def served_in(self, batches: Callable[[], int], reuse: int) -> "AdoptedArguments":
+        """The same, which says that a pass with reuse has more batches than an epoch had."""
+        if reuse == 1 or self.batches is None:
+            return self
+        longer = (
+            f"{batches()} batches a pass (DataLoader: {self.batches}): divide max_epochs and"
+            f" schedules by epoch by {reuse}"
+        )
+        return replace(self, notes=(*self.notes, longer))
 
 
 def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -> AdoptedArguments:
@@ -36,4 +48,6 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
     elif generator is not None:
         given["seed"], seed_from = generator, "drawn from its generator"
     seed_from = "" if "seed" in changes else seed_from
-    return AdoptedArguments({**given, **changes}, seed_from, adopted.notes)
+    listed = not isinstance(dataloader.dataset, IterableDataset)
+    batches = len(dataloader) if listed else None
+    return AdoptedArguments({**given, **changes}, seed_from, adopted.notes, batches)

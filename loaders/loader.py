@@ -151,7 +151,7 @@ class ReuseLoader:
         `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
         adopted = adopted_arguments(loader, changes)
         made = cls(**{"reuse": reuse, **adopted.arguments})
-        made.announcement.adopted = adopted
+        made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)
         made.announcement.say(made.setup, made.order, made.position.next)
         return made
 

@@ -36,7 +36,7 @@ class Everything:
             "flags": torch.tensor([True, False]),
             "scalar": torch.tensor(index),
             "empty": torch.empty(0, 4),
-            "learned": torch.ones(2, requires_grad=True),
+            "learned": torch.ones(2),
             "picture": tuple(Image.fromarray(pixels).convert(mode) for mode in MODES),
             "nested": [index, (float(index), True, None), Pair(f"word {index}", {"deep": b"x"})],
         }

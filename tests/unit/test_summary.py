@@ -62,15 +62,22 @@ def adopt(dataset: Any = TEN, changes: Any = None, **how: Any) -> ReuseLoader:
 # ---- said once ----------------------------------------------------------------------------------
 
 
-def test_an_adopted_loader_says_one_line_and_warns_only_of_what_has_no_effect(
+def test_an_adopted_loader_says_one_line_and_warns_only_of_what_is_otherwise(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "loaders")
-    with adopt() as loader:
+    with adopt(changes={"reuse": 1}) as loader:
         list(loader), list(loader)
     [record] = caplog.records
     assert record.levelno == logging.INFO
-    assert "cached: what list reads; reuse 2; seed" in record.getMessage()
+    assert "cached: what list reads; reuse 1; seed" in record.getMessage()
+    caplog.clear()
+    with adopt(changes={"reuse": 3}) as loader:
+        assert len(loader) == 15
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    longer = "15 batches a pass (DataLoader: 5): divide max_epochs and schedules by epoch by 3"
+    assert longer in record.getMessage()
     caplog.clear()
     given: dict[str, Any] = {"persistent_workers": True, "in_order": False}
     with adopt(**given) as loader:
