@@ -110,7 +110,8 @@ class ServedData:
         self.setup = PipelineSetup(
             opened, options.decoding, workers, options.batches, kept, self.seed, limit
         )
-        readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str)
+        streamed = isinstance(opened.dataset, StreamedSamples)
+        readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
         self.order = pass_order(opened.dataset, options.order, self._ranks, self.seed)
         self.identity = LoaderIdentity(opened.dataset, options.order.sampler)

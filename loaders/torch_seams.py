@@ -2,6 +2,7 @@
 
 plain_results      as `__torch_function__` of a subclass: what is made of its tensors is a plain
                    tensor. Written in Python, the same would be called around every op.
+version_of         how often a tensor was written to in place
 tell_worker_info   what torch.utils.data.get_worker_info() says in this process
 
 Where one is gone, importing this file raises an ImportError that names it.
@@ -21,6 +22,10 @@ except (AttributeError, ImportError) as error:
         f"torch {torch.__version__}: {error}. loaders needs it (loaders/torch_seams.py) and was"
         " tested with torch>=2.11,<2.16: install such a version"
     ) from error
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    return tensor._version
 
 
 def tell_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None:

@@ -23,6 +23,7 @@ from loaders.identity.contents import Contents
 from loaders.identity.own_code import globals_read, library_of, names_in, written_in
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.sources.randomness import slots_of
+from loaders.torch_seams import version_of
 
 WHOLE_BYTES = 1 << 30
 """So many bytes of arrays are read in all. Of further arrays some blocks are."""
@@ -84,7 +85,7 @@ class _HeldContents(Contents):
 
     def _tell_tensor(self, tensor: torch.Tensor, way: str) -> None:
         plain = tensor.layout is torch.strided and not tensor.is_inference()
-        version = tensor._version if plain else 0
+        version = version_of(tensor) if plain else 0
         if tensor.device.type != "cpu":
             self.update(f"{tensor.dtype} {tuple(tensor.shape)} {id(tensor)} {version}")
             return

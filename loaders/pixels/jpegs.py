@@ -15,6 +15,7 @@ Where the kernels were not compiled, or Pillow shares no libjpeg, Pillow itself 
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -120,7 +121,7 @@ def _library() -> ctypes.CDLL | None:
     if isinstance(library, str):
         return None  # `kernels` warns of it
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    library.jpegs_bind.argtypes = (pointer,)
+    library.jpegs_bind.argtypes = (text,)
     library.jpeg_open.argtypes = (text, ctypes.c_int64, pointer, text)
     library.jpeg_open.restype = pointer
     library.jpeg_begin.argtypes = (pointer, ctypes.c_int, pointer)
@@ -130,5 +131,4 @@ def _library() -> ctypes.CDLL | None:
     library.jpeg_close.argtypes = (pointer,)
     library.jpeg_close.restype = None
     # Its symbols are looked for in the libraries that it loaded, too.
-    pillow = ctypes.CDLL(Image.core.__file__)
-    return None if library.jpegs_bind(pillow._handle) else library
+    return None if library.jpegs_bind(os.fsencode(str(Image.core.__file__))) else library

@@ -127,7 +127,7 @@ class Arrays:
         row = self.memory.nbytes // slots
         self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row
         self._size = np.tile(np.array(example.shape, np.int64), (slots, 1))
-        self._part = np.zeros((slots, len(PicturePart._fields)), dtype=np.int32)
+        self._part = np.zeros((slots, len(PicturePart(0, 0, 0, 0))), dtype=np.int32)
         """The part of a picture that lies in each slot. Zeros: all of it."""
 
     @property

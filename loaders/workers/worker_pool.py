@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from loaders.errors import PassEnded
 from loaders.slots.leaves import Chunk, Fetch
 
 
@@ -38,6 +39,7 @@ class WorkerPool(Generic[Worker]):
         self._most = most
         self._idle: list[Worker] = []
         self._all: list[Worker] = []
+        self._closed = False
         self._lock = threading.Lock()
         self._places = threading.Semaphore(most)
 
@@ -50,6 +52,8 @@ class WorkerPool(Generic[Worker]):
     def lent(self) -> Iterator[Worker]:
         with self._places:
             with self._lock:
+                if self._closed:
+                    raise PassEnded("the loader was closed: its workers read no more samples")
                 if not self._idle:
                     self._idle.append(self._make(len(self._all)))
                     self._all += self._idle
@@ -71,7 +75,7 @@ class WorkerPool(Generic[Worker]):
 
     def close(self) -> None:
         with self._lock:
-            workers, self._all, self._idle = self._all, [], []
+            workers, self._all, self._idle, self._closed = self._all, [], [], True
         for worker in workers:
             worker.stop()  # all are told first, so that they end at the same time
         for worker in workers:

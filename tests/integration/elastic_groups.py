@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -104,7 +105,8 @@ Job = Callable[..., Any]
 
 
 def member(settings: dict[str, Any]) -> None:
-    """Be a member, in a process that a nursery has forked."""
+    """Be a member, in a process that a nursery has forked, and which is not pytest's."""
+    sys.path.insert(0, str(Path(__file__).parent))
     os.environ.update(settings["environment"])
     job: Job = getattr(import_module(settings["module"]), settings["job"])
     told = Told(Path(settings["out"]))

@@ -107,8 +107,11 @@ static struct reading *new_reading(void) {
     return r;
 }
 
-/* Find the functions in `library`, as dlopen gave it. 0, or -1: it has no libjpeg that we know. */
-int jpegs_bind(void *library) {
+/* Find the functions in the library of this path, and in those that it has loaded. 0, or -1: there
+   is no libjpeg that we know. */
+int jpegs_bind(const char *path) {
+    void *const library = dlopen(path, RTLD_NOW);
+    if (!library) return -1;
     static const char *const names[] = {
         "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_mem_src", "jpeg_read_header",
         "jpeg_start_decompress", "jpeg_crop_scanline", "jpeg_skip_scanlines",
