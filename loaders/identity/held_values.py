@@ -11,6 +11,7 @@ alone, for it moves on when it is used.
 
 import itertools
 import marshal
+import re
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ WHOLE_BYTES = 1 << 30
 BLOCKS, BLOCK = 64, 1 << 14
 LOCAL = ("_thread", "_local")
 """The class of values that each thread has for itself."""
+CACHE = re.compile(r"(^|_)cached?(_|$)")
+"""What has such a name is what the data set remembers of its own reads."""
 SHORT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 TRIES = 3
 """A thread that reads the data set may change it meanwhile: then it is told again."""
@@ -143,6 +146,8 @@ class _HeldContents(Contents):
         elif not held:
             self.update(f"object {id(thing)}")
         for name, value in [*held.items()]:
+            if CACHE.search(str(name)):
+                continue
             self.update(repr(name))
             self.tell(value, way)
 

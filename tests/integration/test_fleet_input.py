@@ -60,7 +60,9 @@ class Reading(JobKind):
 
 def loader(**options: Any) -> ReuseLoader:
     data = options.pop("data", None) or Counted()
-    return ReuseLoader(data, BATCH, **{"workers": 1, "reuse": 1, "seed": 3, **options})
+    return ReuseLoader(
+        data, BATCH, **{"workers": 1, "worker_kind": "thread", "reuse": 1, "seed": 3, **options}
+    )
 
 
 KINDS: Mapping[str, JobKind] = {
