@@ -58,7 +58,7 @@ class Counting(JobKind):
 
     def train(self) -> ReuseLoader:  # type: ignore[override]
         data = self.kind(self.file, self.broken)
-        return ReuseLoader(data, BATCH, workers=self.workers, reuse=1, seed=3)
+        return ReuseLoader(data, BATCH, workers=self.workers, worker_kind="thread", reuse=1, seed=3)
 
 
 def reads(file: Path) -> int:

@@ -73,4 +73,4 @@ def test_what_cannot_be_sent_to_a_fork_server_is_refused() -> None:
 
 def test_threads_have_nobody_to_call_it_for() -> None:
     with pytest.raises(ValueError, match=r"worker_init_fn=.* has no effect without worker_kind"):
-        ReuseLoader(data.Pictures(8), 4, worker_init_fn=data.tell_data_set)
+        ReuseLoader(data.Pictures(8), 4, worker_kind="thread", worker_init_fn=data.tell_data_set)
