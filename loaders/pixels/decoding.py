@@ -26,7 +26,15 @@ from PIL import Image
 
 from loaders.errors import DecodeError, LoaderError
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
+from loaders.pixels.jpegs import (
+    ANYWHERE,
+    Jpeg,
+    Pixels,
+    Room,
+    begins_as_jpeg,
+    decodes_jpegs,
+    is_jpeg,
+)
 from loaders.pixels.kernels import fit
 from loaders.pixels.picture_modes import (
     ORIENTATION,
@@ -109,7 +117,9 @@ def decode_pixels(
     smaller, with sides of at least so many pixels. What is no JPEG, and JPEGs in the printers'
     CMYK, go through Pillow. Messages call the picture `name`; `exif` and `pixel_limit` are those of
     `PictureDecoder`."""
-    if is_jpeg(data) and decodes_jpegs():
+    if begins_as_jpeg(data) and decodes_jpegs():
+        if not is_jpeg(data):  # its end may be damaged, which a part of it would not show
+            room = Room(room.memory)
         with Jpeg(data) as jpeg:
             check_extent(jpeg.height, jpeg.width, pixel_limit)
             if not jpeg.printed:

@@ -64,9 +64,13 @@ class Room:
 ANYWHERE = Room(lambda shape, _: np.empty(shape, np.uint8))
 
 
+def begins_as_jpeg(data: bytes) -> bool:
+    return data[:2] == b"\xff\xd8"
+
+
 def is_jpeg(data: bytes) -> bool:
     """Whether it begins and ends as a JPEG does."""
-    return data[:2] == b"\xff\xd8" and data[-2:] == b"\xff\xd9"
+    return begins_as_jpeg(data) and data[-2:] == b"\xff\xd9"
 
 
 def decodes_jpegs() -> bool:

@@ -23,6 +23,7 @@ from trainers.fleet.deciding.stop_rule import Seen
 from trainers.fleet.jobs.job_checkpoint import FINAL, LAST
 from trainers.fleet.jobs.turns import STOPPED
 from trainers.fleet.keeping.journal import NAME
+from trainers.json_lines import JsonLines
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_at_once"),
@@ -240,13 +241,20 @@ def test_ctrl_c_on_a_full_disk_claims_no_checkpoint_that_is_not_there(
     assert not any(lone.differences(Outcome.of(module)) for module in modules.values())
 
 
+class Full(JsonLines):
+    """A file on a disk that is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+
+
 def test_a_journal_that_cannot_be_written_ends_the_run_and_the_same_program_goes_on(
     tmp_path: Path,
 ) -> None:
     def fill(state: FleetState, event: Event) -> None:
         if state.jobs["a"].step == 3:
             fleet._journal.close()
-            fleet._journal._file = Path("/dev/full").open("w")  # noqa: SIM115 the fleet closes it
+            fleet._journal._file = Full(Path("/dev/full"))
 
     fleet = make(tmp_path, quantum=1, watch=fill, checkpoint_minutes=1e-9)
     add(fleet, "a", PLAIN)
