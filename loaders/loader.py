@@ -352,7 +352,7 @@ class ReuseLoader:
         pass_index, first = at.pass_index, at.served
         self.announcement.say(self.setup, self.order, serving)
         pipeline = self.pipeline_of_this_process()
-        buffer_batches = pipeline.buffer_of(self.buffer_batches, serving.batch_size)
+        buffer_batches = pipeline.prepare(serving, self.buffer_batches)
         plan = self._data.plan(pass_index, serving, buffer_batches)
         order, in_vain = self._pipeline.followed(pass_index, plan.capacity, serving.reuse)
         self._count_extra(in_vain)

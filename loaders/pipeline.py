@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.arguments import Serving
 from loaders.batches import BatchMaker, Gathered, each_view
 from loaders.blocks import Blocks
 from loaders.cache.cache_setup import CacheSetup
@@ -147,7 +148,6 @@ class Pipeline:
     ) -> None:
         """Serve `jobs` of a pass, which may have been followed before, in `plan`'s batches."""
         assert self.pool is not None
-        self.reader.frozen = self.cache is not None or (reuse > 1 and reaugment)
         followed, self._followed = self._followed, None
         decoded_ahead = followed[1] if followed is not None and followed[0] is order else None
         self.pool.begin(self._work(order, jobs, reuse, reaugment), plan, decoded_ahead)
@@ -221,12 +221,15 @@ class Pipeline:
     def slots(self) -> int:
         return self.slab.slots if self.slab else 0
 
-    def buffer_of(self, batches: int, batch_size: int) -> int:
-        """How many batches of slots the buffer has: `batches`, or as many as its limit allows."""
+    def prepare(self, serving: Serving, batches: int) -> int:
+        """Prepare for a pass that is served like this, before any sample of it is read. Returns how
+        many batches of slots the buffer has: `batches`, or as many as its limit allows."""
+        repeated = serving.reuse > 1 and serving.reaugment
+        self.reader.frozen = self.cache is not None or repeated
         limit = self.setup.buffer_bytes
         if limit is None or self.setup.opened.decoded is not None:
             return batches
-        return min(batches, self._batches_within(limit, batch_size))
+        return min(batches, self._batches_within(limit, serving.batch_size))
 
     def _batches_within(self, limit: int, batch_size: int) -> int:
         """How many batches of slots fit into `limit` bytes, beside the batches that are served."""

@@ -294,8 +294,10 @@ class LaneLoader:
             order = self._following or self.loader.order.of_pass(self._pass_index)
             self._identity.begin(order.drawn)
             self.loader.announcement.say(self.loader.setup, self.loader.order, serving)
-            if self._pipeline is not None and self._pipeline.cache is not None:
-                self._pipeline.cache.refresh()  # other peers may have written since the last pass
+            if self._pipeline is not None:
+                self._pipeline.prepare(serving, self.loader.buffer_batches)
+                if self._pipeline.cache is not None:
+                    self._pipeline.cache.refresh()  # other peers may have written meanwhile
             self._order, self._following, self._running = order, None, serving
             self._ended = False
             crew.begin(of, order, self._step)

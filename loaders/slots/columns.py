@@ -60,12 +60,6 @@ class Objects:
 
     lend = write
 
-    def takes_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> bool:
-        return False
-
-    def write_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> None:
-        raise NotImplementedError
-
     def at(self, slot: int) -> object:
         return self._held[slot]
 

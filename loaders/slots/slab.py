@@ -130,9 +130,11 @@ class Slab:
         that was possible: they must be as large as the template is."""
         if structure_of(nest) != self._structure or self._already_decoded:
             return False
-        both = [*zip(self.columns, columns, strict=True)]
-        if not all(column.takes_rows(slots, rows) for column, rows in both):
-            return False
+        both: list[tuple[Arrays, torch.Tensor | list[Any]]] = []
+        for column, rows in zip(self.columns, columns, strict=True):
+            if not isinstance(column, Arrays) or not column.takes_rows(slots, rows):
+                return False
+            both.append((column, rows))
         for slot in slots:
             self._forget_odd(slot)
         for column, rows in both:

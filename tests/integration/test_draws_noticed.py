@@ -51,6 +51,17 @@ def test_a_rare_sample_that_draws_is_refused_when_it_would_be_served_again(
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_the_first_sample_of_all_is_watched_too(reader: str) -> None:
+    """It is read before the others, to see how large a slot must be."""
+    order = [RARE, *range(RARE)]
+    with (
+        ReuseLoader(Rare("torch"), 4, 2, sampler=order, **READERS[reader]) as loader,
+        pytest.raises(FrozenDraw, match=f"reading sample {RARE} of Rare"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_cache_would_serve_it_again_too_and_skipping_is_no_way_round(reader: str) -> None:
     options: dict[str, Any] = {"cache": "ram", "cache_bytes": 10**6, "on_error": "skip"}
     with (
