@@ -77,6 +77,12 @@ class PassEnded(LoaderError):
     """
 
 
+OTHER_ITERATOR = (
+    "this pass has ended because the loader began another one or was closed: use one iterator at a"
+    " time"
+)
+
+
 class SharingError(LoaderError):
     """A view of a shared stream was asked for what it cannot give.
 

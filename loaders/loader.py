@@ -49,6 +49,7 @@ from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
+from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
@@ -140,7 +141,8 @@ class ReuseLoader:
         self.last_batch: BatchInfo | None = None
         self._feed = feed_to(device)
         self._pipeline = ProcessPipeline()
-        self.run: PassRun | None = None
+        self._torch = TorchBatches()
+        self.run: PassRun | TorchPass | None = None
         self._stats = LoaderStats()
 
     @classmethod
@@ -254,6 +256,7 @@ class ReuseLoader:
         self._leave()
         self._count_extra(self._pipeline.stop())
         self._pipeline.close()
+        self._torch.close()
         self.order.close()
 
     def __enter__(self) -> "ReuseLoader":
@@ -264,7 +267,7 @@ class ReuseLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the arguments and the position, but no threads and no memory."""
-        copied = ("_data", "_pipeline", "position", "precedence")
+        copied = ("_data", "_pipeline", "_torch", "position", "precedence")
         copies = {name: copy.copy(self.__dict__[name]) for name in copied}
         return self.__dict__ | copies | {"run": None}
 
@@ -327,7 +330,7 @@ class ReuseLoader:
             for taken in run:
                 self._stats, self.last_batch = taken.stats, taken.info
                 self.position.served += 1
-                if self._tuner and (choice := self._tuner.feed(taken.measured)):
+                if self._tuner and taken.measured and (choice := self._tuner.feed(taken.measured)):
                     log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
                 if taken.last:
                     self._end(run)
@@ -346,19 +349,26 @@ class ReuseLoader:
         self._data.reads.check(self.position.serving)
         return True
 
-    def _begin(self, batches: int | None) -> PassRun:
+    def _begin(self, batches: int | None) -> PassRun | TorchPass:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
         pass_index, first = at.pass_index, at.served
         self.announcement.say(self.setup, self.order, serving)
-        pipeline = self.pipeline_of_this_process()
-        buffer_batches = pipeline.prepare(serving, self.buffer_batches)
+        by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
+        pipeline = None if by_torch else self.pipeline_of_this_process()
+        buffer_batches = self.buffer_batches
+        if pipeline is not None:
+            buffer_batches = pipeline.prepare(serving, self.buffer_batches)
         plan = self._data.plan(pass_index, serving, buffer_batches)
         order, in_vain = self._pipeline.followed(pass_index, plan.capacity, serving.reuse)
         self._count_extra(in_vain)
         order = order or self.order.of_pass(pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - first))
         planned = self.order.planned(plan, order, first, batches or serving.pass_limit)
+        if pipeline is None:
+            self._pipeline.close()
+            return TorchPass(self._torch, self.setup, planned, self._stats, self._feed)
+        self._torch.close()
         order, jobs = planned.order, planned.jobs
         # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
         # outside it.
@@ -367,16 +377,16 @@ class ReuseLoader:
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
-    def _look_ahead(self, run: PassRun) -> None:
+    def _look_ahead(self, run: PassRun | TorchPass) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
         serving = self.position.running
-        free = self._pipeline.following is None and run.pool.all_taken and run.whole
+        free = self._pipeline.following is None and run.leaves_room
         known = self.order.foreseen and self.batch_size == serving.batch_size
         if free and known and self.setup.opened.decoded is None:
             self._pipeline.follow(self.order.of_pass(self.position.pass_index + 1), serving.reuse)
 
-    def _end(self, run: PassRun) -> None:
-        run.pool.finish()
+    def _end(self, run: PassRun | TorchPass) -> None:
+        run.finish()
         self._count_extra(run.extra_decodes())
         self.run = None
         self.position.end()

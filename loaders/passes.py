@@ -34,7 +34,8 @@ class TakenBatch:
     info: BatchInfo
     stats: LoaderStats
     """The loader's counters, this batch included."""
-    measured: BatchMeasurement
+    measured: BatchMeasurement | None
+    """What a choice of the reuse goes by. None: there is none to be made."""
     last: bool
     """Whether it is the last batch of the pass."""
 
@@ -99,27 +100,17 @@ class PassRun:
         self._decode_counters = (pool.decode_seconds, pool.decoded)
 
     def __iter__(self) -> Iterator[TakenBatch]:
-        if self._feed is None:
-            while self._index < self._ending.batches:
-                yield self._hand(self._take())
-            return
-        under_way: TakenBatch | None = None
-        while self._index < self._ending.batches or under_way is not None:
-            following = self._take() if self._index < self._ending.batches else None
-            if under_way is not None:
-                arrived = self._feed.receive(under_way.batch)
-                yield self._hand(replace(under_way, batch=arrived))
-            under_way = following
+        for taken in sent_ahead(self._taken(), self._feed):
+            self._decoded_when_handed = taken.stats.decoded
+            yield taken
 
-    def _hand(self, taken: TakenBatch) -> TakenBatch:
-        self._decoded_when_handed = taken.stats.decoded
-        return taken
+    def _taken(self) -> Iterator[TakenBatch]:
+        while self._index < self._ending.batches:
+            yield self._take()
 
     def _take(self) -> TakenBatch:
         if self._pipeline.pid != os.getpid():
-            raise PassEnded(
-                "this pass was begun in another process: call iter() again in this process"
-            )
+            raise begun_elsewhere()
         pool, stats, asked = self.pool, self._stats, time.perf_counter()
         stalled = pool.stall_seconds
         gathered = pool.take()
@@ -161,9 +152,14 @@ class PassRun:
         return TakenBatch(batch, info, self._stats, measured, last)
 
     @property
-    def whole(self) -> bool:
-        """Whether the pass is served to its end, and not cut off by a limit."""
-        return self._ending.batches == len(self._plan)
+    def leaves_room(self) -> bool:
+        """Whether all samples are taken of a pass that is served to its end, so that the next one
+        may be begun."""
+        return self.pool.all_taken and self._ending.batches == len(self._plan)
+
+    def finish(self) -> None:
+        """The last batch was taken."""
+        self.pool.finish()
 
     def extra_decodes(self) -> int:
         """The decodes of this pass beyond its first serves, without those that an earlier call
@@ -177,3 +173,22 @@ class PassRun:
         )
         self._extra_counted += extra
         return extra
+
+
+def sent_ahead(taken: Iterator[TakenBatch], feed: DeviceFeed | None) -> Iterator[TakenBatch]:
+    """The batches that were taken. With a feed, each is handed out when the next one is on its way
+    to the device."""
+    if feed is None:
+        yield from taken
+        return
+    under_way: TakenBatch | None = None
+    for following in taken:
+        if under_way is not None:
+            yield replace(under_way, batch=feed.receive(under_way.batch))
+        under_way = following
+    if under_way is not None:
+        yield replace(under_way, batch=feed.receive(under_way.batch))
+
+
+def begun_elsewhere() -> PassEnded:
+    return PassEnded("this pass was begun in another process: call iter() again in this process")

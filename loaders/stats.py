@@ -69,6 +69,22 @@ class LoaderStats(Mapping[str, Any]):
         """The counters of a saved state."""
         return cls(**{**saved, "serves": tuple(saved["serves"])})
 
+    def read_once(self, samples: int, seconds: float, waited: float, begins: bool) -> "LoaderStats":
+        """These counters with a batch of samples that a DataLoader read in `seconds`. `begins`: it
+        is the first one of a pass."""
+        first, *others = self.serves or (0,)
+        return replace(
+            self,
+            decoded=self.decoded + samples,
+            served=self.served + samples,
+            decode_seconds=self.decode_seconds + seconds,
+            stall_seconds=self.stall_seconds + waited,
+            serves=(first + samples, *others),
+            mean_age=0.0,
+            pass_ages=0,
+            pass_serves=samples if begins else self.pass_serves + samples,
+        )
+
     def aged(self, ages: int, serves: int, begins: bool) -> "LoaderStats":
         """These counters with a batch of `serves` samples whose ages sum up to `ages`. `begins`:
         it is the first one of a pass."""

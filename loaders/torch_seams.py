@@ -3,6 +3,8 @@
 plain_results      as `__torch_function__` of a subclass: what is made of its tensors is a plain
                    tensor. Written in Python, the same would be called around every op.
 version_of         how often a tensor was written to in place
+deaths_seen_late   a dead worker of a DataLoader is noticed by who waits for its batch
+end_workers        of a DataLoader that nobody will ask for another batch
 tell_worker_info   what torch.utils.data.get_worker_info() says in this process
 
 Where one is gone, importing this file raises an ImportError that names it.
@@ -11,11 +13,14 @@ Where one is gone, importing this file raises an ImportError that names it.
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 try:
+    from torch.utils.data._utils import signal_handling as _signals
     from torch.utils.data._utils import worker as _worker
 
     plain_results = torch._C._disabled_torch_function_impl
+    _forget_workers = _signals._remove_worker_pids  # pyright: ignore[reportPrivateImportUsage]
     _info, _kind = _worker._worker_info, _worker.WorkerInfo  # None in this process; it is there
 except (AttributeError, ImportError) as error:
     raise ImportError(
@@ -32,3 +37,18 @@ def tell_worker_info(number: int, workers: int, seed: int, dataset: Any) -> None
     """Let this process be worker `number` of `workers`, as code that was written for a DataLoader's
     workers asks for it."""
     _worker._worker_info = _kind(id=number, num_workers=workers, seed=seed, dataset=dataset)
+
+
+def deaths_seen_late(batches: Any) -> Any:
+    """Where a worker dies, torch raises an error in the main thread wherever that happens to be.
+    Let it be raised only where the next one of `batches` is waited for."""
+    if getattr(batches, "_worker_pids_set", False):
+        _forget_workers(id(batches))
+        batches._worker_pids_set = False
+    return batches
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End the worker processes of a DataLoader now, and not when its last batches are collected."""
+    if (end := getattr(loader._iterator, "_shutdown_workers", None)) is not None:
+        end()

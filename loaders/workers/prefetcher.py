@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.errors import PassEnded
+from loaders.errors import OTHER_ITERATOR, PassEnded
 from loaders.order.serve import EMPTY, Serve
 from loaders.workers.decode_work import DecodeWork, WorkProgress
 from loaders.workers.precedence import Attendance, Precedence, everyone
@@ -152,10 +152,7 @@ class Prefetcher:
         while True:
             with self._lock:
                 if self._stopping:
-                    raise PassEnded(
-                        "this pass has ended because the loader began another one or was closed:"
-                        " use one iterator at a time"
-                    )
+                    raise PassEnded(OTHER_ITERATOR)
                 if self._batches and self._batches[0].made:
                     return self._hand_out()
                 job = self._job_of_the_consumer()

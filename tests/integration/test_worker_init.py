@@ -52,7 +52,7 @@ def test_its_error_is_raised_as_it_is() -> None:
     loader = ReuseLoader(data.Pictures(8), 4, worker_init_fn=data.fail_to_begin, **how)
     with loader, pytest.raises(RuntimeError, match="no licence for worker 0") as error:
         next(iter(loader))
-    assert "while worker_init_fn was called with 0" in error.value.__notes__
+    assert "while worker_init_fn was called with 0" in str(error.value)
 
 
 def test_it_is_taken_over_from_a_dataloader_with_its_processes() -> None:

@@ -1,0 +1,330 @@
+"""A pass in which every sample is served once and as it is read: torch's DataLoader makes it.
+
+ids of the next batches --> a DataLoader's workers, or the loop itself: [i], collate --> batches
+
+Nothing is served twice, so no slots are needed, and samples go the way that a DataLoader's go: the
+same processes, worker info, collate function and errors. The order and a resume in the middle of a
+pass are ours. So is what a worker process draws: it is a function of (seed, pass, sample).
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+
+from loaders.adopting.thread_safety import why_not_sendable
+from loaders.batches import Collate
+from loaders.device import DeviceFeed
+from loaders.errors import OTHER_ITERATOR, PassEnded, SourceError, WorkerDied
+from loaders.order.serve import Serve
+from loaders.passes import PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
+from loaders.pipeline import PipelineSetup
+from loaders.pixels.augmentation import draw_keys
+from loaders.sources.randomness import SeededGenerators, generators_of
+from loaders.stats import BatchInfo, LoaderStats
+from loaders.streams.streamed_samples import StreamedSamples
+from loaders.torch_seams import deaths_seen_late, end_workers, tell_worker_info
+from loaders.workers.processes import default_start_method
+from loaders.workers.reader import READING
+
+log = logging.getLogger(__name__)
+
+OF_WORKERS = np.full(1, READING << 1)
+"""The seeds of workers are drawn as if this were the number of the serve."""
+
+TOGETHER = 64
+"""The ids of so many batches are computed at once."""
+
+
+def is_made_by_torch(setup: PipelineSetup, reuse: int) -> bool:
+    """Whether all that a pass needs is what a DataLoader does. (Data sets that threads may read,
+    or that lie in memory, are served quicker by our own.)"""
+    opened, decoding, workers, batches = (
+        setup.opened, setup.decoding, setup.workers, setup.batches,
+    )  # fmt: skip
+    redone = opened.split is not None and opened.split.augment is not None
+    return (
+        reuse == 1
+        and not (redone or batches.augment is not None or decoding.once is not None)
+        and setup.cache is None
+        and decoding.on_error == "raise"
+        and decoding.backend == "native"
+        and opened.decoded is None
+        and not isinstance(opened.dataset, StreamedSamples)
+        and workers.timeout is None
+        and (workers.kind == "process" or workers.count == 0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AskedBatch:
+    """The samples of one batch, as a worker is asked for them."""
+
+    pass_index: int
+    ids: NDArray[np.int64]
+    serves: NDArray[np.int64]
+    """What their random numbers are drawn for, beside the pass and the id."""
+
+
+class TorchReads:
+    """What a DataLoader takes for its data set. An item is a whole batch, collated."""
+
+    def __init__(self, setup: PipelineSetup) -> None:
+        self._dataset = setup.opened.dataset
+        self._collate: Collate = setup.batches.collate or default_collate
+        self._seed = setup.seed
+        self._init = setup.workers.init
+        self._generators: SeededGenerators | None = None
+        self._state: list[tuple[str, bytes]] | None = None
+        """The state of the generators after the last batch. None: some sample drew, so that each is
+        read with generators that its key seeds."""
+
+    def begin_worker(self, number: int) -> None:
+        """Be a DataLoader's worker: what asks torch is told of the user's data set."""
+        info = get_worker_info()
+        assert info is not None, "torch calls it in a worker"
+        tell_worker_info(number, info.num_workers, info.seed, self._dataset)
+        if self._init is not None:
+            try:
+                self._init(number)
+            except Exception as error:
+                error.add_note(f"while worker_init_fn was called with {number}")
+                raise
+        self._generators = SeededGenerators(generators_of((self._dataset, self._collate)))
+        self._state = self._generators.digests()
+
+    def __getitems__(self, asked: AskedBatch) -> tuple[Any, float]:
+        """The batch, and the seconds that it took."""
+        begun = time.perf_counter()
+        batch = self._batch(asked)
+        return batch, time.perf_counter() - begun
+
+    def _batch(self, asked: AskedBatch) -> Any:
+        ids, generators = asked.ids.tolist(), self._generators
+        if generators is None:  # the loop itself reads: it draws as it does with a DataLoader
+            return self._collate(self._read(ids))
+        if self._state is not None:
+            batch = self._collate(self._read(ids))
+            before, self._state = self._state, generators.digests()
+            if self._state == before:
+                return batch
+            self._state = None
+        keys = draw_keys(self._seed, asked.pass_index, asked.ids, asked.serves).tolist()
+        samples: list[Any] = []
+        for sample_id, key in zip(ids, keys, strict=True):
+            generators.seed(key)
+            samples.append(self._one(sample_id))
+        generators.seed(keys[0])
+        return self._collate(samples)
+
+    def _read(self, ids: list[int]) -> Any:
+        many = getattr(self._dataset, "__getitems__", None)
+        return [self._one(sample_id) for sample_id in ids] if many is None else many(ids)
+
+    def _one(self, sample_id: int) -> Any:
+        try:
+            return self._dataset[sample_id]
+        except Exception as error:
+            error.add_note(f"while reading sample {sample_id}")
+            raise
+
+
+class TorchBatches:
+    """The DataLoader of one loader. Its workers stay from pass to pass."""
+
+    def __init__(self) -> None:
+        self._loader: DataLoader[Any] | None = None
+        self._pid = 0
+        self._asked: Iterator[AskedBatch] = iter(())
+
+    def __iter__(self) -> Iterator[AskedBatch]:
+        """What the DataLoader takes for its batch sampler."""
+        return self._asked
+
+    def begin(
+        self, setup: PipelineSetup, seed: int, asked: Iterator[AskedBatch]
+    ) -> Iterator[tuple[Any, float]]:
+        """The batches of a pass. `seed` is that of the workers that start with it."""
+        self._asked = asked
+        if self._loader is None or self._pid != os.getpid():
+            if self._loader is not None:
+                OF_THE_PARENT.append(self._loader)
+            self._loader, self._pid = self._made(setup), os.getpid()
+        assert self._loader.generator is not None
+        self._loader.generator.manual_seed(seed)
+        return deaths_seen_late(iter(self._loader))
+
+    def _made(self, setup: PipelineSetup) -> DataLoader[Any]:
+        reads, workers = TorchReads(setup), setup.workers
+        if workers.count and (workers.start_method or default_start_method()) != "fork":
+            _check_sendable(setup)
+        return DataLoader(
+            reads,  # pyright: ignore[reportArgumentType]
+            batch_sampler=self,  # pyright: ignore[reportArgumentType]
+            num_workers=workers.count,
+            collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]
+            pin_memory=setup.batches.pin_memory and torch.cuda.is_available(),
+            worker_init_fn=reads.begin_worker,
+            multiprocessing_context=workers.start_method if workers.count else None,
+            generator=torch.Generator(),
+            persistent_workers=workers.count > 0,
+        )
+
+    def makes(self, asked: Iterator[AskedBatch]) -> bool:
+        """Whether these are the batches that it makes now."""
+        return self._asked is asked
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pid == os.getpid():
+            if self._loader is not None:
+                end_workers(self._loader)
+            self._loader = None
+        self._asked = iter(())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process makes a DataLoader of its own."""
+        return TorchBatches().__dict__
+
+
+OF_THE_PARENT: list[DataLoader[Any]] = []
+"""DataLoaders that a forked process has inherited. Were they collected, they would tell their
+workers to end, which are the parent's."""
+
+
+def _as_it_is(made: tuple[Any, float]) -> tuple[Any, float]:
+    return made
+
+
+class TorchPass:
+    """The batches of a planned pass, one after the other. To a loader it is what a `PassRun` is."""
+
+    leaves_room = False
+    """The next pass is never begun while this one runs."""
+
+    def __init__(
+        self,
+        batches: TorchBatches,
+        setup: PipelineSetup,
+        planned: PlannedPass,
+        stats: LoaderStats,
+        feed: DeviceFeed | None,
+    ) -> None:
+        self._pid = os.getpid()
+        self._batches = batches
+        self._setup = setup
+        self._order = planned.order
+        self._ending = planned.ending
+        self._stats = stats
+        self._feed = feed
+        self._index = planned.first
+        self._under_way: deque[tuple[Serve, AskedBatch]] = deque()
+        self._a_worker_died = False
+        self._begin(_asked(planned, self._under_way))
+
+    def __iter__(self) -> Iterator[TakenBatch]:
+        return sent_ahead(self._taken(), self._feed)
+
+    def _begin(self, asked: Iterator[AskedBatch]) -> None:
+        key = draw_keys(self._setup.seed, self._order.pass_index, np.zeros(1, np.int64), OF_WORKERS)
+        self._asked = asked
+        self._made = self._batches.begin(self._setup, int(key[0] >> np.uint64(1)), asked)
+
+    def _taken(self) -> Iterator[TakenBatch]:
+        while self._index < self._ending.batches:
+            yield self._take()
+
+    def _take(self) -> TakenBatch:
+        if self._pid != os.getpid():
+            raise begun_elsewhere()
+        if not self._batches.makes(self._asked):
+            raise PassEnded(OTHER_ITERATOR)
+        begun, order = time.perf_counter(), self._order
+        batch, seconds = self._next()
+        serve, asked = self._under_way.popleft()
+        draws = order.draws(serve.positions, serve.serves)
+        info = BatchInfo(
+            order.pass_index, self._index, serve.positions, asked.ids, serve.serves, draws
+        )
+        if self._feed is not None:
+            batch = self._feed.send(batch, lambda there: there)
+        waited, begins = time.perf_counter() - begun, self._index == 0
+        self._stats = self._stats.read_once(len(asked.ids), seconds, waited, begins)
+        self._index += 1
+        last = self._index == self._ending.batches
+        return TakenBatch(batch, info, self._stats, None, last)
+
+    def _next(self) -> tuple[Any, float]:
+        try:
+            return next(self._made)
+        except BaseException as error:
+            self._batches.close()
+            if not _is_death(error):
+                raise
+            if self._a_worker_died:
+                raise WorkerDied(
+                    f"{error}. One of this pass had died before: memory may have run out, or"
+                    f" reading {type(self._setup.opened.dataset).__name__} ends its process"
+                ) from error
+            self._a_worker_died = True
+            log.warning("%s: others read again what it had not delivered", error)
+        self._begin(chain([asked for _, asked in self._under_way], self._asked))
+        return self._next()
+
+    def finish(self) -> None:
+        """The last batch was taken."""
+        self._made = iter(())
+
+    def extra_decodes(self) -> int:
+        """The samples that were asked for and never served, without those that an earlier call
+        returned."""
+        extra = sum(len(asked.ids) for _, asked in self._under_way)
+        self._under_way.clear()
+        return extra
+
+
+def _asked(
+    planned: PlannedPass, under_way: deque[tuple[Serve, AskedBatch]]
+) -> Iterator[AskedBatch]:
+    """The batches of a pass as workers are asked for them. `under_way` notes them."""
+    order = planned.order
+    while serves := [serve for _, serve in islice(planned.serves, TOGETHER)]:
+        positions = np.concatenate([serve.positions for serve in serves])
+        ids = order.ids(positions)
+        drawn_for = order.draws(positions, np.full_like(positions, READING))
+        end = 0
+        for serve in serves:
+            begin, end = end, end + len(serve.positions)
+            asked = AskedBatch(order.pass_index, ids[begin:end], drawn_for[begin:end])
+            under_way.append((serve, asked))
+            yield asked
+
+
+def _check_sendable(setup: PipelineSetup) -> None:
+    sent = {
+        "dataset": setup.opened.dataset,
+        "collate": setup.batches.collate,
+        "worker_init_fn": setup.workers.init,
+    }
+    for name, value in sent.items():
+        if why := why_not_sendable(value):
+            raise SourceError(
+                f"{name}={value!r} cannot be sent to a process of its own: {why}; define it in a"
+                ' module that can be imported, or give start_method="fork"'
+            )
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether a DataLoader says that one of its workers ended by itself. (What its data set raised
+    is a text of torch's that begins otherwise.)"""
+    broken = isinstance(error, EOFError | ConnectionError) and "Caught" not in str(error)
+    return broken or str(error).startswith("DataLoader worker (pid")
