@@ -7,7 +7,7 @@ Method: a data set that has a length and makes tiny samples, so that nothing but
 time or memory. Every row is a process of its own: it makes a loader, takes the first batch, and
 reports the seconds, and how much its peak memory grew beyond that of a loader over nine batches.
 Then a second loader loads a state from the middle of the pass and takes a batch. Rank 500 of 1,000
-is simulated with `rank=` and `world_size=`. Opening a folder of `--files` empty files is measured
+is simulated with `rank=`. Opening a folder of `--files` empty files is measured
 beside torchvision's `ImageFolder`, in CPU seconds and interleaved, after one round of each: the
 walk of both is linear in the files.
 """
@@ -54,9 +54,7 @@ def one_row(samples: int, ranks: int, reuse: int) -> dict[str, Any]:
     from loaders import ReuseLoader
 
     def made() -> ReuseLoader:
-        return ReuseLoader(
-            Tiny(samples), BATCH, reuse, workers=1, rank=ranks // 2, world_size=ranks
-        )
+        return ReuseLoader(Tiny(samples), BATCH, reuse, workers=1, rank=(ranks // 2, ranks))
 
     next(iter(ReuseLoader(Tiny(BATCH * 9), BATCH, reuse, workers=1)))  # imports, first threads
     found: dict[str, Any] = {"samples": samples, "ranks": ranks, "reuse": reuse}

@@ -4,7 +4,7 @@ Folders in the order in which a sample flows: `adopting` (what a user already ha
 `backends` (which samples, read by whom), `streams` (samples that come one by one), `order` (who is
 served when; pure), `workers` (threads and processes that read), `identity` (what a data set is made
 of), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and augmentation). Files
-beside them put these together: `loader` (`ReuseLoader`), `arguments`, `options` and `adopted` (what
+beside them put these together: `loader` (`ReuseLoader`), `options`, `arguments` and `adopted` (what
 it may be asked for, or a DataLoader says), `opened_dataset` (what is read, or lies in memory
 already), `read_check` (what is refused), `joint_parts` (what goes with the picture), `serve_views`
 and `user_views` (what a serve shows of a sample), `rank_order`, `stream_order`, `pass_position`,

@@ -6,11 +6,12 @@ workers   as many as it has; none, and code of a user's own: the loop's own thre
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaders.adopting.adoption import from_dataloader
+from loaders.options import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +51,8 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
     seed_from = "" if "seed" in changes else seed_from
     listed = not isinstance(dataloader.dataset, IterableDataset)
     batches = len(dataloader) if listed else None
-    return AdoptedArguments({**given, **changes}, seed_from, adopted.notes, batches)
+    method = cast(Any, adopted.start_method)
+    workers = Workers(adopted.workers, "auto", method, adopted.timeout, adopted.worker_init_fn)
+    workers = workers.changed_by(changes.get("workers", Workers()))
+    arguments = {**given, **changes, "workers": workers}
+    return AdoptedArguments(arguments, seed_from, adopted.notes, batches)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ Collate = Callable[[list[Any]], Batch]
 Augment = Augmentation | Transform
 Augments = Augment | Sequence[Augment]
 """What makes the only view of a serve, or a list with what makes each of several."""
-AugmentOn = Literal["cpu", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +71,15 @@ class BatchMaker:
         collate: Collate | None,
         keys: Callable[[BatchInfo], NDArray[np.uint64]],
         blocks: Blocks,
-        augment_on: AugmentOn = "cpu",
-        views: int = 1,
+        on_device: bool = False,
         parts_of: PartsOf = _no_parts,
         crew: ChangeCrew | None = None,
     ) -> None:
         """`keys(info)` gives the key of each sample of a batch, from which its random numbers are
-        drawn. `parts_of` says what goes with the picture of samples like one; an augmentation that
-        moves them must be ours. With a `crew`, a user's own code runs in its processes."""
-        augments = each_view(augment, views)
+        drawn. `on_device`: whether the training device augments. `parts_of` says what goes with the
+        picture of samples like one; an augmentation that moves them must be ours. With a `crew`, a
+        user's own code runs in its processes."""
+        augments = each_view(augment)
         whole = any(isinstance(each, WholeSample) for each in augments)
         if augments and slab.picture is None and not whole:
             raise LoaderError(
@@ -89,12 +88,12 @@ class BatchMaker:
             )
         batched = [takes_draws(each) for each in augments]
         parts = parts_of(slab.nest.template)
-        if augment_on == "device":
+        if on_device:
             _check_on_device(augment, collate, all(batched), parts)
-        several = views > 1 or isinstance(augment, list | tuple)
+        several = isinstance(augment, list | tuple)
         single = collate is not None or slab.batches_by_kind or not all(batched)
         self._on_device = self._slot_views = self._user_views = None
-        if augments and augment_on == "device":
+        if augments and on_device:
             self._on_device = DeviceViews(cast(Sequence[Augmentation], augments), several)
         elif augments and (not single or all(map(is_ours, augments))):
             ours = cast(Sequence[Augmentation], augments)
@@ -198,11 +197,11 @@ class BatchMaker:
         return self._slab.with_picture(batch, lambda images: views(images, keys), nest.batch)
 
 
-def each_view(augment: Augments | None, views: int) -> Sequence[Augment]:
+def each_view(augment: Augments | None) -> Sequence[Augment]:
     """What makes each view of a serve. Empty: nothing is done at a serve."""
     if isinstance(augment, list | tuple):
         return augment
-    return [] if augment is None else [cast(Augment, augment)] * views
+    return [] if augment is None else [cast(Augment, augment)]
 
 
 def _check_on_device(
@@ -210,13 +209,13 @@ def _check_on_device(
 ) -> None:
     if augment is not None and not (batched and collate is None):
         raise ValueError(
-            f'augment_on="device" needs an augment(images, draws) on batches, and no collate'
+            f"Device(augments=True) needs an augment(images, draws) on batches, and no collate"
             f" function; augment is {augment!r}, collate is {collate!r}"
         )
     if parts:
         raise ValueError(
-            f'augment_on="device" would move the pictures alone, and part {parts[0].place} goes'
-            " with them: leave augment_on out"
+            f"Device(augments=True) would move the pictures alone, and part {parts[0].place} goes"
+            " with them: leave augments out"
         )
 
 

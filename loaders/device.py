@@ -4,7 +4,7 @@
     copies            | k+1 -> device |            | k+2 -> device |      a stream of its own
     compute  |------- step k -------|------- step k+1 -------|            waits for its copy alone
 
-With `augment_on="device"` the batch is copied as bytes and augmented on the device, on the stream
+With `Device(augments=True)` the batch is copied as bytes and augmented on the device, on the stream
 of the copy. For a CPU as the device, the same code passes batches on without a stream.
 """
 
@@ -56,11 +56,6 @@ class DeviceFeed:
                 # the current stream has passed this point.
                 tensor.record_stream(current)
         return sent.batch
-
-
-def feed_to(device: torch.device | str | None) -> DeviceFeed | None:
-    """A feed to `device`. None: batches stay on the host."""
-    return None if device is None else DeviceFeed(torch.device(device))
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:

@@ -59,7 +59,7 @@ class BufferTooSmall(LoaderError):
 class CacheError(LoaderError):
     """A decoded cache that cannot be kept or read, or a data set that cannot be cached.
 
-    Give another `cache_dir`, or `cache_key=` where the message asks for it.
+    Give `Cache` another `folder`, or a `key` where the message asks for it.
     """
 
 

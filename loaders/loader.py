@@ -6,9 +6,8 @@ ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms 
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,27 +16,17 @@ from torch.utils.data import DataLoader
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
-    check_options,
     check_state,
     first_serving,
     tuner_for,
-    worker_count,
 )
 from loaders.backends import Backend
-from loaders.batches import AugmentOn, Augments, Batch, Collate
-from loaders.cache.cache import CacheKind
-from loaders.device import feed_to
+from loaders.batches import Augments, Batch, Collate
+from loaders.cache.cache_setup import Cache
+from loaders.device import DeviceFeed
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.joint_parts import PartKinds
-from loaders.options import (
-    BatchOptions,
-    CacheOptions,
-    DecodingOptions,
-    LoaderOptions,
-    OrderOptions,
-    WorkerKind,
-    WorkerOptions,
-)
+from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode
 from loaders.pass_position import PassPosition
 from loaders.passes import PassRun
@@ -51,7 +40,6 @@ from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
 from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
-from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
 
 log = logging.getLogger(__name__)
@@ -84,49 +72,31 @@ class ReuseLoader:
         reaugment: bool = True,
         augment: Augments | None = None,
         mode: Mode = "rolling",
-        workers: int | Literal["auto"] = "auto",
+        workers: int | Literal["auto"] | Workers = "auto",
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int | torch.Generator | None = None,
         pin_memory: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
         *,
-        most_reuse: int | None = None,
+        rank: tuple[int, int] | None = None,
         once: Augmentation | None = None,
         buffer_bytes: int | None = None,
-        worker_kind: WorkerKind = "auto",
-        start_method: StartMethod | None = None,
         backend: Backend = "native",
-        cache: CacheKind | None = None,
-        cache_bytes: int | None = None,
-        cache_dir: str | Path | None = None,
+        cache: Cache | None = None,
         sampler: Any = None,
         collate: Collate | None = None,
         on_error: OnError = "raise",
-        device: torch.device | str | None = None,
-        augment_on: AugmentOn = "cpu",
-        cache_key: str | None = None,
-        views: int = 1,
+        device: torch.device | str | Device | None = None,
         parts: PartKinds | None = None,
-        timeout: float | None = None,
-        worker_init_fn: Callable[[int], object] | None = None,
-        samples_per_pass: int | None = None,
     ) -> None:
+        to_device = device if device is None or isinstance(device, Device) else Device(device)
         options = LoaderOptions(
-            OrderOptions(
-                mode, shuffle, drop_last, sampler, buffer_batches, buffer_bytes, samples_per_pass
-            ),
-            DecodingOptions(backend, once, on_error),
-            WorkerOptions(
-                worker_count(workers), worker_kind, start_method, timeout, worker_init_fn
-            ),
-            CacheOptions(cache, cache_bytes, cache_dir, cache_key),
-            BatchOptions(augment, collate, device, augment_on, pin_memory, views, parts),
+            mode, shuffle, drop_last, sampler, buffer_batches, buffer_bytes, backend, once,
+            on_error, workers if isinstance(workers, Workers) else Workers(workers), cache, augment,
+            collate, to_device, pin_memory, parts,
         )  # fmt: skip
-        check_options(options)
-        self._tuner = tuner_for(reuse, most_reuse)
-        ranks = LoaderRanks(rank, world_size)
+        self._tuner = tuner_for(reuse)
+        ranks = LoaderRanks(rank)
         self._data = ServedData(dataset, options, ranks, seed, self._tuner is not None)
         serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
         self.position = PassPosition(running=serving, next=serving)
@@ -135,11 +105,11 @@ class ReuseLoader:
         self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
         self.mode: Mode = mode
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.on_error, self.batch_options = on_error, options.batches
+        self.on_error = on_error
         self.made_ahead = AHEAD
         self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
-        self._feed = feed_to(device)
+        self._feed = None if to_device is None else DeviceFeed(torch.device(to_device.to))
         self._pipeline = ProcessPipeline()
         self._torch = TorchBatches()
         self.run: PassRun | TorchPass | None = None
@@ -187,6 +157,10 @@ class ReuseLoader:
     @property
     def setup(self) -> PipelineSetup:
         return self._data.setup
+
+    @property
+    def options(self) -> LoaderOptions:
+        return self._data.options
 
     @property
     def order(self) -> RankOrder | StreamOrder:

@@ -16,9 +16,9 @@ from loaders.adopting.huggingface_datasets import OfOneRow, taken_apart
 from loaders.adopting.native_folder import decoded_natively
 from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
-from loaders.arguments import check_dataset, check_stream, without_effect
+from loaders.arguments import check_dataset
 from loaders.backends import open_source
-from loaders.options import BatchOptions, DecodingOptions, LoaderOptions
+from loaders.options import LoaderOptions, check_stream
 from loaders.slots.leaves import leaves_of, picture_number
 from loaders.sources.datasets import counts_of
 from loaders.sources.randomness import seeded_randomness
@@ -63,43 +63,33 @@ class OpenedDataset:
 
 
 def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
-    order, decoding, batches = options.order, options.decoding, options.batches
     if (source := as_stream(dataset)) is not None:
-        check_stream(order, decoding, options.workers, options.cache)
-        _check_views(batches, decoding, None)
-        return OpenedDataset(StreamedSamples(source, order.samples_per_pass), None, None)
-    without_effect("samples_per_pass", order.samples_per_pass, "a stream")
-    dataset = open_source(dataset, decoding.backend)
+        check_stream(options)
+        _check_parts(options, None)
+        return OpenedDataset(StreamedSamples(source), None, None)
+    dataset = open_source(dataset, options.backend)
     check_dataset(dataset)
     split = None
-    if batches.augment is None and decoding.once is None:
+    if options.augment is None and options.once is None:
         if (apart := taken_apart(dataset)) is not None:
             dataset, split = apart[0], _redone(apart[1])
         else:
             dataset, split = split_dataset(dataset)
     dataset, said = decoded_natively(dataset)
     split = None if split is None else _for_its_pictures(split, dataset)
-    _check_views(batches, decoding, split)
-    if decoding.once is not None or options.cache.kind is not None or batches.collate is not None:
+    _check_parts(options, split)
+    if any(given is not None for given in (options.once, options.cache, options.collate)):
         return OpenedDataset(dataset, split, None, said)
     there = decoded_columns(dataset)
     columns = None if there is None else DecodedColumns(tuple(there[0]), there[1])
     return OpenedDataset(dataset, split, columns, said)
 
 
-def _check_views(
-    batches: BatchOptions, decoding: DecodingOptions, split: TransformSplit | None
-) -> None:
-    """Refuse arguments that have no effect, because nothing is redone at a serve."""
-    if batches.augment is not None or (split is not None and split.augment is not None):
-        return
-    why = f" ({split.left_whole})" if split is not None and split.left_whole else ""
-    if batches.views > 1:
-        raise ValueError(
-            f"views={batches.views} has no effect, because nothing is redone at a serve{why}, so"
-            " all views would be equal: give augment"
-        )
-    if batches.parts is not None and decoding.once is None:
+def _check_parts(options: LoaderOptions, split: TransformSplit | None) -> None:
+    """Refuse to say what goes with a picture that nothing moves."""
+    moves = (options.augment, options.once, None if split is None else split.augment)
+    if options.parts is not None and all(each is None for each in moves):
+        why = f" ({split.left_whole})" if split is not None and split.left_whole else ""
         raise ValueError(f"parts has no effect without augment{why}: leave it out")
 
 

@@ -1,25 +1,29 @@
-"""What a user asked a loader for, in groups. `loaders.arguments` checks them.
+"""What a user asks a loader for. Unknown words, wrong numbers and useless arguments are refused.
 
-OrderOptions      which samples come next, and how many wait in the buffer
-DecodingOptions   how a sample is read and decoded
-WorkerOptions     who does it: how many workers, and of which kind
-CacheOptions      whether decoded samples are kept, and where
-BatchOptions      how samples become batches
+    Workers         who reads: how many, and of which kind
+    Device          where batches go, and whether they are augmented there
+    (Cache)         whether decoded samples are kept, and where: `cache.cache_setup`
+    LoaderOptions   these, and all the others that stay the same while a loader lives
+
+An argument that would have no effect is an error that names it, because whoever gives an argument
+expects something of it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 import torch
 
-from loaders.backends import Backend
-from loaders.batches import AugmentOn, Augments, Collate
-from loaders.cache.cache import CacheKind
+from loaders.backends import BACKENDS, Backend
+from loaders.batches import Augments, Collate, each_view
+from loaders.cache.cache_setup import Cache
+from loaders.checks import at_least_one, one_of, without_effect
 from loaders.joint_parts import PartKinds
-from loaders.order.reuse import Mode
+from loaders.order.reuse import MODES, Mode
 from loaders.pixels.augmentation import Augmentation
+from loaders.pixels.moves import PART_KINDS
+from loaders.user_views import WholeSample
 from loaders.workers.processes import StartMethod
 from loaders.workers.reader import OnError
 
@@ -27,8 +31,57 @@ WorkerKind = Literal["auto", "thread", "process"]
 
 
 @dataclass(frozen=True, slots=True)
-class OrderOptions:
-    """Which samples are served in which order, from a buffer of which size."""
+class Workers:
+    """Who reads samples: `Workers(4, "process", timeout=60)`."""
+
+    count: int | Literal["auto"] = "auto"
+    """"auto": the CPUs that this rank may use. 0: the loop's own thread reads, and nothing ahead.
+    """
+    kind: WorkerKind = "auto"
+    """"auto": threads, if the data set is known to be safe in them; else processes."""
+    start_method: StartMethod | None = None
+    """How processes start. None: as those of a DataLoader."""
+    timeout: float | None = None
+    """Seconds that a sample may take. None: as long as it takes."""
+    init: Callable[[int], object] | None = None
+    """Called in each worker process with its number, before it reads."""
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, get_args(WorkerKind))
+        if self.start_method is not None:
+            one_of("start_method", self.start_method, get_args(StartMethod))
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, not {self.timeout}")
+        if self.count != "auto" and self.count < 0:
+            raise ValueError(f"workers must be at least 0, not {self.count}")
+        if self.count == 0:
+            without_effect("timeout", self.timeout, "workers")
+            if self.kind == "process":
+                raise ValueError('kind="process" has no effect with workers=0: leave it out')
+        if self.count == 0 or self.kind == "thread":
+            for name in ("start_method", "init"):
+                without_effect(name, getattr(self, name), 'workers of kind="process"')
+
+    def changed_by(self, given: "int | Literal['auto'] | Workers") -> "Workers":
+        """These, but for what `given` says: a number, or each value that is not the default."""
+        if not isinstance(given, Workers):
+            return replace(self, count=given)
+        said = {each.name: getattr(given, each.name) for each in fields(Workers)}
+        return replace(self, **{k: v for k, v in said.items() if v != getattr(Workers(), k)})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where batches go while the step before runs."""
+
+    to: torch.device | str
+    augments: bool = False
+    """Whether a batched `augment` runs there, and not in the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """What stays the same while a loader lives."""
 
     mode: Mode
     shuffle: bool
@@ -36,65 +89,62 @@ class OrderOptions:
     sampler: Any
     buffer_batches: int
     buffer_bytes: int | None
-    samples_per_pass: int | None = None
-    """Of a stream. None: a pass ends where the stream does."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingOptions:
-    """How a sample is read and decoded."""
-
     backend: Backend
     once: Augmentation | None
     on_error: OnError
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """How many workers read samples, and whether they are threads or processes."""
-
-    count: int
-    kind: WorkerKind
-    start_method: StartMethod | None
-    timeout: float | None = None
-    """Seconds that a sample may take. None: as long as it takes."""
-    init: Callable[[int], object] | None = None
-    """Called in each worker process with its number, before it reads."""
-    because: str = ""
-    """Why they are of this kind, where the loader chose it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Where decoded samples are kept. `kind` None: they are not kept."""
-
-    kind: CacheKind | None
-    limit_bytes: int | None
-    folder: Path | str | None
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """How samples become batches, and where the batches go."""
-
+    workers: Workers
+    cache: Cache | None
     augment: Augments | None
     collate: Collate | None
-    device: torch.device | str | None
-    augment_on: AugmentOn
+    device: Device | None
     pin_memory: bool
-    views: int = 1
-    """How many views of a sample each serve has, where `augment` lists none."""
-    parts: PartKinds | None = None
+    parts: PartKinds | None
     """What goes with the picture, and how."""
 
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, MODES)
+        at_least_one("buffer_batches", self.buffer_batches)
+        one_of("backend", self.backend, BACKENDS)
+        one_of("on_error", self.on_error, get_args(OnError))
+        if self.backend != "native" and self.workers.timeout is not None:
+            raise ValueError(
+                f"timeout has no effect with backend={self.backend!r}, which reads many samples at"
+                " once: leave it out"
+            )
+        if self.cache is not None and not isinstance(self.cache, Cache):
+            raise TypeError(
+                f'cache must be a Cache, such as Cache("ram", limit_bytes=2 << 30), not'
+                f" {self.cache!r}"
+            )
+        if isinstance(self.augment, list | tuple) and not self.augment:
+            raise ValueError("augment is an empty list: list an augmentation for each view")
+        whole = [isinstance(each, WholeSample) for each in each_view(self.augment)]
+        if any(whole) and not all(whole):
+            raise ValueError(
+                "augment lists a WholeSample beside others, which make views of the picture alone:"
+                " make all of them a WholeSample, or none"
+            )
+        if any(whole) and self.parts is not None:
+            raise ValueError("parts has no effect on a WholeSample, which moves all: leave it out")
+        for name, kind in (self.parts or {}).items():
+            one_of(f"parts[{name!r}]", kind, PART_KINDS)
 
-@dataclass(frozen=True, slots=True)
-class LoaderOptions:
-    """All of them."""
 
-    order: OrderOptions
-    decoding: DecodingOptions
-    workers: WorkerOptions
-    cache: CacheOptions
-    batches: BatchOptions
+def check_stream(options: LoaderOptions) -> None:
+    """Refuse what needs samples that can be asked for by their numbers."""
+    workers, no_process = options.workers, "no worker process reads it"
+    refused = {
+        "sampler": (options.sampler is not None, "a stream has an order of its own"),
+        "buffer_bytes": (options.buffer_bytes is not None, "give buffer_batches instead"),
+        "backend": (options.backend != "native", "leave it out"),
+        "on_error": (options.on_error != "raise", "let decode= or the data set pass over it"),
+        "init": (workers.init is not None, no_process),
+        "start_method": (workers.start_method is not None, no_process),
+        "timeout": (workers.timeout is not None, "TarShards(timeout=) is for servers"),
+        'kind="process"': (workers.kind == "process", "threads decode what one of them reads"),
+        "cache": (options.cache is not None, "its samples have no numbers to be found by"),
+    }
+    for name, (given, instead) in refused.items():
+        if given:
+            raise ValueError(f"{name} does not go with a stream, whose samples come one by one"
+                             f" ({instead}): leave {name} out")  # fmt: skip

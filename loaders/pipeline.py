@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from loaders.arguments import Serving
 from loaders.batches import BatchMaker, Gathered, each_view
 from loaders.blocks import Blocks
-from loaders.cache.cache_setup import CacheSetup
 from loaders.device import DeviceFeed, tensors_of
 from loaders.errors import BufferTooSmall
 from loaders.joint_parts import JointPart, check_once, joint_parts
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import BatchOptions, DecodingOptions, WorkerOptions
+from loaders.options import LoaderOptions
 from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Cropping, crops_of, draw_keys
@@ -33,7 +32,7 @@ from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
 from loaders.user_views import WholeSample
-from loaders.worker_kinds import reading_thread, worker_process
+from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
 from loaders.workers.change_crew import ChangeCrew
 from loaders.workers.decode_work import DecodeWork, PassJobs
 from loaders.workers.pass_order import PassOrder
@@ -59,26 +58,23 @@ class PipelineSetup:
     """What a pipeline is made of. It does not change while a loader lives."""
 
     opened: OpenedDataset
-    decoding: DecodingOptions
-    workers: WorkerOptions
-    batches: BatchOptions
-    cache: CacheSetup | None
+    options: LoaderOptions
+    workers: SettledWorkers
     seed: int
-    buffer_bytes: int | None
 
 
 class Pipeline:
     """Serves the passes of one loader. `close` ends it, and is safe to call again."""
 
     def __init__(self, setup: PipelineSetup, rank: int, precedence: Precedence) -> None:
-        dataset, decoding, workers = setup.opened.dataset, setup.decoding, setup.workers
+        dataset, options, workers = setup.opened.dataset, setup.options, setup.workers
         self.setup = setup
         self.pid = os.getpid()
         self._precedence = precedence
-        self._varies = setup.batches.collate is not None
+        self._varies = options.collate is not None
         """Whether samples may be nested in several ways: a collate function gets them as they
         are."""
-        self.cache = setup.cache.open(dataset, rank) if setup.cache else None
+        self.cache = options.cache.open(dataset, rank) if options.cache else None
         self._processes = self._crew = None
         if workers.kind == "process":
             # What lies decoded in memory is not read by processes.
@@ -87,33 +83,30 @@ class Pipeline:
             self._processes = WorkerPool(made, workers.count)
             self._crew = ChangeCrew(self._processes, workers.count)
         self._threads = None
-        if workers.kind == "thread" and workers.timeout is not None:
-            make = partial(reading_thread, dataset, workers.timeout)
+        if workers.kind == "thread" and workers.asked.timeout is not None:
+            make = partial(reading_thread, dataset, workers.asked.timeout)
             self._threads = WorkerPool(make, workers.count)
         readers = self._processes or self._threads
         self.reader = Reader(
             dataset,
             setup.seed,
-            decoding.once,
-            decoding.on_error,
+            options.once,
+            options.on_error,
             self.cache,
             readers.borrow if readers else None,
-            partial(
-                check_once, once=decoding.once, said=setup.batches.parts, optional=self._varies
-            ),
+            partial(check_once, once=options.once, said=options.parts, optional=self._varies),
             self._varies,
             watched=workers.count == 0,
         )
-        pinned = setup.batches.pin_memory and torch.cuda.is_available()
-        listed = len(each_view(setup.batches.augment, setup.batches.views))
-        self._views = max(listed, setup.batches.views)
+        pinned = options.pin_memory and torch.cuda.is_available()
+        self._views = max(1, len(each_view(options.augment)))
         self.blocks = Blocks((AHEAD + HELD) * self._views, pinned)
         self.slab: Slab | None = None
         self.pool: Prefetcher | None = None
         self._maker: BatchMaker | None = None
         self._sizes: tuple[int, int] | None = None
         self._largest: Sample | None = None
-        self._slab_bytes = setup.buffer_bytes
+        self._slab_bytes = options.buffer_bytes
         self._followed: tuple[PassOrder, DecodeWork] | None = None
 
     def ready_for(
@@ -226,7 +219,7 @@ class Pipeline:
         many batches of slots the buffer has: `batches`, or as many as its limit allows."""
         repeated = serving.reuse > 1 and serving.reaugment
         self.reader.frozen = self.cache is not None or repeated
-        limit = self.setup.buffer_bytes
+        limit = self.setup.options.buffer_bytes
         if limit is None or self.setup.opened.decoded is not None:
             return batches
         return min(batches, self._batches_within(limit, serving.batch_size))
@@ -290,12 +283,12 @@ class Pipeline:
         return Slab(template, slots, self._slab_bytes, varies=self._varies)
 
     def maker_of(self, slab: Slab) -> BatchMaker:
-        seed, batches, split = self.setup.seed, self.setup.batches, self.setup.opened.split
+        seed, options, split = self.setup.seed, self.setup.options, self.setup.opened.split
 
         def keys(info: BatchInfo) -> NDArray[np.uint64]:
             return draw_keys(seed, info.pass_index, info.ids, info.draws)
 
-        augment = batches.augment
+        augment = options.augment
         if split is not None and slab.picture is not None:
             split = split.seen(slab.picture.template)
             augment = split.augment
@@ -303,15 +296,15 @@ class Pipeline:
             augment = split.augment
 
         def parts_of(template: Sample) -> tuple[JointPart, ...]:
-            if split is not None and batches.parts is None:
+            if split is not None and options.parts is None:
                 return ()
-            augments = each_view(augment, batches.views)
-            return joint_parts(template, "augment", augments, batches.parts, self._varies)
+            augments = each_view(augment)
+            return joint_parts(template, "augment", augments, options.parts, self._varies)
 
+        on_device = options.device is not None and options.device.augments
         return BatchMaker(
-            slab, augment, batches.collate, keys, self.blocks, batches.augment_on, batches.views,
-            parts_of, self._crew,
-        )  # fmt: skip
+            slab, augment, options.collate, keys, self.blocks, on_device, parts_of, self._crew
+        )
 
     def _measured(self) -> tuple[int, int]:
         """The bytes of a slot, and those of a sample in a batch."""

@@ -34,29 +34,31 @@ from loaders.workers.pass_order import PassOrder
 class LoaderRanks:
     """Which of how many processes this one is. What is None is asked of torch.distributed."""
 
-    given_rank: int | None
-    given_world_size: int | None
+    given: tuple[int, int] | None
+
+    def __post_init__(self) -> None:
+        given = self.given
+        if given is not None and not (isinstance(given, tuple) and 0 <= given[0] < given[1]):
+            raise ValueError(
+                f"rank must be a rank and the number of ranks, such as (0, 2), not {given!r}"
+            )
 
     @property
     def rank(self) -> int:
-        if self.given_rank is not None:
-            return self.given_rank
+        if self.given is not None:
+            return self.given[0]
         return torch.distributed.get_rank() if _distributed() else 0
 
     @property
     def world_size(self) -> int:
-        if self.given_world_size is not None:
-            return self.given_world_size
+        if self.given is not None:
+            return self.given[1]
         return torch.distributed.get_world_size() if _distributed() else 1
-
-    @property
-    def are_given(self) -> bool:
-        return self.given_world_size is not None or self.given_rank is not None
 
     @property
     def known(self) -> bool:
         """Whether somebody says which of how many processes this one is."""
-        return self.are_given or _distributed()
+        return self.given is not None or _distributed()
 
     @property
     def all_together(self) -> bool:
@@ -66,7 +68,7 @@ class LoaderRanks:
 
     def largest(self, wish: int) -> int:
         """The largest wish of all ranks. Every rank has to call this at the same point."""
-        if self.given_world_size is not None or not _distributed():
+        if self.given is not None or not _distributed():
             return wish
         return max(self.gathered(wish))
 
@@ -199,8 +201,7 @@ class RankOrder:
             if before["rank"] == told["rank"]:
                 raise LoaderError(
                     f"2 loaders say that they are rank {told['rank']}, so both would serve the same"
-                    " samples: give every process a rank of its own, or leave out rank= and"
-                    " world_size="
+                    " samples: give every process a rank of its own, or leave out rank="
                 )
         for told in everybodys[1:]:
             _compare(everybodys[0], told)
@@ -226,14 +227,14 @@ class RankOrder:
         }
 
     def _wrong_rank(self, named: NamedRank | None) -> str:
-        if named is None or self.ranks.given_world_size == 1:  # this loader is to be alone
+        if named is None or self.ranks.given == (0, 1):  # this loader is to be alone
             return ""
         if (named.rank, named.world_size) == (self.rank, self.world_size):
             return ""
         return (
             f"the sampler {type(self.sampler).__name__} draws for rank {named.rank} of"
             f" {named.world_size}, but this process is rank {self.rank} of {self.world_size}: make"
-            " the sampler for this rank, or give rank= and world_size= as the sampler has them"
+            " the sampler for this rank, or give rank=(rank, ranks) as the sampler has them"
         )
 
     @property
@@ -267,7 +268,7 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
             raise LoaderError(
                 f"the ranks do not share one order: there is {_said(key, other)} on {here}, but"
                 f" {first[key]} on {there}; give every rank the same data set, seed and order"
-                " (a loader without seed= takes that of rank 0), or world_size=1 to a loader that"
+                " (a loader without seed= takes that of rank 0), or rank=(0, 1) to a loader that"
                 " serves its own rank alone"
             )
     if first["order"] != other["order"]:
@@ -280,7 +281,7 @@ def _compare(first: dict[str, Any], other: dict[str, Any]) -> None:
         raise LoaderError(
             f"there are {other['batches']} batches on {here}, but {first['batches']} on {there}"
             f" (sampler: {sampler}), so one of them would wait for the other for ever: give every"
-            " rank the same number of samples and the same batch_size and reuse, or world_size=1"
+            " rank the same number of samples and the same batch_size and reuse, or rank=(0, 1)"
             " where no rank waits for another"
         )
 

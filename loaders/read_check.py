@@ -16,12 +16,11 @@ from loaders.adopting.probing import ProbedReads, variation
 from loaders.arguments import Serving
 from loaders.errors import CacheError, SourceError, WorkerDied
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import WorkerOptions
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
 from loaders.streams.first_samples import FirstSamples
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.worker_kinds import reading_thread, worker_process
+from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class ReadCheck:
     """What is known of reading the samples of one data set twice."""
 
     def __init__(
-        self, opened: OpenedDataset, workers: WorkerOptions, cached: bool, tuned: bool, seed: int
+        self, opened: OpenedDataset, workers: SettledWorkers, cached: bool, tuned: bool, seed: int
     ) -> None:
         """`tuned`: whether the reuse may go up by itself."""
         self._dataset = opened.dataset
@@ -94,10 +93,10 @@ class ReadCheck:
 
     def _probed(self) -> str | None:
         samples, probed = len(self._dataset), ProbedReads(self._dataset)
-        if self._workers.kind == "thread" and self._workers.timeout is None:
+        if self._workers.kind == "thread" and self._workers.asked.timeout is None:
             return variation(samples, lambda ids: _read_here(probed, ids[0]))
         if self._workers.kind == "thread":
-            with reading_thread(probed, self._workers.timeout or 0, 0) as thread:
+            with reading_thread(probed, self._workers.asked.timeout or 0, 0) as thread:
                 return variation(samples, thread.read)
         with worker_process(probed, self._workers, self._seed, 0) as process:
             process.read([])  # it raises an error where the data set cannot be sent there

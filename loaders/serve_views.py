@@ -1,6 +1,6 @@
 """The views of a serve: what each augmentation makes of the pictures in their slots.
 
-    views=2              one augmentation, two draws        batch: [[view 0, view 1], labels]
+    augment=[a, a]       one augmentation, two draws        batch: [[view 0, view 1], labels]
     augment=[a, b, c]    one draw for each augmentation     batch: [[a's, b's, c's], labels]
 
 What goes with the pictures (`joint_parts`) is moved with each view of them, by the same draw.

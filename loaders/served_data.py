@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from loaders.arguments import Serving, cache_setup, settled_seed
+from loaders.arguments import Serving, settled_seed
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import open_dataset
-from loaders.options import CacheOptions, LoaderOptions
+from loaders.options import LoaderOptions
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
 from loaders.stream_order import StreamOrder, pass_order
 from loaders.streams.streamed_samples import StreamedSamples
-from loaders.worker_kinds import settled_kind
+from loaders.worker_kinds import settled
 
 
 class ServedData:
@@ -50,7 +50,7 @@ class ServedData:
         self._ranks = ranks
         self._tuned = tuned
         self._seed_is_drawn = not isinstance(seed, int)
-        self.seed = settled_seed(seed, ranks.are_given and ranks.world_size > 1)
+        self.seed = settled_seed(seed, ranks.given is not None and ranks.world_size > 1)
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,23 +58,23 @@ class ServedData:
 
     def plan(self, pass_index: int, serving: Serving, buffer_batches: int) -> ReuseBuffer:
         """Who forms the batches of a pass."""
-        order = self.options.order
+        options = self.options
         return ReuseBuffer(
             samples=self.order.share,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
             buffer_batches=buffer_batches,
-            mode=order.mode,
-            shuffle=order.shuffle,
-            drop_last=order.drop_last,
+            mode=options.mode,
+            shuffle=options.shuffle,
+            drop_last=options.drop_last,
             seed=(self.seed, ORDER_STREAM, pass_index, self.order.rank),
         )
 
     def without_cache(self) -> "ServedData":
         """The same, where no cache keeps samples."""
         second = copy.copy(self)
-        second.options = replace(self.options, cache=CacheOptions(None, None, None))
-        second.setup = replace(self.setup, cache=None)
+        second.options = replace(self.options, cache=None)
+        second.setup = replace(self.setup, options=second.options)
         return second
 
     def refresh(self) -> bool:
@@ -105,14 +105,11 @@ class ServedData:
         options, dataset = self.options, self._given
         self._held = HeldValues.of(dataset)
         opened = open_dataset(dataset, options)
-        workers = settled_kind(options.workers, opened.dataset)
-        kept, limit = cache_setup(options.cache), options.order.buffer_bytes
-        self.setup = PipelineSetup(
-            opened, options.decoding, workers, options.batches, kept, self.seed, limit
-        )
+        workers = settled(options.workers, opened.dataset)
+        self.setup = PipelineSetup(opened, options, workers, self.seed)
         streamed = isinstance(opened.dataset, StreamedSamples)
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
-        self.order = pass_order(opened.dataset, options.order, self._ranks, self.seed)
-        self.identity = LoaderIdentity(opened.dataset, options.order.sampler)
-        self.reads = ReadCheck(opened, workers, kept is not None, self._tuned, self.seed)
+        self.order = pass_order(opened.dataset, options, self._ranks, self.seed)
+        self.identity = LoaderIdentity(opened.dataset, options.sampler)
+        self.reads = ReadCheck(opened, workers, options.cache is not None, self._tuned, self.seed)

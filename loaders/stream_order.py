@@ -1,8 +1,8 @@
 """Which samples of a stream this rank serves in each pass, and where a resumed pass goes on.
 
-    samples_per_pass given      the order of a pass is known from the beginning, on every rank
-    not given, one rank         the pass ends where the stream does (`order/open_end`)
-    not given, several ranks    refused: their passes would differ in length, and wait for ever
+    known number of samples     the order of a pass is known from the beginning, on every rank
+    unknown, one rank           the pass ends where the stream does (`order/open_end`)
+    unknown, several ranks      refused: their passes would differ in length, and wait for ever
 
 A state in the middle of a pass holds the place of a sample that is no later than the oldest one in
 the buffer: from there on the stream is read again. A place is one rank's own. Another rank, and a
@@ -16,7 +16,7 @@ from typing import Any
 
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
-from loaders.options import OrderOptions
+from loaders.options import LoaderOptions
 from loaders.order.ages import BufferAges
 from loaders.order.open_end import ENDLESS, walk_to_the_end
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
@@ -26,7 +26,7 @@ from loaders.passes import PassEnding, PlannedPass
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.streams.stream_pass import MarkedStretch, StreamPass
 from loaders.streams.stream_source import StreamTurn
-from loaders.streams.streamed_samples import StreamedSamples
+from loaders.streams.streamed_samples import HOW_MANY, StreamedSamples
 from loaders.workers.decode_work import PassJobs
 from loaders.workers.pass_order import PassOrder
 
@@ -67,7 +67,7 @@ class StreamOrder:
 
     @property
     def in_dataset(self) -> int | None:
-        return self.dataset.samples_per_pass
+        return self.dataset.samples
 
     @property
     def samples(self) -> int:
@@ -92,15 +92,15 @@ class StreamOrder:
         self.dataset.source.check(self.world_size)
         if self.in_dataset is not None and self.in_dataset % self.world_size:
             raise LoaderError(
-                f"samples_per_pass={self.in_dataset} is no multiple of {self.world_size} ranks, and"
-                " no sample is served twice to even them out: give"
-                f" {self.share * self.world_size}"
+                f"{self.in_dataset} samples of a pass are no multiple of {self.world_size} ranks,"
+                " and no sample is served twice to even them out: give the stream"
+                f" samples={self.share * self.world_size}"
             )
         if self.world_size > 1 and self.in_dataset is None:
             raise LoaderError(
                 f"nobody knows how many samples a pass of the stream has, so {self.world_size}"
                 " ranks would end theirs at different batches and wait for each other for ever:"
-                " give samples_per_pass=, the number of samples of all ranks together"
+                f" {HOW_MANY}, for all ranks together"
             )
         return serving.within(self.share, drop_last)
 
@@ -116,7 +116,7 @@ class StreamOrder:
             "pass": order.pass_index,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "samples_per_pass": self.in_dataset,
+            "samples": self.in_dataset,
             "stream": self.dataset.source.identity,
             "batches": batches,
         }
@@ -132,7 +132,7 @@ class StreamOrder:
             if told["rank"] != number:
                 raise LoaderError(
                     f"2 loaders say that they are rank {everybodys[number - 1]['rank']}, so both"
-                    " would serve the same samples: leave out rank= and world_size="
+                    " would serve the same samples: leave out rank="
                 )
         return ""
 
@@ -199,7 +199,7 @@ class StreamOrder:
         expected = None
         if told and told.get("marks") and told["rank"] == self.rank:
             expected = MarkedStretch(**told["marks"])
-        of = StreamPass(reading, at, promised, said, lag, expected, self.dataset.promised_by_source)
+        of = StreamPass(reading, at, promised, said, lag, expected, self.dataset.ends_there)
         of.skip_to(oldest)
         return of
 
@@ -249,7 +249,7 @@ class StreamOrder:
 
 
 def pass_order(
-    dataset: Any, options: OrderOptions, ranks: LoaderRanks, seed: int
+    dataset: Any, options: LoaderOptions, ranks: LoaderRanks, seed: int
 ) -> RankOrder | StreamOrder:
     """Which samples of a data set, or of a stream, a rank serves in each pass."""
     if isinstance(dataset, StreamedSamples):

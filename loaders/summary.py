@@ -16,7 +16,7 @@ from loaders.adopting.torchvision_steps import name_of
 from loaders.arguments import Serving
 from loaders.batches import each_view
 from loaders.opened_dataset import OpenedDataset
-from loaders.options import BatchOptions, WorkerKind
+from loaders.options import LoaderOptions, WorkerKind
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
 from loaders.stream_order import StreamOrder
@@ -62,9 +62,9 @@ def told_of(
     reuse = "auto" if tuned else str(serving.reuse)
     unknown = order.unknown_draws
     return Told(
-        _samples(opened, setup.batches),
+        _samples(opened, setup.options),
         reuse if serving.reaugment else f"{reuse} with the same draws",
-        setup.cache.kind if setup.cache else "",
+        setup.options.cache.kind if setup.options.cache else "",
         setup.seed,
         adopted.seed_from if adopted else "",
         opened.decoded is not None,
@@ -78,8 +78,8 @@ def told_of(
     )
 
 
-def _samples(opened: OpenedDataset, batches: BatchOptions) -> str:
-    augments = each_view(batches.augment, 1)
+def _samples(opened: OpenedDataset, options: LoaderOptions) -> str:
+    augments = each_view(options.augment)
     dataset = opened.dataset.folder if isinstance(opened.dataset, NativeFolder) else opened.dataset
     kind = type(dataset).__name__
     if isinstance(dataset, StreamedSamples):
@@ -92,8 +92,7 @@ def _samples(opened: OpenedDataset, batches: BatchOptions) -> str:
         said = f"{said}; redone at every serve: {names}"
     if opened.decoding:
         said = f"{said}; {opened.decoding}"
-    views = max(len(augments), batches.views)
-    return said if views == 1 else f"{said}; {views} views a serve"
+    return said if len(augments) < 2 else f"{said}; {len(augments)} views a serve"
 
 
 def summary(told: Told) -> str:

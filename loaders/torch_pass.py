@@ -97,7 +97,7 @@ class TorchReads:
             try:
                 self._init(number)
             except Exception as error:
-                error.add_note(f"while worker_init_fn was called with {number}")
+                error.add_note(f"while init was called with {number}")
                 raise
         self._generators = SeededGenerators(generators_of((self._dataset, self._collate)))
         self._state = self._generators.digests()

@@ -103,11 +103,17 @@ def take(loader: ReuseLoader, batches: int) -> list[Served]:
     return list(itertools.islice(itertools.chain.from_iterable(passes), batches))
 
 
-def shards(folder: Path, lengths: tuple[int, ...] = (6, 3, 8, 5), **options: Any) -> ReuseLoader:
+def shards(
+    folder: Path,
+    lengths: tuple[int, ...] = (6, 3, 8, 5),
+    samples: int | None = None,
+    **options: Any,
+) -> ReuseLoader:
     if not list(folder.glob("*.tar")):
         write_shards(folder, lengths)
     usual = {"batch_size": 4, "reuse": 2, "buffer_batches": 2, "workers": 2, "augment": AUGMENT}
-    return ReuseLoader(TarShards(str(folder / "shard-*.tar"), decoded), **{**usual, **options})
+    stream = TarShards(str(folder / "shard-*.tar"), decoded, samples=samples)
+    return ReuseLoader(stream, **{**usual, **options})
 
 
 def numbers(loader: ReuseLoader) -> list[int]:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpu.loading_setting import SEED, Setting, drawn_pictures
-from loaders import ReuseLoader
+from loaders import Device, ReuseLoader
 from loaders.pixels.augmentation import Draws, draw_keys
 from loaders.sources.datasets import PictureArrays, picture_folder
 
@@ -55,12 +55,14 @@ class Ours:
     ahead: bool = True
     """False: copied in the loop, as one would without a loader that does it."""
     backend: str = "native"
+    augments: bool = False
+    """Whether the GPU augments."""
 
     @contextmanager
     def __call__(self, where: Setting) -> Iterator[Pass]:
         options: dict[str, Any] = {"reuse": 1, **self.options}
         if self.ahead:
-            options["device"] = where.device
+            options["device"] = Device(where.device, self.augments)
         loader = ReuseLoader(
             self._dataset(where), where.batch, augment=where.augment, seed=SEED, **options
         )
@@ -163,8 +165,8 @@ SOURCES: Mapping[str, Source] = {
     "ours, augmented on the CPU": Source("`device=`: one batch ahead, on a stream", Ours()),
     "ours, page-locked batches": Source("the same, `pin_memory=True`", Ours({"pin_memory": True})),
     "ours, augmented on the device": Source(
-        '`augment_on="device"`, `pin_memory=True`',
-        Ours({"augment_on": "device", "pin_memory": True}), data=("cifar10",),
+        "`Device(augments=True)`, `pin_memory=True`",
+        Ours({"pin_memory": True}, augments=True), data=("cifar10",),
     ),
     "ours, copied in the loop": Source("no `device=`: `.to()` before each step", Ours(ahead=False)),
     "ours, reuse 3": Source("decoded once, served three times", Ours({"reuse": 3})),

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from loaders import ReuseLoader
+from loaders import Cache, ReuseLoader
 from loaders.pixels.augmentation import Chain, Cutout, Flip, PadCrop, RandomResizedCrop
 from loaders.sources.datasets import PictureArrays, PictureFiles, picture_folder
 from peers.contract import Batches, Job
@@ -62,9 +62,8 @@ class OurPhotos:
         if self.stored == "crop":
             options = {"augment": Flip()} | ({} if self.decoded else {"once": crop})
         if self.cache is not None:
-            options |= {"cache": self.cache, "cache_bytes": CACHE_BYTES}
-        if self.cache == "disk":
-            options["cache_dir"] = work
+            folder = work if self.cache == "disk" else None
+            options["cache"] = Cache(self.cache, CACHE_BYTES, folder)
         return ReuseLoader(
             self.dataset(job), job.batch, reuse=self.reuse, workers=job.workers, seed=job.seed,
             **options,

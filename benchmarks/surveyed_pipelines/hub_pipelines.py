@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from loaders import Workers
 from surveyed_pipelines.made_up_data import nothing, picture
 from surveyed_pipelines.picture_pipelines import imagenet_v1
 from surveyed_pipelines.pipeline_case import (
@@ -155,7 +156,8 @@ CASES = (
         "datasets, with_transform", "Hugging Face's image classification", nothing,
         lambda _folder, random: hf_map_style(GivenOne(random)),
         (*whole_sample(lambda _folder: hf_map_style(None), GivenOne),
-         *whole_sample(lambda _folder: hf_map_style(None), GivenOne, worker_kind="thread")),
+         *whole_sample(lambda _folder: hf_map_style(None), GivenOne,
+                       workers=Workers(kind="thread"))),
         packages=("datasets",), ids=labels, content=values,
     ),
     Pipeline(
@@ -174,7 +176,7 @@ CASES = (
         lambda folder, random: captioned(folder, GivenCaptioned(random)),
         (*whole_sample(lambda folder: captioned(folder, None), GivenCaptioned),
          *whole_sample(lambda folder: captioned(folder, None), GivenCaptioned,
-                       worker_kind="thread")),
+                       workers=Workers(kind="thread"))),
         packages=("datasets", "transformers"), ids=labels, content=values, varying=True,
     ),
 )  # fmt: skip

@@ -58,7 +58,7 @@ def without_transform(folder: Path, reuse: int, **changes: Any) -> Any:
 
 
 def simclr_twice(folder: Path, random: bool, reuse: int) -> Any:
-    return without_transform(folder, reuse, augment=simclr(random), views=2)
+    return without_transform(folder, reuse, augment=[simclr(random)] * 2)
 
 
 def a_view_of_each(folder: Path, random: bool, reuse: int) -> Any:
@@ -116,7 +116,7 @@ def pairs(_folder: Path, random: bool) -> DataLoader[Any]:
 CASES = (
     Pipeline(
         "SimCLR, two views", "sthalles/SimCLR", write_classes, two_views,
-        (Form("`augment=transform, views=2`", simclr_twice),), content=views_of_each,
+        (Form("`augment=[transform, transform]`", simclr_twice),), content=views_of_each,
     ),
     Pipeline(
         "DINO, 2 + 4 crops", "facebookresearch/dino", write_classes, dino_crops,

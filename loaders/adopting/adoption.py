@@ -65,8 +65,8 @@ class Adopted:
     pin_memory: bool
     seed: int | None = None
     """The seed of its DistributedSampler. None: it has none."""
-    rank: int | None = None
-    world_size: int | None = None
+    rank: tuple[int, int] | None = None
+    """The rank that its DistributedSampler draws for, and the number of ranks."""
     timeout: float | None = None
     start_method: str | None = None
     """How its multiprocessing_context starts processes. None: it has none."""
@@ -77,9 +77,10 @@ class Adopted:
     """The settings that have no effect, each in a sentence."""
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of `ReuseLoader`, but for those that are None."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        del found["notes"]
+        """As arguments of `ReuseLoader`, but for those that are None, and for its workers."""
+        others = ("workers", "timeout", "start_method", "worker_init_fn", "notes")
+        names = [each.name for each in fields(self) if each.name not in others]
+        found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -198,8 +199,7 @@ def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
             adopted,
             shuffle=sampler.shuffle,
             seed=sampler.seed,
-            rank=sampler.rank,
-            world_size=sampler.num_replicas,
+            rank=(sampler.rank, sampler.num_replicas),
             notes=notes,
         )
     return replace(adopted, sampler=sampler)

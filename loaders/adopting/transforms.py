@@ -251,7 +251,7 @@ def _as_tensor(picture: object, steps: Sequence[Step]) -> torch.Tensor:
     raise LoaderError(
         f"the transforms {_names(steps)} gave a {type(picture).__name__}, but a serve needs one"
         " picture (PIL, array or tensor): let the last transform return one. For several views of"
-        " a picture give the data set without these transforms, and augment=t with views=2, or a"
+        " a picture give the data set without these transforms, and augment=[t, t], or a"
         " list of transforms as augment="
     )
 

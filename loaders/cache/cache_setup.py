@@ -1,68 +1,47 @@
-"""Which cache a user asked for, and the cache that is opened for it."""
+"""Which cache a user asks for, and the cache that is opened for it."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from loaders.cache.cache import CacheKind, DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache
 from loaders.cache.fingerprint import fingerprint, verify
-
-
-def open_cache(
-    kind: Literal["ram", "disk"],
-    limit_bytes: int,
-    folder: Path | None,
-    fingerprint: str,
-    writer: int,
-) -> DecodedCache:
-    """`folder` is where caches on disk lie; each fingerprint has a sub-folder. `limit_bytes` holds
-    for this process in RAM, and on disk for all writers of a fingerprint together. `writer` is the
-    rank."""
-    if limit_bytes < 1:
-        raise ValueError(f"limit_bytes must be at least 1, not {limit_bytes}")
-    if kind == "ram":
-        return RamCache(limit_bytes)
-    if kind != "disk":
-        raise ValueError(f"kind must be 'ram' or 'disk', not {kind!r}")
-    if folder is None:
-        raise ValueError("a cache on disk needs a folder to lie in: give folder")
-    return DiskCache(folder, limit_bytes, fingerprint, writer)
+from loaders.checks import at_least_one, one_of
 
 
 @dataclass(frozen=True, slots=True)
-class CacheSetup:
-    """The cache that a user asked for."""
+class Cache:
+    """Where decoded samples are kept from pass to pass: `Cache("ram", limit_bytes=8 << 30)`."""
 
     kind: CacheKind
-    limit_bytes: int | None
-    folder: Path | None
+    limit_bytes: int
+    """How much it may take: in RAM of this process, on disk of all processes together."""
+    folder: Path | str | None = None
+    """Where caches on disk lie; each data set has a sub-folder."""
     key: str | None = None
-    """Vouches for what of a data set cannot be told."""
+    """Vouches for what of a data set a cache on disk cannot tell."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(CacheKind):
-            raise ValueError(
-                f"cache must be one of {', '.join(get_args(CacheKind))}, not {self.kind!r}"
-            )
-        if self.limit_bytes is None:
-            raise ValueError(
-                f'cache="{self.kind}" needs cache_bytes: give the bytes that it may take'
-            )
-        if (self.folder is None) == (self.kind == "disk"):
-            raise ValueError(
-                'cache="disk" needs cache_dir: give the folder to keep it in'
-                if self.kind == "disk"
-                else f"cache_dir={self.folder} has no effect: a cache in RAM has no folder"
-            )
+        one_of("kind", self.kind, get_args(CacheKind))
+        at_least_one("limit_bytes", self.limit_bytes)
+        if self.kind == "disk" and self.folder is None:
+            raise ValueError('Cache("disk") needs a folder to keep it in: give folder')
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be a word (str), not {type(self.key).__name__}")
+        for name in ("folder", "key"):
+            if self.kind == "ram" and (given := getattr(self, name)) is not None:
+                raise ValueError(f"{name}={given!r} has no effect on a cache in RAM: leave it out")
 
     def open(self, dataset: Any, writer: int) -> DecodedCache:
-        if self.kind == "ram" or self.folder is None:
-            return open_cache(self.kind, self.limit_bytes or 0, self.folder, "", writer)
-        identity = fingerprint(dataset, self.key, self.folder)
-        cache = open_cache(self.kind, self.limit_bytes or 0, self.folder, identity, writer)
+        """`writer` is the rank."""
+        if self.folder is None:
+            return RamCache(self.limit_bytes)
+        folder = Path(self.folder)
+        identity = fingerprint(dataset, self.key, folder)
+        cache = DiskCache(folder, self.limit_bytes, identity, writer)
         try:
-            verify(cache, dataset, self.folder / identity)
+            verify(cache, dataset, folder / identity)
         except BaseException:
             cache.close()
             raise

@@ -165,7 +165,7 @@ class DiskCache(DecodedCache):
         if self.nbytes > self.limit_bytes:
             log.warning(
                 "decoded cache %s takes %d bytes already, the limit is %d: nothing is added to it"
-                " and nothing deleted; delete the folder to make it smaller, or raise cache_bytes",
+                " and nothing deleted; delete the folder to make it smaller, or raise limit_bytes",
                 self.folder,
                 self.nbytes,
                 self.limit_bytes,

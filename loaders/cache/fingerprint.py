@@ -7,7 +7,7 @@
     all of them        the first and the last sample, decoded: their leaves' types, shapes, bytes
 
 What cannot be told (an open file, a database, a handle of a library) is refused, with what it is
-and where, unless its owner gives a key that vouches for it: `cache_key`, a part of the name.
+and where, unless its owner gives a key that vouches for it: `Cache(key=)`, a part of the name.
 
 The name does not notice what code makes of things outside the data set: a file whose name no
 attribute holds, the environment, the network; an edit inside an installed package that keeps its
@@ -97,7 +97,7 @@ def verify(cache: DecodedCache, dataset: Any, where: Path) -> None:
             raise CacheError(
                 f"sample {sample_id} of the decoded cache {where} is not what"
                 f" {type(dataset).__name__} gives for it now: the data changed in a way that nobody"
-                " could tell, or decoding is random; delete that folder, and give another cache_key"
+                " could tell, or decoding is random; delete that folder, and give Cache another key"
                 " whenever the data change"
             )
 
@@ -164,7 +164,7 @@ def _cannot_tell(dataset: Any, untold: Sequence[str]) -> str:
     return (
         f"nobody can tell whether these parts of {type(dataset).__name__} are those of an earlier"
         f" run, so a cache on disk could serve old samples: {', '.join(untold[:3])}{more}; give"
-        ' cache_key="...", a word that you change whenever they change, or use cache="ram"'
+        ' Cache(key="..."), a word that you change whenever they change, or use Cache("ram", ...)'
     )
 
 

@@ -30,9 +30,9 @@ def check_loader(loader: Any) -> None:
             " order of a lane, but how many lanes a peer holds changes: leave it out, and give"
             " buffer_batches, which counts for each lane"
         )
-    if loader.batch_options.device is not None:
+    if (device := loader.options.device) is not None:
         raise LaneError(
-            f"the loader sends its batches to {loader.batch_options.device}, but whoever takes the"
+            f"the loader sends its batches to {device.to}, but whoever takes the"
             " batch of a lane moves it: leave device out"
         )
     if loader.order.named is not None:
@@ -48,7 +48,7 @@ def check_place(loader: ReuseLoader) -> None:
     if (loader.rank, loader.world_size) != (0, 1):
         raise LaneError(
             f"the loader is that of rank {loader.rank} of {loader.world_size}, but lanes share out"
-            " the samples of all: make it with rank=0 and world_size=1"
+            " the samples of all: make it with rank=(0, 1)"
         )
     check_alone(loader)
 

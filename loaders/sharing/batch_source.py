@@ -176,5 +176,5 @@ def _check_group(loader: Readable) -> None:
     if processes > 1 and loader.world_size == processes:
         raise SharingError(
             f"the loader begins every pass together with {processes - 1} other processes, but views"
-            " may begin at other times than theirs: share a loader with rank=0 and world_size=1"
+            " may begin at other times than theirs: share a loader with rank=(0, 1)"
         )

@@ -23,10 +23,10 @@ def check_loader(loader: Any) -> None:
             'reuse="auto" measures one training loop, but a shared stream has several: give a'
             " number"
         )
-    device = loader.batch_options.device
-    if device is not None and str(device) != "cpu":
+    device = loader.options.device
+    if device is not None and str(device.to) != "cpu":
         raise SharingError(
-            f"the loader sends its batches to {device}, but those of a shared stream wait on the"
+            f"the loader sends its batches to {device.to}, but those of a shared stream wait on the"
             " host: leave device out, and let each consumer move its own batches"
         )
 
@@ -39,7 +39,7 @@ def pieces_for(loader: ReuseLoader, size: int, wanted: int) -> int:
             f"batch_size {wanted} does not divide {size}, the batch size of the shared loader: give"
             f" one of {fits}"
         )
-    if size != wanted and loader.batch_options.collate is not None:
+    if size != wanted and loader.options.collate is not None:
         raise SharingError(
             f"the shared loader has a collate function, whose batches of {size} cannot be cut into"
             f" batches of {wanted}: leave batch_size out, or share a loader with"

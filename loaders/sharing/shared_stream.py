@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
-from loaders.arguments import at_least_one, one_of
+from loaders.checks import at_least_one, one_of
 from loaders.errors import PassEnded, SharingError
 from loaders.loader import ReuseLoader
 from loaders.pass_position import PassPosition

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from loaders.checks import at_least_one
 from loaders.errors import LoaderError
 from loaders.pixels.decoding import Room
 from loaders.slots.leaves import as_tensor, leaves_of
@@ -29,9 +30,12 @@ STRIDE = 16
 class IterableSamples:
     """The samples that iterating `dataset` gives, as a stream for `ReuseLoader`."""
 
-    def __init__(self, dataset: Any, sharded: bool | None = None) -> None:
+    def __init__(
+        self, dataset: Any, sharded: bool | None = None, samples: int | None = None
+    ) -> None:
         """`sharded`, where there are several ranks: whether iterating gives the samples of this
-        rank alone (True), or those of all, of which each rank then keeps its own (False)."""
+        rank alone (True), or those of all, of which each rank then keeps its own (False).
+        `samples`: all ranks together serve so many in a pass. None: as many as there are."""
         if isinstance(dataset, Iterator):
             raise LoaderError(
                 f"{type(dataset).__name__} can be iterated once only, but every pass iterates anew:"
@@ -39,9 +43,14 @@ class IterableSamples:
             )
         self.dataset = dataset
         self.sharded = sharded
+        if samples is not None:
+            at_least_one("samples", samples)
+        self.given = samples
 
     @property
     def samples(self) -> int | None:
+        if self.given is not None:
+            return self.given
         if self.sharded:
             return None  # its length may be that of one rank, or of all
         try:

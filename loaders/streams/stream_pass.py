@@ -168,7 +168,7 @@ class StreamPass:
             if self._ends_there and next(self._reading, None) is not None:
                 log.warning(
                     "%s has more samples than its len() says (%d on this rank): those are left out;"
-                    " correct its len(), or give samples_per_pass=",
+                    " correct its len(), or give IterableSamples(..., samples=n)",
                     self._said, self._promised,
                 )  # fmt: skip
             self._closer()
@@ -198,10 +198,10 @@ class StreamPass:
     def _ended(self) -> None:
         self._closer()
         if self._promised is not None:
-            who = "its len()" if self._ends_there else "samples_per_pass"
+            who = "its len()" if self._ends_there else "samples="
             raise SourceError(
                 f"{self._said} ended before sample {self._next}, but {who} promises"
-                f" {self._promised}: give samples_per_pass={self._next} times the number of ranks,"
+                f" {self._promised}: give samples={self._next} times the number of ranks,"
                 " or give it more samples"
             )
         expected = self._expected

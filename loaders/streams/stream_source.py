@@ -70,7 +70,12 @@ class StreamSource(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """How many samples a pass of all ranks has, if the source itself says so."""
+        """How many samples a pass of all ranks has. None: nobody says it."""
+        ...
+
+    @property
+    def given(self) -> int | None:
+        """The same, where the user says it, and not the source itself."""
         ...
 
     @property

@@ -20,34 +20,29 @@ from loaders.streams.stream_source import RawSample, StreamSource
 from loaders.workers.decode_work import Done, Read
 from loaders.workers.pass_order import PassOrder
 
+HOW_MANY = "give TarShards(..., samples=n) or IterableSamples(..., samples=n)"
+
 
 class StreamedSamples:
     """What a pipeline has as its data set."""
 
-    def __init__(self, source: StreamSource, given: int | None) -> None:
-        """`given`: so many samples all ranks together serve in a pass. None: as many as the source
-        says, or as there are."""
+    def __init__(self, source: StreamSource) -> None:
         self.source = source
-        self._given = given
-        self.samples_per_pass = given or source.samples
-        if self.samples_per_pass == 0:
+        self.samples = source.samples
+        """All ranks together serve so many in a pass. None: as many as there are."""
+        self.ends_there = self.samples is not None and source.given is None
+        """Whether the number is the data set's own, so that none may come after them."""
+        if self.samples == 0:
             raise SourceError("the stream says that it is empty: there is nothing to serve")
         self.look: Callable[[int], RawSample | None] = lambda _: None
         """Looks at the raw sample of an id in the pass that was begun last. None: it has none."""
         self._raw: dict[int, RawSample] = {}
         self._lock = threading.Lock()
 
-    @property
-    def promised_by_source(self) -> bool:
-        return self._given is None and self.samples_per_pass is not None
-
     def __len__(self) -> int:
-        if self.samples_per_pass is None:
-            raise TypeError(
-                "nobody knows how many samples the stream has: give ReuseLoader samples_per_pass="
-                " if a length is needed"
-            )
-        return self.samples_per_pass
+        if self.samples is None:
+            raise TypeError(f"nobody knows how many samples the stream has: {HOW_MANY}")
+        return self.samples
 
     def __getitem__(self, sample_id: int) -> Any:
         return self._decoded(sample_id, self.source.decode)
@@ -100,7 +95,7 @@ class StreamedSamples:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the source, and nothing that is being read."""
-        return {"source": self.source, "given": self._given}
+        return {"source": self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from loaders.checks import at_least_one
 from loaders.errors import DecodeError, SourceError, StateError
 from loaders.order.keyed_permutation import KeyedPermutation
 from loaders.order.source_order import SourceOrder
@@ -47,23 +48,24 @@ class TarShards:
         timeout: float = 60.0,
         retries: int = 4,
         options: Mapping[str, Any] | None = None,
+        samples: int | None = None,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         """`paths`: tars or URLs; `{000..099}`, `{a,b}` and, on this machine, `*` stand for several.
         `decode` makes a sample of {"__key__": name, "jpg": bytes, "cls": bytes, ...}; several
         threads call it, and it draws nothing. Without it a sample is (picture, number of its
-        class), and `size` and `square` say what is stored of a picture. `options` go to fsspec."""
+        class), and `size` and `square` say what is stored of a picture. `options` go to fsspec.
+        `samples`: all ranks together serve so many in a pass. None: as many as there are."""
         if decode is not None and size is not None:
             raise ValueError(f"size={size} has no effect on samples of decode: leave it out")
+        if samples is not None:
+            at_least_one("samples", samples)
         self.paths = expanded(paths)
+        self.samples = self.given = samples  # a tar does not say how much is in it
         self._decode = decode
         self._pictures = PictureDecoder(size, square)
         self._access = ShardAccess(timeout, retries, dict(options or {}), wait)
         self._sizes: dict[str, int] = {}
-
-    @property
-    def samples(self) -> int | None:
-        return None  # a tar does not say how much is in it
 
     @property
     def is_read_twice(self) -> bool:

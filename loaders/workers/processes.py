@@ -282,7 +282,7 @@ class WorkerProcess:
         if init is not None:
             self._end()
             error = init.error(self._who)
-            error.add_note(f"while worker_init_fn was called with {self.place.number}")
+            error.add_note(f"while init was called with {self.place.number}")
             raise error
         return ours
 
@@ -301,7 +301,7 @@ class WorkerProcess:
             return pickle.dumps(self.place, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise SourceError(
-                f"worker_init_fn={self.place.init!r} cannot be sent to a process of its own:"
+                f"init={self.place.init!r} cannot be sent to a process of its own:"
                 f' {error}; define it in a module that can be imported, or give start_method="fork"'
             ) from error
 

@@ -5,7 +5,7 @@
 
 A request asks for samples of the data set, or for changes of samples that lie in the parent's own
 staging area (`staging`). Before the first one there is a reply that the data set is rebuilt, and
-another one that the user's `worker_init_fn` has run, if there is one.
+another one that the user's `Workers.init` has run, if there is one.
 """
 
 import os
@@ -113,7 +113,7 @@ class WorkerPlace:
     seed: int = 0
     """The loader's seed."""
     init: Callable[[int], object] | None = None
-    """The user's worker_init_fn."""
+    """The user's `Workers.init`."""
 
     def take(self, dataset: Any) -> None:
         """Be this worker: say so to whoever asks torch."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
-from loaders import LoaderError, ReuseLoader
+from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.adopting.adoption import decoded_columns
 from loaders.backends import open_source
 from loaders.errors import BackendMissing
@@ -24,7 +24,7 @@ from loaders.sources.datasets import cifar10, picture_folder
 from offload.sizes import say_size
 from perfect.assembly.augmentation import build_augmentation, centre_crop, pictures_after
 from perfect.assembly.own_class import construct, load_class
-from perfect.config.schema import TEXTS, RunConfig
+from perfect.config.schema import TEXTS, LoaderConfig, RunConfig
 from perfect.errors import BuildError
 from perfect.models import LANGUAGE_MODEL_NAMES, longest_sequence
 from perfect.text import LineText, PadToLengths, lengths_for, read_lines, read_wikitext
@@ -208,18 +208,20 @@ def _train_loader(
         augment=build_augmentation(config.augment),
         collate=collate,
         mode=config.loader.mode,
-        workers=config.loader.workers,
+        workers=Workers(config.loader.workers, config.loader.worker_kind),
         drop_last=config.loader.drop_last,
         seed=config.seed,
         pin_memory=torch.cuda.is_available() and config.trainer.accelerator != "cpu",
         buffer_bytes=config.loader.buffer_bytes,
-        worker_kind=config.loader.worker_kind,
-        cache=config.loader.cache,
-        cache_bytes=config.loader.cache_bytes,
-        cache_dir=config.loader.cache_dir,
-        cache_key=config.loader.cache_key,
+        cache=_cache(config.loader),
         on_error=config.loader.on_error,
     )
+
+
+def _cache(keys: LoaderConfig) -> Cache | None:
+    if keys.cache is None or keys.cache_bytes is None:
+        return None
+    return Cache(keys.cache, keys.cache_bytes, keys.cache_dir, keys.cache_key)
 
 
 def _evaluation_loader(
@@ -237,8 +239,7 @@ def _evaluation_loader(
         shuffle=False,
         workers=config.loader.workers,
         seed=config.seed,
-        cache="ram" if in_files else None,
-        cache_bytes=EVALUATION_IN_MEMORY if in_files else None,
+        cache=Cache("ram", EVALUATION_IN_MEMORY) if in_files else None,
     )
 
 

@@ -170,7 +170,7 @@ def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:
         raise LoaderError(
             "nobody knows how many batches a pass of the stream has, so Lightning takes one more"
             " from the loader than it trains, and a run that goes on from a checkpoint would miss"
-            " it: give ReuseLoader samples_per_pass=, or Trainer limit_train_batches="
+            " it: give the stream samples=, or Trainer limit_train_batches="
         ) from error
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.twins.fleet_jobs import BATCH, JobKind, samples
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 
 COUNT = 48
 
@@ -58,7 +58,7 @@ class Counting(JobKind):
 
     def train(self) -> ReuseLoader:  # type: ignore[override]
         data = self.kind(self.file, self.broken)
-        return ReuseLoader(data, BATCH, workers=self.workers, worker_kind="thread", reuse=1, seed=3)
+        return ReuseLoader(data, BATCH, workers=Workers(self.workers, "thread"), reuse=1, seed=3)
 
 
 def reads(file: Path) -> int:

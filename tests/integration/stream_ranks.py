@@ -21,22 +21,21 @@ def cases(rank: int, folder: Path) -> dict[str, Callable[[], ReuseLoader]]:
     paths = str(folder / "shard-*.tar")
 
     def tars(found: str = paths, promised: int | None = 20, **options: Any) -> ReuseLoader:
-        return ReuseLoader(
-            TarShards(found, decoded), 4, 2, 2, samples_per_pass=promised, workers=1, **options
-        )
+        stream = TarShards(found, decoded, samples=promised)
+        return ReuseLoader(stream, 4, 2, 2, workers=1, **options)
 
     one = str(folder / "shard-000.tar")
     return {
         "tars": tars,
         "an iterable": lambda: ReuseLoader(
-            IterableSamples(Counted(20), sharded=False), 4, 2, samples_per_pass=20, workers=1
+            IterableSamples(Counted(20), sharded=False, samples=20), 4, 2, workers=1
         ),
         "unknown length": lambda: tars(promised=None),
         "other seeds": lambda: tars(seed=rank),
         "other lengths": lambda: tars(promised=20 + 2 * rank),
         "other tars": lambda: tars([paths, f"{folder}/shard-00[01].tar"][rank]),
         "one tar": lambda: tars(one),
-        "one rank twice": lambda: tars(rank=1, world_size=2),
+        "one rank twice": lambda: tars(rank=(1, 2)),
     }
 
 

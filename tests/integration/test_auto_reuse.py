@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from loaders import ReuseLoader, passes
+from loaders import Cache, ReuseLoader, Workers, passes
 from loaders.workers.prefetcher import Prefetcher
 
 BATCH = 4
@@ -54,8 +54,8 @@ class Slow:
 
 
 def auto(source: Slow, **changes: Any) -> ReuseLoader:
-    options = {"reuse": "auto", "workers": 2, "buffer_batches": 3, **changes}
-    options["worker_kind"] = "thread"  # a clock ticks in its process alone
+    # In threads: a clock ticks in its process alone.
+    options = {"reuse": "auto", "workers": Workers(2, "thread"), "buffer_batches": 3, **changes}
     return ReuseLoader(source, BATCH, **options)
 
 
@@ -78,8 +78,7 @@ def test_the_smallest_reuse_that_keeps_up_is_served_from_the_next_pass_on(
     samples_per_second: float, reuse: int, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "loaders")
-    workers = 2
-    with auto(Slow(clock, workers / samples_per_second), workers=workers) as loader:
+    with auto(Slow(clock, 2 / samples_per_second)) as loader:
         assert loader.reuse == 1
         assert train(loader, clock) == 100, "the pass that measures serves everything once"
         assert loader.reuse == reuse
@@ -149,7 +148,7 @@ def test_a_copy_to_a_device_that_is_one_batch_ahead_measures_the_same(clock: Clo
 
 
 def test_what_the_cache_gives_makes_reuse_needless_again(clock: Clock) -> None:
-    with auto(Slow(clock, 2 / 30), cache="ram", cache_bytes=10**6) as loader:
+    with auto(Slow(clock, 2 / 30), cache=Cache("ram", 10**6)) as loader:
         train(loader, clock)
         assert loader.reuse == 4
         for _ in range(2):

@@ -15,8 +15,7 @@ import pytest
 import torch
 from support.cache_contents import MIB, NAME, SAMPLES, fill, holds, offer, picture
 
-from loaders.cache.cache import DecodedCache
-from loaders.cache.cache_setup import open_cache
+from loaders.cache.cache import DecodedCache, RamCache
 from loaders.cache.disk_cache import DiskCache
 from loaders.errors import CacheError
 
@@ -242,7 +241,7 @@ def test_four_threads_that_offer_and_read_see_whole_samples_and_keep_the_limit(
         except BaseException as error:
             failures.append(error)
 
-    with open_cache(kind, limit, tmp_path, NAME, 0) as cache:
+    with RamCache(limit) if kind == "ram" else DiskCache(tmp_path, limit, NAME, 0) as cache:
         threads = [threading.Thread(target=work, args=(n, cache)) for n in range(4)]
         for thread in threads:
             thread.start()

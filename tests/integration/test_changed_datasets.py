@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from loaders import ReuseLoader
+from loaders import Cache, ReuseLoader, Workers
 
 SCALE = 1
 READERS: dict[str, dict[str, Any]] = {
-    "processes": {"workers": 2, "worker_kind": "process"},
-    "threads": {"workers": 2, "worker_kind": "thread"},
+    "processes": {"workers": Workers(2, "process")},
+    "threads": {"workers": Workers(2, "thread")},
     "nobody": {"workers": 0},
 }
 
@@ -122,7 +122,7 @@ def test_a_change_within_a_pass_is_served_from_the_next_one_on(reader: str) -> N
 @pytest.mark.parametrize("reader", READERS)
 def test_a_cache_does_not_serve_what_the_data_set_was_before(reader: str) -> None:
     data = Rows()
-    kept: dict[str, Any] = {"cache": "ram", "cache_bytes": 10**6, "shuffle": False}
+    kept: dict[str, Any] = {"cache": Cache("ram", 10**6), "shuffle": False}
     with ReuseLoader(data, 4, 1, **kept, **READERS[reader]) as loader:
         list(loader)
         data.epoch = 1

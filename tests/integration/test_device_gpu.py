@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import ReuseLoader
+from loaders import Device, ReuseLoader
 from loaders.device import DeviceFeed
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import (
@@ -100,7 +100,7 @@ def test_geometry_on_the_gpu_gives_the_bits_of_the_cpu(
 ) -> None:
     here = batches(dataset(), augment=augment)
     there = batches(
-        dataset(), augment=augment, device="cuda", augment_on="device", pin_memory=pin_memory
+        dataset(), augment=augment, device=Device("cuda", augments=True), pin_memory=pin_memory
     )
     assert equal(there, here)
 
@@ -112,16 +112,16 @@ def test_pinned_batches_without_a_device_are_pinned_and_the_same() -> None:
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-@pytest.mark.parametrize("augment_on", ["cpu", "device"])
+@pytest.mark.parametrize("augments", [False, True])
 def test_memory_is_not_used_again_before_the_gpu_is_done_with_it(
-    augment_on: Any, pin_memory: bool
+    augments: bool, pin_memory: bool
 ) -> None:
     """The GPU is far behind the consumer, which lets go of every batch at once."""
     augment = GEOMETRY["resized crop"]
     here = batches(Pictures(), augment=augment)
     there = []
-    arguments = {"augment": augment, "augment_on": augment_on, "pin_memory": pin_memory}
-    with ReuseLoader(Pictures(), 8, 3, workers=2, seed=5, device="cuda", **arguments) as loader:
+    there_too: Any = {"device": Device("cuda", augments), "pin_memory": pin_memory}
+    with ReuseLoader(Pictures(), 8, 3, workers=2, seed=5, augment=augment, **there_too) as loader:
         for _ in range(2):
             for batch in loader:
                 torch.cuda._sleep(LONG // 50)
@@ -135,7 +135,7 @@ def test_a_pass_that_is_resumed_on_the_gpu_goes_on_as_on_the_cpu(reuse: int) -> 
     arguments: dict[str, Any] = {"augment": GEOMETRY["resized crop"], "seed": 5, "workers": 2}
     with ReuseLoader(Pictures(), 8, reuse, **arguments) as whole:
         here = list(whole)
-    arguments |= {"device": "cuda", "augment_on": "device"}
+    arguments |= {"device": Device("cuda", augments=True)}
     with ReuseLoader(Pictures(), 8, reuse, **arguments) as first:
         served = iter(first)
         head = [next(served) for _ in range(3)]

@@ -48,7 +48,7 @@ def passes(*loaders: ReuseLoader) -> list[list[int]]:
 
 def alone() -> ReuseLoader:
     """It waits for no other process."""
-    return own(rank=0, world_size=1)
+    return own(rank=(0, 1))
 
 
 both_ways = pytest.mark.parametrize("make", [own, adopted, alone])
@@ -150,7 +150,7 @@ def test_ranks_with_other_global_seeds_serve_the_order_of_the_first(tmp_path: Pa
         assert seeds == (drawn, drawn)
         assert sorted(shares[0] + shares[1]) == IDS
         for rank in range(WORLD):
-            assert passes(make(seed=drawn, rank=rank, world_size=WORLD)) == [shares[rank]]
+            assert passes(make(seed=drawn, rank=(rank, WORLD))) == [shares[rank]]
 
 
 def told(rank: int, folder: Path) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders import ReuseLoader
+from loaders import Cache, ReuseLoader, Workers
 from loaders.errors import FrozenDraw
 
 SAMPLES, RARE = 200, 137
 READERS: dict[str, dict[str, Any]] = {
-    "processes": {"workers": 2, "worker_kind": "process"},
+    "processes": {"workers": Workers(2, "process")},
     "nobody": {"workers": 0},
 }
 DRAWS: dict[str, Callable[["Rare"], float]] = {
@@ -63,7 +63,7 @@ def test_the_first_sample_of_all_is_watched_too(reader: str) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_cache_would_serve_it_again_too_and_skipping_is_no_way_round(reader: str) -> None:
-    options: dict[str, Any] = {"cache": "ram", "cache_bytes": 10**6, "on_error": "skip"}
+    options: dict[str, Any] = {"cache": Cache("ram", 10**6), "on_error": "skip"}
     with (
         ReuseLoader(Rare("torch"), 4, 1, **options, **READERS[reader]) as loader,
         pytest.raises(FrozenDraw, match=f"reading sample {RARE}"),

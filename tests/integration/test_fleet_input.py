@@ -22,7 +22,7 @@ from benchmarks.twins.fleet_jobs import (
     make,
     samples,
 )
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from trainers.fleet.deciding.events import Event, TurnEnded
 from trainers.fleet.deciding.fleet_state import FleetState
 from trainers.fleet.deciding.stop_rule import Seen
@@ -61,7 +61,7 @@ class Reading(JobKind):
 def loader(**options: Any) -> ReuseLoader:
     data = options.pop("data", None) or Counted()
     return ReuseLoader(
-        data, BATCH, **{"workers": 1, "worker_kind": "thread", "reuse": 1, "seed": 3, **options}
+        data, BATCH, **{"workers": Workers(1, "thread"), "reuse": 1, "seed": 3, **options}
     )
 
 

@@ -147,8 +147,8 @@ def test_ranks_get_samples_of_their_own(shards: int) -> None:
     served: Counter[int] = Counter()
     for rank in range(2):
         streamed = told.to_iterable_dataset(num_shards=shards)
-        options = {"rank": rank, "world_size": 2, "samples_per_pass": SAMPLES}
-        with loader_of(streamed, **options) as loader:
+        promised = IterableSamples(streamed, samples=SAMPLES)
+        with loader_of(promised, rank=(rank, 2)) as loader:
             served.update(number for batch in watch(loader) for number in batch)
     assert served == dict.fromkeys(range(SAMPLES), 2)
 

@@ -8,7 +8,7 @@ import torch
 from support import serve_functions as functions
 from torch.utils.data import DataLoader
 
-from loaders import LaneLoader, ReuseLoader, SharedStream
+from loaders import Cache, Device, LaneLoader, ReuseLoader, SharedStream, Workers
 from loaders.augment import Chain, Flip, Normalize, PadCrop, RandomResizedCrop
 
 MOVE = Chain([PadCrop(3), Flip()])
@@ -37,8 +37,8 @@ class Plain:
 
 def loader(data: Any = None, **changes: Any) -> ReuseLoader:
     usual: dict[str, Any] = {
-        "batch_size": 4, "reuse": 3, "buffer_batches": 2, "augment": MOVE, "workers": 1,
-        "views": 2, "parts": NAMED, "worker_kind": "thread",
+        "batch_size": 4, "reuse": 3, "buffer_batches": 2, "augment": [MOVE, MOVE],
+        "workers": Workers(1, "thread"), "parts": NAMED,
     }  # fmt: skip
     return ReuseLoader(Plain() if data is None else data, **{**usual, **changes})
 
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_after_any_batch_sees_the_same(taken: int, reaugment:
 def test_a_view_more_needs_no_decode_and_changes_no_other() -> None:
     stats, runs = [], list[list[Any]]()
     for views in (1, 2, 3):
-        with loader(views=views) as made:
+        with loader(augment=MOVE if views == 1 else [MOVE] * views) as made:
             runs.append(list(made))
             stats.append((made.stats.decoded, made.stats.served, made.stats.reused))
     assert len(set(stats)) == 1
@@ -105,7 +105,7 @@ def pictures() -> list[Any]:
 
 def test_reuse_and_views_multiply_into_different_draws() -> None:
     seen: dict[int, set[float]] = {}
-    for views, ids in loader(pictures(), augment=drawn, parts=None):
+    for views, ids in loader(pictures(), augment=[drawn, drawn], parts=None):
         for view in views:
             for number, value in zip(ids.tolist(), view.flatten().tolist(), strict=True):
                 seen.setdefault(number, set()).add(value)
@@ -113,7 +113,7 @@ def test_reuse_and_views_multiply_into_different_draws() -> None:
 
 
 def test_crops_of_several_sizes_have_their_own_parts() -> None:
-    for batch in loader(augment=CROPS, views=1):
+    for batch in loader(augment=CROPS):
         assert [view.shape[-1] for view in batch["picture"]] == [8, 8, 4, 4, 4]
         assert [mask.shape[-1] for mask in batch["mask"]] == [8, 8, 4, 4, 4]
         for boxes, side in zip(batch["boxes"], (8, 8, 4, 4, 4), strict=True):
@@ -122,7 +122,7 @@ def test_crops_of_several_sizes_have_their_own_parts() -> None:
 
 def test_colours_come_with_the_moves_and_leave_the_parts() -> None:
     norm = Chain([*MOVE.steps, Normalize((0.0,), (1 / 255,))])
-    for batch in loader(augment=norm):
+    for batch in loader(augment=[norm, norm]):
         for picture, mask in zip(batch["picture"], batch["mask"], strict=True):
             assert picture.dtype == torch.float32
             assert torch.equal(picture[:, 0].round().long(), mask)
@@ -135,20 +135,20 @@ def test_a_dataloader_is_taken_over_with_its_parts() -> None:
         for pictures, target in made:
             assert torch.equal(pictures[:, 0], target["mask"])
     named = DataLoader(Plain(), batch_size=4, shuffle=True, collate_fn=lambda samples: samples)  # type: ignore[arg-type]
-    with ReuseLoader.from_dataloader(named, augment=MOVE, views=2, parts=NAMED) as made:
+    with ReuseLoader.from_dataloader(named, augment=[MOVE, MOVE], parts=NAMED) as made:
         for sample in (sample for batch in made for sample in batch):
             for picture, mask in zip(sample["picture"], sample["mask"], strict=True):
                 assert torch.equal(picture[0].long(), mask)
 
 
 def test_processes_that_read_serve_what_threads_serve() -> None:
-    assert served(loader()) == served(loader(worker_kind="process", workers=2))
+    assert served(loader()) == served(loader(workers=Workers(2, "process")))
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cache_keeps_parts_and_not_their_draws(cache: Any, tmp_path: Path) -> None:
-    folder = {"cache_dir": tmp_path} if cache == "disk" else {}
-    kept = loader(cache=cache, cache_bytes=1 << 22, **folder)
+    folder = tmp_path if cache == "disk" else None
+    kept = loader(cache=Cache(cache, 1 << 22, folder))
     assert served(kept, 2) == served(loader(), 2)
 
 
@@ -176,14 +176,14 @@ def test_lanes_serve_views() -> None:
 
 def test_views_are_made_on_a_device() -> None:
     # A CPU stands for it: the code is the same, but for the streams.
-    there = loader(pictures(), parts=None, augment_on="device", device="cpu")
+    there = loader(pictures(), parts=None, device=Device("cpu", augments=True))
     assert served(there) == served(loader(pictures(), parts=None))
 
 
 def test_a_limit_of_memory_counts_every_view() -> None:
     def needed(views: int) -> int:
         with pytest.raises(Exception, match="buffer_bytes") as told_off:
-            list(loader(views=views, buffer_bytes=1))
+            list(loader(augment=[MOVE] * views, buffer_bytes=1))
         return int(str(told_off.value).rsplit(" ", 6)[-4].rstrip(","))
 
     picture = 3 * 9 * 11

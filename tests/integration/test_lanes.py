@@ -13,6 +13,7 @@ from eventually import eventually
 from support.lane_peers import CROP, Bits, a_pass, bits, loader, reference
 from support.loader_datasets import Pictures, pixels
 
+from loaders import Cache, Workers
 from loaders.lanes.held_lanes import LaneRoom
 from loaders.lanes.lane_loader import LaneLoader
 from loaders.lanes.lane_reading import LaneReading
@@ -30,20 +31,19 @@ def test_any_number_of_threads_serves_the_same(workers: int) -> None:
 
 
 def test_worker_processes_serve_the_same() -> None:
-    with LaneLoader(loader(worker_kind="process", start_method="fork"), 3) as peer:
+    with LaneLoader(loader(workers=Workers(2, "process", start_method="fork")), 3) as peer:
         assert [a_pass(peer)] == reference()
 
 
 def test_a_cache_keeps_samples_for_all_lanes_and_peers(tmp_path: Path) -> None:
     for kind in ("ram", "disk"):
-        where = {"cache_dir": tmp_path} if kind == "disk" else {}
         # One worker: another one may decode a sample of the next pass that this pass still reads.
-        kept = loader(workers=1, cache=kind, cache_bytes=1 << 20, **where)
+        kept = loader(workers=1, cache=Cache(kind, 1 << 20, tmp_path if kind == "disk" else None))
         with LaneLoader(kept, 3) as peer:
             assert [a_pass(peer), a_pass(peer)] == reference(2)
             assert (peer.stats.decoded, peer.stats.cached) == (100, 100)
             assert peer.stats.extra_decodes == 0
-    with LaneLoader(loader(cache="disk", cache_bytes=1 << 20, cache_dir=tmp_path), 3) as later:
+    with LaneLoader(loader(cache=Cache("disk", 1 << 20, folder=tmp_path)), 3) as later:
         assert [a_pass(later)] == reference()
         assert (later.stats.decoded, later.stats.cached) == (0, 100)
 

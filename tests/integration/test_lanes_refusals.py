@@ -22,7 +22,7 @@ from loaders.lanes.lane_loader import LaneLoader
         ({"reuse": "auto"}, 2, LaneError, 'reuse="auto" measures'),
         ({"buffer_bytes": 1 << 20}, 2, LaneError, "buffer_bytes=1048576 decides"),
         ({"device": "cpu"}, 2, LaneError, "leave device out"),
-        ({"rank": 1, "world_size": 2}, 2, LaneError, "rank 1 of 2, .* rank=0 and world_size=1"),
+        ({"rank": (1, 2)}, 2, LaneError, "rank 1 of 2, .* rank=\\(0, 1\\)"),
     ],
 )
 def test_what_cannot_be_dealt_in_lanes_is_refused_by_name(

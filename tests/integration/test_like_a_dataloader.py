@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.errors import SampleShapeError
 
 
@@ -144,7 +144,7 @@ class Made:
 
 def adopted(made: Callable[[int], Any]) -> tuple[DataLoader[Any], ReuseLoader]:
     theirs = DataLoader(Made(made), 3)  # pyright: ignore[reportArgumentType]
-    reading: Any = {"workers": 1, "worker_kind": "thread"}
+    reading: Any = {"workers": Workers(1, "thread")}
     return theirs, ReuseLoader.from_dataloader(theirs, reuse=1, **reading)
 
 

@@ -2,14 +2,14 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from support import loader_datasets as sets
 
-from loaders import ReuseLoader
+from loaders import Cache, ReuseLoader, Workers
 from loaders.cache.cache import RAM_ENTRY_BYTES
 from loaders.cache.fingerprint import VERIFIED
 from loaders.errors import CacheError
@@ -25,10 +25,10 @@ def cached(tmp_path: Path) -> Any:
     """`cached("disk")`: a loader with such a cache, the same folder every time."""
 
     def make(kind: str, limit: int = 10**6, **changes: Any) -> ReuseLoader:
-        folder = {"cache_dir": tmp_path / "cache"} if kind == "disk" else {}
-        options = {"reuse": 3, "workers": 2, "augment": AUGMENT, **folder, **changes}
+        kept = Cache(cast(Any, kind), limit, tmp_path / "cache" if kind == "disk" else None)
+        options = {"reuse": 3, "workers": 2, "augment": AUGMENT, **changes}
         source = sets.Pictures(SAMPLES, count=tmp_path / "counted")
-        return ReuseLoader(source, 4, cache=kind, cache_bytes=limit, **options)  # pyright: ignore[reportArgumentType]
+        return ReuseLoader(source, 4, cache=kept, **options)  # pyright: ignore[reportArgumentType]
 
     return make
 
@@ -47,7 +47,7 @@ def plain() -> Any:
 def test_later_passes_decode_nothing_and_serve_the_same(
     kind: str, worker_kind: Any, cached: Any, plain: Any, tmp_path: Path
 ) -> None:
-    with plain() as without, cached(kind, worker_kind=worker_kind) as loader:
+    with plain() as without, cached(kind, workers=Workers(2, worker_kind)) as loader:
         (tmp_path / "counted").unlink()  # it has looked whether reading repeats itself
         for number in range(3):
             assert sets.served(loader) == sets.served(without)
@@ -141,8 +141,8 @@ def test_a_sample_that_stands_in_for_another_is_cached_as_itself(
         options = {"reuse": 2, "workers": 1, "augment": AUGMENT, "on_error": "skip", **changes}
         return ReuseLoader(sets.Pictures(SAMPLES, (4, 30)), 4, **options)
 
-    folder = {"cache_dir": tmp_path / "cache"} if kind == "disk" else {}
-    with skipping() as without, skipping(cache=kind, cache_bytes=10**6, **folder) as loader:
+    kept = Cache(cast(Any, kind), 10**6, tmp_path / "cache" if kind == "disk" else None)
+    with skipping() as without, skipping(cache=kept) as loader:
         for _ in range(3):
             assert sets.served(loader) == sets.served(without)
         assert set(loader.skipped) == {4, 30}
@@ -182,11 +182,9 @@ class LabelTable:
         return torch.zeros(2), int(found)
 
 
-def labels_served(source: Any, folder: Path, **options: Any) -> list[int]:
-    with ReuseLoader(
-        source, 50, 1, shuffle=False, workers=1, cache="disk", cache_bytes=10**6,
-        cache_dir=folder, **options,
-    ) as loader:  # fmt: skip
+def labels_served(source: Any, folder: Path, key: str | None = None) -> list[int]:
+    cache = Cache("disk", 10**6, folder, key)
+    with ReuseLoader(source, 50, 1, shuffle=False, workers=1, cache=cache) as loader:
         return [int(label) for _, labels in loader for label in labels]
 
 
@@ -213,24 +211,24 @@ def test_a_key_vouches_for_an_open_file_until_a_sample_differs(tmp_path: Path) -
         del sources[-1].path  # what is left is the open file
         return sources[-1]
 
-    with pytest.raises(CacheError, match=r"data set.labels \(_io.TextIOWrapper\).*cache_key"):
+    with pytest.raises(CacheError, match=r"data set.labels \(_io.TextIOWrapper\).*key="):
         labels_served(source(), folder)
-    assert labels_served(source(), folder, cache_key="v1") == [1] * 400
-    assert labels_served(source(), folder, cache_key="v1") == [1] * 400
+    assert labels_served(source(), folder, key="v1") == [1] * 400
+    assert labels_served(source(), folder, key="v1") == [1] * 400
     changed = [1] * 2 + [2] * 396 + [1] * 2
     write_table(table, changed)
     with pytest.raises(CacheError, match=r"sample \d+ of the decoded cache .* not what LabelTable"):
-        labels_served(source(), folder, cache_key="v1")
-    assert labels_served(source(), folder, cache_key="v2") == changed
+        labels_served(source(), folder, key="v1")
+    assert labels_served(source(), folder, key="v2") == changed
     for opened in sources:
         opened.labels.close()
 
 
 def test_a_key_without_a_cache_on_disk_is_refused() -> None:
-    with pytest.raises(ValueError, match="cache_key='v1' has no effect"):
-        ReuseLoader(sets.Pictures(4), 2, cache="ram", cache_bytes=10**6, cache_key="v1")
-    with pytest.raises(TypeError, match="cache_key must be a word"):
-        ReuseLoader(sets.Pictures(4), 2, cache="disk", cache_bytes=10, cache_dir=".", cache_key=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="key='v1' has no effect"):
+        ReuseLoader(sets.Pictures(4), 2, cache=Cache("ram", 10**6, key="v1"))
+    with pytest.raises(TypeError, match="key must be a word"):
+        ReuseLoader(sets.Pictures(4), 2, cache=Cache("disk", 10, folder=".", key=1))  # pyright: ignore[reportArgumentType]
 
 
 # ---- two runs at once ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support import loader_datasets as sets
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.errors import DecodeError, LoaderError
 from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import Augmentation, Chain, Flip, PadCrop
@@ -69,7 +69,7 @@ def test_a_damaged_picture_is_named_or_replaced(
     source = picture_folder(make_pictures(tmp_path, {"cat": 6, "dog": 6}), size=16)
     bad = Path(source.paths[5])
     damage(bad)
-    options = {"reuse": 2, "workers": 2, "worker_kind": worker_kind, **changes}
+    options = {"reuse": 2, "workers": Workers(2, worker_kind), **changes}
     with ReuseLoader(source, BATCH, **options) as loader:
         with pytest.raises(DecodeError) as error:
             list(loader)
@@ -137,7 +137,7 @@ def test_a_resume_replaces_the_same_samples(worker_kind: Any) -> None:
     for batches in (1, 7, 17):
         interrupted = skipping((2, 9))
         assert sets.served(interrupted, batches) == head_and_tail[:batches]
-        resumed = skipping((2, 9), worker_kind=worker_kind, workers=2)
+        resumed = skipping((2, 9), workers=Workers(2, worker_kind))
         resumed.load_state_dict(interrupted.state_dict())
         assert sets.served(resumed) == head_and_tail[batches:]
         resumed.close()
@@ -226,7 +226,7 @@ def test_a_set_that_gives_another_number_of_samples_than_it_was_asked_for_is_nam
             return [self[i] for i in [*ids, *ids][: given if given < 3 else len(ids) + 1]]
 
     with (
-        ReuseLoader(Many(), BATCH, 1, workers=1, worker_kind="thread") as loader,
+        ReuseLoader(Many(), BATCH, 1, workers=Workers(1, "thread")) as loader,
         pytest.raises(LoaderError, match=r"__getitems__ of Many gave \d+ samples for \d+ ids"),
     ):
         list(loader)

@@ -16,7 +16,7 @@ from support import loader_datasets as sets
 from support.numbered_samples import in_threads
 from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
-from loaders import ReuseLoader
+from loaders import Cache, Device, ReuseLoader, Workers
 from loaders.errors import StateError
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
@@ -51,11 +51,13 @@ def test_what_is_drawn_once_may_be_augmented_at_every_serve_too() -> None:
         assert sum(len(seen) for seen in looks(loader).values()) > 100  # of 120 serves
 
 
-@pytest.mark.parametrize("options", [{}, {"augment": AUGMENT}, {"worker_kind": "process"}], ids=str)
+@pytest.mark.parametrize("kind", ["auto", "process"])
+@pytest.mark.parametrize("augment", [None, AUGMENT])
 @pytest.mark.parametrize("batches", [1, 8, 23])
-def test_a_resume_draws_the_same_once(batches: int, options: Any) -> None:
+def test_a_resume_draws_the_same_once(batches: int, augment: Any, kind: Any) -> None:
     def make() -> ReuseLoader:
-        return ReuseLoader(sets.Pictures(32), 4, 3, once=AUGMENT, workers=2, **options)
+        workers = Workers(2, kind)
+        return ReuseLoader(sets.Pictures(32), 4, 3, once=AUGMENT, augment=augment, workers=workers)
 
     with make() as whole, make() as interrupted, make() as resumed:
         tail = sets.served(whole)
@@ -107,7 +109,7 @@ def test_another_world_size_goes_on_where_a_pass_ends_with_every_sample(
     before, after = worlds
 
     def make(rank: int, world: int) -> ReuseLoader:
-        return ReuseLoader(sets.Pictures(24), 2, 2, workers=1, rank=rank, world_size=world)
+        return ReuseLoader(sets.Pictures(24), 2, 2, workers=1, rank=(rank, world))
 
     with make(0, before) as saved:
         list(saved)
@@ -178,17 +180,15 @@ def test_a_users_collate_gets_samples_and_its_batches_are_served() -> None:
 # ---- device -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("augment_on", ["cpu", "device"])
+@pytest.mark.parametrize("augments", [False, True])
 @pytest.mark.parametrize("reaugment", [False, True])
 def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
-    augment_on: Any, reaugment: bool
+    augments: bool, reaugment: bool
 ) -> None:
     options: dict[str, Any] = {"augment": AUGMENT, "workers": 2, "reaugment": reaugment}
     with (
         ReuseLoader(sets.Pictures(30), 4, 3, **options) as host,
-        ReuseLoader(
-            sets.Pictures(30), 4, 3, device="cpu", augment_on=augment_on, **options
-        ) as there,
+        ReuseLoader(sets.Pictures(30), 4, 3, device=Device("cpu", augments), **options) as there,
     ):
         for _ in range(2):
             infos = []
@@ -208,7 +208,7 @@ def test_on_a_device_batches_are_those_of_the_host_bit_for_bit(
 def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
     def make() -> ReuseLoader:
         return ReuseLoader(
-            sets.Pictures(30), 4, 3, augment=AUGMENT, workers=2, device="cpu", augment_on="device"
+            sets.Pictures(30), 4, 3, augment=AUGMENT, workers=2, device=Device("cpu", augments=True)
         )
 
     with make() as whole, make() as interrupted, make() as resumed:
@@ -222,22 +222,23 @@ def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"on_error": "skipp"},
-        {"worker_kind": "processes"},
-        {"augment_on": "gpu"},
-        {"cache": "memory", "cache_bytes": 100},
-        {"augment_on": "device", "augment": AUGMENT},
-        {"start_method": "spawn", "worker_kind": "thread"},
-        {"cache_bytes": 100},
-        {"cache_dir": "somewhere"},
+        (lambda: {"on_error": "skipp"}, "on_error must be one of raise, skip, not 'skipp'"),
+        (lambda: {"cache": "ram"}, "cache must be a Cache, such as .* not 'ram'"),
+        (lambda: Workers(kind="processes"), "kind must be one of auto, thread, process"),
+        (lambda: Workers(kind="thread", start_method="spawn"), "start_method='spawn' has no"),
+        (lambda: Workers(0, "process"), "process.*no effect with workers=0"),
+        (lambda: Workers(0, timeout=1), "timeout=1 has no effect without workers"),
+        (lambda: Cache("memory", 100), "kind must be one of ram, disk, not 'memory'"),
+        (lambda: Cache("ram", 0), "limit_bytes must be at least 1, not 0"),
+        (lambda: Cache("disk", 100), "needs a folder"),
+        (lambda: Cache("ram", 100, folder="kept"), "folder='kept' has no effect on a cache in RAM"),
     ],
-    ids=str,
 )
-def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ReuseLoader(sets.Pictures(20), 4, 2, workers=1, **wrong)
+def test_a_word_that_nobody_knows_or_that_has_no_effect_is_refused(wrong: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        ReuseLoader(sets.Pictures(20), 4, 2, **wrong())
 
 
 @pytest.mark.parametrize("batches", [0, -1])
@@ -329,7 +330,7 @@ def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
         "workers": draw(st.integers(1, 3)),
         "device": draw(st.sampled_from([None, "cpu"])),
         **draw(st.sampled_from([{}, {"augment": AUGMENT}, {"once": AUGMENT}])),
-        **draw(st.sampled_from([{}, {"cache": "ram", "cache_bytes": 6000}])),
+        **draw(st.sampled_from([{}, {"cache": Cache("ram", 6000)}])),
     }
     resident = resident and not options.keys() & {"once", "cache"}
     arrays = PictureArrays(np.zeros((size, 8, 8, 3), np.uint8), np.arange(size), ("a", "b"))

@@ -17,7 +17,7 @@ from products import every_value
 from support import loader_datasets as sets
 from torch.utils.data import DataLoader
 
-from loaders import LoaderError, ReuseLoader
+from loaders import LoaderError, ReuseLoader, Workers
 from loaders.errors import PassEnded, WorkerDied
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
@@ -31,7 +31,8 @@ AUGMENT = Chain([PadCrop(2), Flip()])
 
 
 def apart(source: Any, **changes: Any) -> ReuseLoader:
-    options = {"reuse": 3, "workers": 2, "augment": AUGMENT, "worker_kind": "process", **changes}
+    options: dict[str, Any] = {"reuse": 3, "augment": AUGMENT, **changes}
+    options["workers"] = Workers(2, "process").changed_by(options.get("workers", Workers()))
     return ReuseLoader(source, 4, **options)
 
 
@@ -40,7 +41,7 @@ def apart(source: Any, **changes: Any) -> ReuseLoader:
 
 def test_processes_serve_what_threads_do_and_read_it_as_often(tmp_path: Path) -> None:
     counted = tmp_path / "counted"
-    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+    with apart(sets.Pictures(40), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads) + sets.served(threads)
     with apart(sets.Pictures(40, count=counted)) as processes:
         counted.unlink()  # the loader has looked, when it was made, whether reading repeats itself
@@ -85,21 +86,21 @@ def test_a_dataloader_with_workers_keeps_reading_right_where_threads_would_mix_s
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_random_reading_is_refused_whoever_reads(kind: Any) -> None:
     with pytest.raises(LoaderError, match="reading Drawing is random"):
-        apart(sets.Drawing(12), worker_kind=kind, augment=None)
+        apart(sets.Drawing(12), workers=Workers(kind=kind), augment=None)
     assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_may_be_started_in_any_way(method: Any) -> None:
-    with apart(sets.Pictures(12), worker_kind="thread") as threads:
+    with apart(sets.Pictures(12), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads)
-    with apart(sets.Pictures(12), start_method=method, workers=1) as processes:
+    with apart(sets.Pictures(12), workers=Workers(1, start_method=method)) as processes:
         assert sets.served(processes) == expected
 
 
 @pytest.mark.parametrize("batches", [1, 11, 29])
 def test_a_resume_may_change_who_reads(batches: int) -> None:
-    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+    with apart(sets.Pictures(40), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(40)) as interrupted:
         assert sets.served(interrupted, batches) == expected[:batches]
@@ -116,7 +117,7 @@ def test_a_resume_may_change_who_reads(batches: int) -> None:
 def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
     deadly: int, tmp_path: Path
 ) -> None:
-    with apart(sets.Pictures(40), worker_kind="thread") as threads:
+    with apart(sets.Pictures(40), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads)
     with apart(sets.Killed(40, deadly, 1, tmp_path / "killed")) as loader:
         assert sets.served(loader) == expected
@@ -125,7 +126,7 @@ def test_of_a_worker_that_is_killed_nothing_is_lost_and_nothing_served_twice(
 
 
 def test_every_worker_may_be_killed_from_outside_once() -> None:
-    with apart(sets.Pictures(200), worker_kind="thread") as threads:
+    with apart(sets.Pictures(200), workers=Workers(kind="thread")) as threads:
         expected = sets.served(threads)
     with apart(sets.Pictures(200)) as loader:
         pool: Any = loader.pipeline_of_this_process()._processes  # pyright: ignore[reportPrivateUsage]
@@ -153,7 +154,8 @@ def test_a_second_death_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
 
 
 def test_batches_before_a_second_death_were_served_whole(tmp_path: Path) -> None:
-    order = apart(sets.Pictures(40), worker_kind="thread", reuse=1, shuffle=False, augment=None)
+    threads = Workers(kind="thread")
+    order = apart(sets.Pictures(40), workers=threads, reuse=1, shuffle=False, augment=None)
     expected = sets.served(order)
     order.close()
     source = sets.Killed(40, 21, 9, tmp_path / "killed")
@@ -197,11 +199,11 @@ INTERRUPTED = """
 import multiprocessing, sys, threading
 sys.path.insert(0, {here!r})
 from support import loader_datasets
-from loaders import LoaderError, ReuseLoader
+from loaders import LoaderError, ReuseLoader, Workers
 
 def main():
     loader = ReuseLoader(
-        loader_datasets.Pictures(10_000_000), 4, 2, workers=2, worker_kind={kind!r}
+        loader_datasets.Pictures(10_000_000), 4, 2, workers=Workers(2, {kind!r})
     )
     try:
         for number, _ in enumerate(loader):
@@ -262,10 +264,10 @@ def serve_in_a_child(loader: ReuseLoader, told: Any) -> None:
 def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed(
     method: str, moment: str
 ) -> None:
-    expected_loader = apart(sets.Pictures(20), worker_kind="thread")
+    expected_loader = apart(sets.Pictures(20), workers=Workers(kind="thread"))
     expected = sets.served(expected_loader)
     expected_loader.close()
-    loader = apart(sets.Pictures(20), worker_kind="thread")
+    loader = apart(sets.Pictures(20), workers=Workers(kind="thread"))
     got = []
     context = cast(SpawnContext, multiprocessing.get_context(method))
     ours, theirs = context.Pipe()
@@ -295,7 +297,7 @@ def test_a_loader_goes_to_a_child_at_any_moment_and_the_parents_is_not_disturbed
 
 
 def test_a_pass_that_was_begun_in_the_parent_is_refused_in_a_fork() -> None:
-    loader = apart(sets.Pictures(40), worker_kind="thread")
+    loader = apart(sets.Pictures(40), workers=Workers(kind="thread"))
     begun = iter(loader)
     next(begun)
     child = os.fork()
@@ -341,7 +343,7 @@ def test_a_fork_that_closes_its_copy_leaves_the_parents_workers_alone(end: str) 
 def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle(
     served_before: int, worker_kind: Any
 ) -> None:
-    with apart(sets.Pictures(20), worker_kind=worker_kind) as loader:
+    with apart(sets.Pictures(20), workers=Workers(kind=worker_kind)) as loader:
         if served_before:
             sets.served(loader, served_before)
         with pickle.loads(pickle.dumps(loader)) as copy:
@@ -354,7 +356,7 @@ def test_a_pickled_loader_goes_on_with_the_next_pass_and_its_state_in_the_middle
 
 
 def test_what_a_pickled_loader_weighs_does_not_depend_on_its_buffer() -> None:
-    with apart(sets.Pictures(200), worker_kind="thread", buffer_batches=40) as loader:
+    with apart(sets.Pictures(200), workers=Workers(kind="thread"), buffer_batches=40) as loader:
         next(iter(loader))
         assert loader.stats.buffer_bytes > 30_000
         assert len(pickle.dumps(loader)) < 20_000

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.computed_ids import count_computed_ids
 
-from loaders import LaneLoader, ReuseLoader
+from loaders import Cache, LaneLoader, ReuseLoader
 
 MANY = 10**12
 
@@ -51,9 +51,9 @@ def ids_of(loader: ReuseLoader, batches: int) -> list[list[int]]:
         {"reuse": 3, "mode": "block"},
         {"reuse": 2, "mode": "immediate"},
         {"reuse": 3, "shuffle": False},
-        {"reuse": 3, "rank": 500, "world_size": 1000},
+        {"reuse": 3, "rank": (500, 1000)},
         {"reuse": 3, "buffer_bytes": 1 << 20},
-        {"reuse": 3, "cache": "ram", "cache_bytes": 1 << 20},
+        {"reuse": 3, "cache": Cache("ram", 1 << 20)},
         {"reuse": 3, "on_error": "skip"},
         {"reuse": "auto"},
     ],
@@ -99,7 +99,7 @@ def test_the_first_batch_computes_the_ids_of_the_buffer_and_no_others(
     computed = count_computed_ids(monkeypatch)
     for batch in (0, 10**11):
         computed[0] = 0
-        with loader(reuse=3, rank=500, world_size=1000) as ours:
+        with loader(reuse=3, rank=(500, 1000)) as ours:
             ours.load_state_dict(at(ours.state_dict(), batch))
             ids_of(ours, 1)
             slots = ours.batch_size * ours.buffer_batches

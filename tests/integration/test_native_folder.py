@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import Compose, PILToTensor, RandomHorizontalFlip, Resize, v2
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.adopting.native_folder import NativeFolder, decoded_natively
 from loaders.adopting.transforms import Decode
 from loaders.augment import Chain, RandomResizedCrop
@@ -160,7 +160,9 @@ def test_a_damaged_picture_has_pillows_error_with_its_sample(jpegs: Path, tmp_pa
     assert str(error.value) == str(plain.value)
 
 
-@pytest.mark.parametrize("reading", [{}, {"worker_kind": "process"}, {"timeout": 60}], ids=str)
+@pytest.mark.parametrize(
+    "reading", [Workers(2), Workers(2, "process"), Workers(2, timeout=60)], ids=str
+)
 @pytest.mark.parametrize("flipped", [False, True])
 def test_an_adopted_loader_serves_the_same_and_says_who_decodes(
     jpegs: Path, reading: Any, flipped: bool, caplog: pytest.LogCaptureFixture
@@ -170,8 +172,7 @@ def test_an_adopted_loader_serves_the_same_and_says_who_decodes(
 
     def served(**options: Any) -> list[Any]:
         theirs = DataLoader(ImageFolder(str(jpegs), steps, **options), 4)  # type: ignore[arg-type]
-        how = {"workers": 2, "seed": 3, **reading}
-        with ReuseLoader.from_dataloader(theirs, reuse=2, **how) as loader:
+        with ReuseLoader.from_dataloader(theirs, reuse=2, seed=3, workers=reading) as loader:
             return [*loader]
 
     caplog.set_level(logging.INFO, "loaders.summary")
@@ -190,12 +191,14 @@ def plain_loader(path: str) -> Any:
 # ---- who decoded --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reading", [{}, {"worker_kind": "process"}, {"timeout": 60}], ids=str)
+@pytest.mark.parametrize(
+    "reading", [Workers(2), Workers(2, "process"), Workers(2, timeout=60)], ids=str
+)
 def test_stats_say_how_many_pictures_of_which_format_were_decoded_by_whom(
     mixed: Path, reading: Any
 ) -> None:
     crop = Chain([RandomResizedCrop(16)])
-    with ReuseLoader(mixed, 4, reuse=2, workers=2, augment=crop, **reading) as loader:
+    with ReuseLoader(mixed, 4, reuse=2, workers=reading, augment=crop) as loader:
         for _ in loader:
             pass
         counts = dict(loader.stats.decoders)

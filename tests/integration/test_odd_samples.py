@@ -9,12 +9,12 @@ import torch
 from support import loader_datasets as data
 from torch.utils.data import DataLoader
 
-from loaders import LoaderError, ReuseLoader
+from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.augment import Chain, Flip, RandomCrop, WholeSample
 from loaders.errors import BufferTooSmall, SampleShapeError
 
 SIZE = 20
-both = pytest.mark.parametrize("reading", [{}, {"worker_kind": "process"}], ids=str)
+both = pytest.mark.parametrize("reading", [Workers(2), Workers(2, "process")], ids=str)
 
 
 def singles(loader: ReuseLoader, passes: int = 1) -> list[Any]:
@@ -40,7 +40,7 @@ def test_a_collate_that_drops_what_is_none_works_as_with_a_dataloader(
 ) -> None:
     broken_set = data.Broken(SIZE, broken)
     theirs = DataLoader(broken_set, 4, collate_fn=data.whole)
-    with ReuseLoader.from_dataloader(theirs, reuse=1, workers=2, **reading) as loader:
+    with ReuseLoader.from_dataloader(theirs, reuse=1, workers=reading) as loader:
         batches = list(loader)
         assert loader.stats.served == SIZE  # a None is served, too
     assert len(batches) == 5
@@ -63,7 +63,7 @@ def test_what_is_none_stays_so_at_every_serve_and_the_rest_is_augmented(ours: bo
 
 def test_a_cache_keeps_what_is_no_none(tmp_path: Path) -> None:
     broken = data.Broken(SIZE, (3, 7), tmp_path / "count")
-    how: dict[str, Any] = {"cache": "ram", "cache_bytes": 1 << 20, "collate": data.as_they_are}
+    how: dict[str, Any] = {"cache": Cache("ram", 1 << 20), "collate": data.as_they_are}
     # One worker: another might begin the next pass with a sample that is still being decoded.
     with ReuseLoader(broken, 4, reuse=1, workers=1, **how) as loader:
         for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_cache_keeps_what_is_no_none(tmp_path: Path) -> None:
 def test_without_a_collate_a_none_is_named_with_what_to_do(
     broken: tuple[int, ...], reading: Any
 ) -> None:
-    loader = ReuseLoader(data.Broken(SIZE, broken), 4, reuse=1, shuffle=False, **reading)
+    loader = ReuseLoader(data.Broken(SIZE, broken), 4, reuse=1, shuffle=False, workers=reading)
     said = rf"sample {broken[0]} is None.*give a collate function.*on_error=\"skip\""
     with loader, pytest.raises(SampleShapeError, match=said):
         list(loader)
@@ -95,7 +95,7 @@ def test_where_all_is_none_nobody_knows_what_a_sample_looks_like() -> None:
 @pytest.mark.parametrize("seed", range(4))  # another sample comes first each time
 def test_a_collate_gets_every_sample_with_the_keys_that_it_has(seed: int, reading: Any) -> None:
     optional = data.Optional(SIZE)
-    how: dict[str, Any] = {"collate": data.as_they_are, "workers": 2, "seed": seed, **reading}
+    how: dict[str, Any] = {"collate": data.as_they_are, "workers": reading, "seed": seed}
     served = singles(ReuseLoader(optional, 4, reuse=2, **how), passes=2)
     assert sorted(sample["number"] for sample in served) == sorted([*range(SIZE)] * 4)
     assert all(same(sample, optional[sample["number"]]) for sample in served)
@@ -157,7 +157,7 @@ def test_an_unsaid_mask_that_the_first_sample_lacks_is_refused_with_its_sample()
 @both
 def test_a_whole_sample_transform_gets_the_keys_that_are_there(reading: Any) -> None:
     how: dict[str, Any] = {"collate": data.as_they_are, "augment": WholeSample(data.named)}
-    served = singles(ReuseLoader(data.Optional(SIZE), 4, reuse=2, **how, **reading))
+    served = singles(ReuseLoader(data.Optional(SIZE), 4, reuse=2, **how, workers=reading))
     assert all(sample["named"] == sorted(k for k in sample if k != "named") for sample in served)
 
 

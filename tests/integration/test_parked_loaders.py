@@ -16,7 +16,7 @@ from eventually import eventually
 from support.loader_datasets import Pictures
 
 from benchmarks.twins.fleet_jobs import QUIET
-from loaders import ReuseLoader, SharedStream
+from loaders import ReuseLoader, SharedStream, Workers
 from loaders.order.serve import Serve
 from loaders.workers import prefetcher
 from loaders.workers.decode_work import DecodeWork, Done, PassJobs
@@ -121,8 +121,8 @@ def test_a_parked_loader_ends_while_another_one_reads(sources: list[Source]) -> 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_batches_have_the_same_bits_wherever_their_loaders_stand(kind: Any) -> None:
     def made(seed: int) -> ReuseLoader:
-        options: dict[str, Any] = {"batch_size": 4, "reuse": 2, "worker_kind": kind}
-        return ReuseLoader(Pictures(40), workers=2, seed=seed, **options)
+        options: dict[str, Any] = {"batch_size": 4, "reuse": 2, "workers": Workers(2, kind)}
+        return ReuseLoader(Pictures(40), seed=seed, **options)
 
     chance = random.Random(3)
     loaders, lone = [made(0), made(1)], [made(0), made(1)]

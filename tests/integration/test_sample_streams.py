@@ -73,9 +73,9 @@ def test_shards_come_in_another_order_in_every_pass_and_as_listed_without_a_shuf
 
 
 def test_a_stream_of_unknown_length_has_no_len_and_a_promised_one_has(tmp_path: Path) -> None:
-    with shards(tmp_path) as loader, pytest.raises(TypeError, match="samples_per_pass="):
+    with shards(tmp_path) as loader, pytest.raises(TypeError, match="samples=n"):
         len(loader)
-    with shards(tmp_path, samples_per_pass=20) as loader:
+    with shards(tmp_path, samples=20) as loader:
         assert len(loader) == 10
         assert len(set(numbers(loader))) == 20, "the rest of the stream is left out of this pass"
 
@@ -152,7 +152,7 @@ def test_an_iterable_with_a_state_is_not_iterated_from_its_beginning(
 
 def test_a_rank_goes_on_with_the_state_of_another(tmp_path: Path) -> None:
     def rank(number: int) -> ReuseLoader:
-        return shards(tmp_path, rank=number, world_size=2, samples_per_pass=16)
+        return shards(tmp_path, rank=(number, 2), samples=16)
 
     with rank(0) as first, rank(1) as second:
         tails = [list(watch(second)) for _ in range(2)]
@@ -209,7 +209,7 @@ def test_a_stream_that_has_become_shorter_than_the_state_is_refused() -> None:
 
 def test_states_of_streams_and_of_lists_are_not_mixed_up(tmp_path: Path) -> None:
     pairs = [(torch.zeros(3, 2, 2), i) for i in range(22)]
-    stream = shards(tmp_path, samples_per_pass=22, augment=None)
+    stream = shards(tmp_path, samples=22, augment=None)
     listed = ReuseLoader(pairs, 4, 2, 2)
     with pytest.raises(StateError, match="that of a stream"):
         listed.load_state_dict(stream.state_dict())

@@ -34,9 +34,9 @@ def test_ranks_share_a_pass(case: str, told: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("unknown length", "give samples_per_pass="),
+        ("unknown length", "samples=n"),
         ("other seeds", "do not share one stream: seed is 1 on rank 1, but 0 on rank 0"),
-        ("other lengths", "samples_per_pass is 22 on rank 1, but 20 on rank 0"),
+        ("other lengths", "samples is 22 on rank 1, but 20 on rank 0"),
         ("other tars", "do not share one stream: stream is 2 tars"),
         ("one tar", "1 tars cannot be dealt to 2 ranks"),
         ("one rank twice", "2 loaders say that they are rank 1"),

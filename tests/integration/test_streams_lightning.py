@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset
 
 from loaders import LoaderError, ReuseLoader
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
+from loaders.streams import IterableSamples
 from perfect import LoaderCallback
 
 
@@ -42,9 +43,8 @@ class Saver(L.Callback):
 
 def fit(path: Path | None, *more: L.Callback, promised: int | None = None, **how: Any) -> Module:
     module, augment = Module(), Chain([PadCrop(2), Flip()])
-    loader = ReuseLoader(
-        Passing(), BATCH, REUSE, augment=augment, seed=3, workers=2, samples_per_pass=promised
-    )
+    stream = IterableSamples(Passing(), samples=promised)
+    loader = ReuseLoader(stream, BATCH, REUSE, augment=augment, seed=3, workers=2)
     with loader:
         make_trainer(*more, **how).fit(module, loader, ckpt_path=path, weights_only=True)
     return module
@@ -74,5 +74,5 @@ def test_a_fit_goes_on_from_a_checkpoint_with_the_same_batches(
 
 
 def test_checkpoints_that_would_miss_a_batch_are_refused_with_what_to_do() -> None:
-    with pytest.raises(LoaderError, match="samples_per_pass=, or Trainer limit_train_batches="):
+    with pytest.raises(LoaderError, match="samples=, or Trainer limit_train_batches="):
         fit(None, LoaderCallback())

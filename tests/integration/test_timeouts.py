@@ -11,7 +11,7 @@ import torch
 from support import loader_datasets as data
 from support import worker_datasets as sets
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.errors import PassEnded, SampleTimeout
 from loaders.workers.processes import WorkerProcess
 from loaders.workers.reading_thread import ReadingThread
@@ -124,7 +124,7 @@ def served(loader: ReuseLoader) -> list[int]:
 @pytest.mark.parametrize("hangs", [(0,), (5,), (0, 5, 15)])
 def test_a_loader_names_the_sample_that_hangs_in_a_process(hangs: tuple[int]) -> None:
     hanging = data.Hanging(16, hangs)
-    reading: dict[str, Any] = {"worker_kind": "process", "workers": 2, "timeout": SHORT}
+    reading: dict[str, Any] = {"workers": Workers(2, "process", timeout=SHORT)}
     loader = ReuseLoader(hanging, 4, reuse=1, **reading)
     with loader, pytest.raises(SampleTimeout, match=r"to read sample \d+") as error:
         served(loader)
@@ -133,13 +133,10 @@ def test_a_loader_names_the_sample_that_hangs_in_a_process(hangs: tuple[int]) ->
 
 
 def test_a_loader_in_processes_skips_what_hangs_and_serves_the_rest() -> None:
-    reading: dict[str, Any] = {
-        "worker_kind": "process",
-        "workers": 2,
-        "timeout": SHORT,
-        "on_error": "skip",
-    }
-    with ReuseLoader(data.Hanging(16, (5,)), 4, reuse=2, **reading) as loader:
+    workers = Workers(2, "process", timeout=SHORT)
+    with ReuseLoader(
+        data.Hanging(16, (5,)), 4, reuse=2, workers=workers, on_error="skip"
+    ) as loader:
         ids = served(loader)
         assert len(ids) == 32 and set(ids) == {*range(16)} - {5}
         assert loader.skipped[5].startswith("SampleTimeout: it took longer than timeout=1 ")
@@ -155,7 +152,7 @@ def test_a_loader_in_threads_names_what_hangs_or_skips_it(held: Held, on_error: 
                 held.end.wait()
             return torch.tensor(index), index
 
-    how: dict[str, Any] = {"workers": 2, "timeout": SHORT, "on_error": on_error}
+    how: dict[str, Any] = {"workers": Workers(2, timeout=SHORT), "on_error": on_error}
     with ReuseLoader(Numbers(), 4, reuse=2, **how) as loader:
         if on_error == "raise":
             with pytest.raises(SampleTimeout, match="to read sample 5"):
@@ -167,16 +164,16 @@ def test_a_loader_in_threads_names_what_hangs_or_skips_it(held: Held, on_error: 
 
 
 def test_a_loader_with_a_timeout_serves_what_one_without_does() -> None:
-    def batches(**how: Any) -> list[Any]:
-        with ReuseLoader(data.Pictures(16), 4, reuse=2, workers=3, **how) as loader:
+    def batches(workers: Workers) -> list[Any]:
+        with ReuseLoader(data.Pictures(16), 4, reuse=2, workers=workers) as loader:
             return [*loader]
 
-    for mine, other in zip(batches(timeout=60), batches(), strict=True):
+    for mine, other in zip(batches(Workers(3, timeout=60)), batches(Workers(3)), strict=True):
         assert all(map(torch.equal, mine, other))
 
 
 def test_an_augmentation_that_hangs_in_a_process_is_named() -> None:
-    reading: dict[str, Any] = {"worker_kind": "process", "workers": 2, "timeout": SHORT}
+    reading: dict[str, Any] = {"workers": Workers(2, "process", timeout=SHORT)}
     pictures = data.Pictures(16)
     odd = {i for i in range(16) if int(data.pixels(i)[0, 0, 0]) % 2}
     loader = ReuseLoader(pictures, 4, reuse=1, augment=data.never_again, **reading)
@@ -186,12 +183,12 @@ def test_an_augmentation_that_hangs_in_a_process_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("timeout", "backend", "said"),
     [
-        ({"timeout": 0}, "timeout must be more than 0 seconds, not 0"),
-        ({"timeout": 3, "backend": "dali"}, "timeout has no effect with backend='dali'"),
+        (0, "native", "timeout must be more than 0 seconds, not 0"),
+        (3, "dali", "timeout has no effect with backend='dali'"),
     ],
 )
-def test_a_timeout_that_cannot_be_kept_is_refused(how: Any, said: str) -> None:
+def test_a_timeout_that_cannot_be_kept_is_refused(timeout: int, backend: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ReuseLoader(data.Pictures(8), 4, **how)
+        ReuseLoader(data.Pictures(8), 4, workers=Workers(timeout=timeout), backend=backend)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import serve_functions as functions
 
-from loaders import LoaderError, ReuseLoader
+from loaders import LoaderError, ReuseLoader, Workers
 from loaders.augment import Flip, WholeSample
 
 
@@ -44,14 +44,14 @@ def test_processes_give_what_the_consumers_thread_gives(
 ) -> None:
     function, samples = getattr(functions, augment), getattr(functions, data)()
     whole = WholeSample(function) if data == "Detections" else function
-    here = served(samples, whole, views=views)
-    assert here == served(samples, whole, views=views, worker_kind="process", workers=2)
+    each = whole if views == 1 else [whole] * views
+    assert served(samples, each) == served(samples, each, workers=Workers(2, "process"))
 
 
 def test_parts_move_together_and_draw_anew_at_every_serve() -> None:
     seen: dict[int, set[str]] = {}
     with loader(
-        functions.Detections(), WholeSample(functions.moved), worker_kind="process", workers=2
+        functions.Detections(), WholeSample(functions.moved), workers=Workers(2, "process")
     ) as made:
         for pictures, target in made:
             assert torch.equal(pictures[:, 0], target["mask"])
@@ -62,14 +62,13 @@ def test_parts_move_together_and_draw_anew_at_every_serve() -> None:
 
 
 def test_a_run_that_goes_on_in_the_middle_sees_the_same() -> None:
-    options: dict[str, Any] = {"worker_kind": "process", "views": 2}
-    data, augment = functions.Detections(), WholeSample(functions.moved)
-    whole = served(data, augment, workers=1, **options)
-    with loader(data, augment, workers=2, **options) as first:
+    data, augment = functions.Detections(), [WholeSample(functions.moved)] * 2
+    whole = served(data, augment, workers=Workers(1, "process"))
+    with loader(data, augment, workers=Workers(2, "process")) as first:
         batches = iter(first)
         begun = [told(next(batches)) for _ in range(3)]
         state = first.state_dict()
-    with loader(data, augment, workers=3, **options) as second:
+    with loader(data, augment, workers=Workers(3, "process")) as second:
         second.load_state_dict(state)
         assert begun + [told(batch) for batch in second] == whole
 
@@ -83,7 +82,7 @@ def test_views_of_whole_samples_are_batches_of_their_own() -> None:
 
 def test_several_processes_change_one_batch(tmp_path: Path) -> None:
     meeting = WholeSample(functions.Meeting(str(tmp_path)))
-    options: dict[str, Any] = {"worker_kind": "process", "workers": 2, "reuse": 1}
+    options: dict[str, Any] = {"workers": Workers(2, "process"), "reuse": 1}
     with ReuseLoader(functions.Pictures(), 20, augment=meeting, **options) as made:
         (batch,) = made
     assert sorted(batch.tolist()) == list(range(20))
@@ -92,7 +91,7 @@ def test_several_processes_change_one_batch(tmp_path: Path) -> None:
 def test_a_users_function_does_not_run_in_this_process() -> None:
     for worker_kind, here in (("thread", True), ("process", False)):
         with loader(
-            functions.Pictures(), WholeSample(functions.who), worker_kind=worker_kind
+            functions.Pictures(), WholeSample(functions.who), workers=Workers(kind=worker_kind)
         ) as made:
             for _, pids in made:
                 assert all((pid == os.getpid()) == here for pid in pids.tolist())
@@ -100,7 +99,7 @@ def test_a_users_function_does_not_run_in_this_process() -> None:
 
 def test_data_that_lie_in_memory_are_augmented_in_processes_too() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(20).reshape(20, 1, 1), torch.arange(20))
-    with loader(data, WholeSample(functions.who), worker_kind="process", workers=2) as made:
+    with loader(data, WholeSample(functions.who), workers=Workers(2, "process")) as made:
         for numbers, pids in made:
             assert os.getpid() not in pids.tolist() and len(numbers) == 5
 
@@ -108,7 +107,7 @@ def test_data_that_lie_in_memory_are_augmented_in_processes_too() -> None:
 def test_an_error_of_the_function_comes_at_the_same_batch() -> None:
     data, augment = functions.Pictures(), WholeSample(functions.failing)
     counts = []
-    for options in ({}, {"worker_kind": "process"}, {"worker_kind": "process", "workers": 3}):
+    for options in ({}, {"workers": Workers(kind="process")}, {"workers": Workers(3, "process")}):
         taken = 0
         said = pytest.raises(ValueError, match="no augmentation for seven")
         with loader(data, augment, **options) as made, said:
@@ -123,7 +122,7 @@ def test_a_process_that_dies_is_replaced_and_nothing_changes(tmp_path: Path) -> 
     (tmp_path / "unharmed").touch()
     expected = served(functions.Pictures(), whole)
     deadly = WholeSample(functions.Deadly(str(tmp_path / "mark")))
-    assert served(functions.Pictures(), deadly, worker_kind="process") == expected
+    assert served(functions.Pictures(), deadly, workers=Workers(kind="process")) == expected
     assert (tmp_path / "mark").exists()
 
 
@@ -131,7 +130,7 @@ def test_what_cannot_be_sent_runs_here_and_says_so(caplog: pytest.LogCaptureFixt
     pid = os.getpid()
     augment = WholeSample(lambda sample: (sample[1], os.getpid(), float(torch.rand(()))))
     with caplog.at_level(logging.WARNING):
-        there = served(functions.Pictures(), augment, worker_kind="process")
+        there = served(functions.Pictures(), augment, workers=Workers(kind="process"))
     assert "cannot be sent to the worker processes" in caplog.text
     assert there == served(functions.Pictures(), augment)
     assert all(found == pid for batch in there for found in batch[1][2])
@@ -140,7 +139,7 @@ def test_what_cannot_be_sent_runs_here_and_says_so(caplog: pytest.LogCaptureFixt
 def test_numpys_arrays_reach_the_function_as_arrays() -> None:
     for worker_kind in ("thread", "process"):
         with loader(
-            functions.Arrays(), WholeSample(functions.flipped), worker_kind=worker_kind
+            functions.Arrays(), WholeSample(functions.flipped), workers=Workers(kind=worker_kind)
         ) as made:
             for batch in made:
                 assert torch.equal(batch["image"][..., 0], batch["mask"])
@@ -165,11 +164,13 @@ def test_albumentations_moves_all_parts(worker_kind: Any) -> None:
     from support import albumentations_functions as theirs
 
     runs = [
-        served(theirs.Boxed(), WholeSample(theirs.moved), worker_kind=worker_kind, workers=n)
+        served(theirs.Boxed(), WholeSample(theirs.moved), workers=Workers(n, worker_kind))
         for n in (1, 2)
     ]
     assert runs[0] == runs[1]
-    with loader(theirs.Boxed(), WholeSample(theirs.moved), worker_kind=worker_kind) as made:
+    with loader(
+        theirs.Boxed(), WholeSample(theirs.moved), workers=Workers(kind=worker_kind)
+    ) as made:
         for batch in made:
             assert torch.equal(batch["image"][..., 0], batch["mask"])
             for picture, boxes in zip(batch["image"].numpy(), batch["boxes"].tolist(), strict=True):
@@ -184,7 +185,7 @@ def test_kornia_moves_all_parts() -> None:
 
     here = served(functions.Detections(), WholeSample(theirs.moved))
     assert here == served(
-        functions.Detections(), WholeSample(theirs.moved), worker_kind="process", workers=2
+        functions.Detections(), WholeSample(theirs.moved), workers=Workers(2, "process")
     )
     for images, masks in loader(functions.Detections(), WholeSample(theirs.moved)):
         assert torch.equal(images[:, 0], masks[:, 0])

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from loaders.cache.cache import DecodedCache
-from loaders.cache.cache_setup import open_cache
+from loaders.cache.cache import DecodedCache, RamCache
+from loaders.cache.disk_cache import DiskCache
 
 law = settings(
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -109,7 +109,9 @@ def a_folder() -> Iterator[Path]:
 
 
 def open_in(folder: Path, kind: Kind, limit: int = 2**30, writer: int = 0) -> DecodedCache:
-    return open_cache(kind, limit, folder if kind == "disk" else None, "data-of-today", writer)
+    if kind == "ram":
+        return RamCache(limit)
+    return DiskCache(folder, limit, "data-of-today", writer)
 
 
 def picture(sample_id: int, size: int) -> list[Any]:

@@ -237,7 +237,8 @@ def test_single_samples_are_moved_as_those_of_a_batch_are(
 ) -> None:
     data = Painted(seed, ragged)
     augment = Chain([RandomResizedCrop((5, 6)), Flip()] if ragged else [PadCrop(2), Flip()])
-    given: dict[str, Any] = {"augment": augment, "views": views, "seed": seed, "workers": workers}
+    each = augment if views == 1 else [augment] * views
+    given: dict[str, Any] = {"augment": each, "seed": seed, "workers": workers}
     one_by_one = served(data, collate=torch.utils.data.default_collate, **given)
     for batch, other in zip(served(data, **given), one_by_one, strict=True):
         for name in ("picture", "mask", "boxes", "points"):
@@ -251,9 +252,9 @@ def test_single_samples_are_moved_as_those_of_a_batch_are(
 @given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.booleans())
 def test_every_view_has_the_parts_of_its_own_draw(seed: int, views: int, reaugment: bool) -> None:
     data, augment = Painted(seed, ragged=False), Chain([PadCrop(3), Flip()])
-    given: dict[str, Any] = {"augment": augment, "seed": seed, "reaugment": reaugment}
-    alone = served(data, **given)
-    for batch, only in zip(served(data, views=views, **given), alone, strict=True):
+    given: dict[str, Any] = {"seed": seed, "reaugment": reaugment}
+    alone = served(data, augment=augment, **given)
+    for batch, only in zip(served(data, augment=[augment] * views, **given), alone, strict=True):
         for picture, mask in zip(batch["picture"], batch["mask"], strict=True):
             assert torch.equal(mask, classes(picture))
         assert torch.equal(batch["picture"][0], only["picture"])

@@ -57,11 +57,11 @@ def test_where_a_batch_is_larger_than_the_data_set_each_batch_has_all_of_it(
 ) -> None:
     share = -(-size // world)
     for rank in range(world):
-        ours = loader(size, batch_size=size + more, reuse=reuse, rank=rank, world_size=world)
+        ours = loader(size, batch_size=size + more, reuse=reuse, rank=(rank, world))
         served = list(watch(ours))
         assert len(ours) == len(served) == reuse
         assert [len({*batch.ids}) for batch in served] == [share] * reuse
-        again = loader(size, batch_size=1, reuse=reuse, rank=rank, world_size=world)
+        again = loader(size, batch_size=1, reuse=reuse, rank=(rank, world))
         again.set_reuse(reuse, batch_size=size + more)
         assert [batch.ids for batch in watch(again)] == [batch.ids for batch in served]
 
@@ -144,7 +144,7 @@ def test_a_serve_is_augmented_anew_unless_reaugment_is_off() -> None:
 def test_ranks_share_the_set_evenly(options: dict[str, Any], world_size: int) -> None:
     share = -(-options["size"] // world_size)
     options["batch_size"] = min(options["batch_size"], share)
-    ranks = [loader(**options, rank=r, world_size=world_size) for r in range(world_size)]
+    ranks = [loader(**options, rank=(r, world_size)) for r in range(world_size)]
     passes = [list(watch(each)) for each in ranks]
     assert {len(each) for each in ranks} == {len(batches) for batches in passes}
     assert len({len(batches) for batches in passes}) == 1
@@ -162,7 +162,7 @@ def test_a_batch_larger_than_a_ranks_share_is_refused_or_served_whole(
     size: int, world_size: int, reuse: int, mode: Any
 ) -> None:
     try:
-        ours = loader(size, batch_size=size, reuse=reuse, mode=mode, rank=0, world_size=world_size)
+        ours = loader(size, batch_size=size, reuse=reuse, mode=mode, rank=(0, world_size))
         served = Counter(i for batch in watch(ours) for i in batch.ids)
     except ValueError as error:
         assert "batch_size" in str(error)
@@ -172,7 +172,7 @@ def test_a_batch_larger_than_a_ranks_share_is_refused_or_served_whole(
 
 
 def test_ranks_shuffle_their_buffers_differently() -> None:
-    orders = [[b.serves for b in watch(loader(24, rank=rank, world_size=2))] for rank in range(2)]
+    orders = [[b.serves for b in watch(loader(24, rank=(rank, 2)))] for rank in range(2)]
     assert orders[0] != orders[1]
 
 

@@ -153,16 +153,16 @@ def test_a_state_of_another_version_of_the_order_may_resume_between_passes_only(
 
 
 def test_another_number_of_ranks_may_resume_between_passes_only() -> None:
-    saved = loader(20, rank=0, world_size=2)
+    saved = loader(20, rank=(0, 2))
     batches = len(saved)
     take(saved, batches - 1)
     with pytest.raises(StateError, match="middle of pass 0 on 2 ranks"):
-        loader(20, rank=0, world_size=1).load_state_dict(saved.state_dict())
-    whole = loader(20, rank=0, world_size=2)
+        loader(20, rank=(0, 1)).load_state_dict(saved.state_dict())
+    whole = loader(20, rank=(0, 2))
     take(whole, batches)
-    alone = loader(20, rank=0, world_size=1)
+    alone = loader(20, rank=(0, 1))
     alone.load_state_dict(whole.state_dict())
-    uninterrupted = loader(20, rank=0, world_size=1)
+    uninterrupted = loader(20, rank=(0, 1))
     list(uninterrupted)
     assert take(alone, 5) == take(uninterrupted, 5)
 

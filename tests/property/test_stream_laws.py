@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,17 @@ class Made:
         return sum(self.lengths)
 
     def loader(self, folder: Path, **changes: Any) -> ReuseLoader:
-        promised = {"samples_per_pass": self.samples} if self.promised else {}
-        given = {"augment": AUGMENT, **promised, **self.options, **changes}
-        return ReuseLoader(self.stream(folder), **given)
+        stream = self.stream(folder, self.samples if self.promised else None)
+        return ReuseLoader(stream, **{"augment": AUGMENT, **self.options, **changes})
 
-    def stream(self, folder: Path) -> Any:
+    def stream(self, folder: Path, samples: int | None, sharded: bool | None = None) -> Any:
         if self.kind != "tars":
-            return {"counted": Counted, "stateful": Stateful}[self.kind](self.samples)
+            dataset = {"counted": Counted, "stateful": Stateful}[self.kind](self.samples)
+            return IterableSamples(dataset, sharded, samples)
         paths = [str(folder / f"shard-{n:03d}.tar") for n in range(len(self.lengths))]
         if not Path(paths[0]).exists():
             write_shards(folder, self.lengths)
-        return TarShards(paths, decoded)
+        return TarShards(paths, decoded, samples=samples)
 
 
 @st.composite
@@ -102,8 +102,8 @@ def test_every_sample_is_served_exactly_as_often_as_it_is_reused(made: Made) -> 
 def test_who_knows_the_length_and_who_does_not_serve_the_same(made: Made) -> None:
     def check(folder: Path) -> None:
         with (
-            made.loader(folder, samples_per_pass=made.samples) as known,
-            made.loader(folder, samples_per_pass=None) as unknown,
+            replace(made, promised=True).loader(folder) as known,
+            replace(made, promised=False).loader(folder) as unknown,
         ):
             for _ in range(2):
                 batches = list(watch(known))
@@ -165,12 +165,9 @@ def test_ranks_share_a_pass_without_doubles_and_in_equally_many_batches(
         served: Counter[int] = Counter()
         lengths: set[int] = set()
         for rank in range(ranks):
-            stream = even.stream(folder)
-            stream = stream if even.kind == "tars" else IterableSamples(stream, sharded=False)
-            options = {**made.options, "drop_last": False, "samples_per_pass": promised}
-            with ReuseLoader(
-                stream, rank=rank, world_size=ranks, augment=AUGMENT, **options
-            ) as loader:
+            stream = even.stream(folder, promised, sharded=False)
+            options = {**made.options, "drop_last": False}
+            with ReuseLoader(stream, rank=(rank, ranks), augment=AUGMENT, **options) as loader:
                 batches = list(watch(loader))
             lengths.add(len(batches))
             served.update(number for numbers, *_ in batches for number in numbers)

@@ -4,7 +4,7 @@ from typing import Any
 
 from support.loader_datasets import Pictures
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.augment import Chain, Flip, RandomResizedCrop
 from loaders.lanes.lane_loader import LaneLoader
 
@@ -13,7 +13,8 @@ Bits = tuple[tuple[int, ...], bytes]
 
 
 def loader(dataset: Any = None, **changes: Any) -> ReuseLoader:
-    usual = {"batch_size": 4, "reuse": 2, "workers": 2, "augment": CROP, "worker_kind": "thread"}
+    changes["workers"] = Workers(2, "thread").changed_by(changes.get("workers", Workers()))
+    usual = {"batch_size": 4, "reuse": 2, "augment": CROP}
     return ReuseLoader(dataset or Pictures(100), **{**usual, **changes})
 
 

@@ -1,6 +1,5 @@
 """A loader of pictures that say who they are, and what a consumer sees of it."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,14 +9,17 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 
 AUGMENT = Chain([PadCrop(2), Flip()])
 
-in_threads = functools.partial(ReuseLoader, worker_kind="thread")
-"""A loader whose data set is read in this process, where the test can watch it."""
+
+def in_threads(*arguments: Any, workers: Any = "auto", **options: Any) -> ReuseLoader:
+    """A loader whose data set is read in this process, where the test can watch it."""
+    workers = Workers(kind="thread").changed_by(workers)
+    return ReuseLoader(*arguments, workers=workers, **options)
 
 
 class Numbered:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.loader_datasets import Pictures, served
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.sharing.remote_view import RemoteView
 
 SIZE, BATCH = 24, 4
@@ -28,8 +28,9 @@ class Counted(Pictures):
 
 
 def lone(**options: Any) -> ReuseLoader:
-    usual: dict[str, Any] = {"batch_size": BATCH, "reuse": 1, "workers": 2}
-    usual["worker_kind"] = "thread"  # so that `reads` is told here
+    # In threads, so that `reads` is told here.
+    options["workers"] = Workers(2, "thread").changed_by(options.get("workers", Workers()))
+    usual: dict[str, Any] = {"batch_size": BATCH, "reuse": 1}
     return ReuseLoader(options.pop("dataset", None) or Counted(SIZE), **{**usual, **options})
 
 

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import Subset
 
 from loaders.cache.cache import DecodedCache, RamCache
-from loaders.cache.cache_setup import open_cache
 from loaders.cache.fingerprint import fingerprint
 from loaders.errors import CacheError, LoaderError
 from loaders.slots.slab import Slab
@@ -156,22 +155,8 @@ def test_a_sample_that_fills_the_cache_to_its_last_byte_fits_and_a_byte_more_doe
         assert (just_enough.nbytes, too_small.nbytes) == (needed, 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("ram", 0), "limit_bytes must be at least 1, not 0"),
-        (("disk", MIB), "needs a folder"),
-        (("tape", MIB), "'ram' or 'disk', not 'tape'"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: tuple[str, int], complaint: str) -> None:
-    kind, limit = arguments
-    with pytest.raises(ValueError, match=complaint):
-        open_cache(cast(Any, kind), limit, None, "name", 0)
-
-
 def test_a_closed_cache_is_empty_and_what_it_gave_is_still_there() -> None:
-    cache: DecodedCache = open_cache("ram", MIB, None, "name", 0)
+    cache: DecodedCache = RamCache(MIB)
     cache.offer(0, [picture(0)])
     found = cache.read(0)
     assert found is not None

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from loaders import LoaderError, ReuseLoader
+from loaders import Device, LoaderError, ReuseLoader
 from loaders.augment import CentreCrop, Chain, Cutout, Flip, Normalize, PadCrop, RandomResizedCrop
 from loaders.errors import SampleShapeError
 from loaders.joint_parts import joint_parts
@@ -304,17 +304,14 @@ def test_once_and_a_device_move_the_picture_alone_and_say_so() -> None:
     with pytest.raises(LoaderError, match=r"once would move the picture, and leave part \[1\]"):
         batches(tv_sample, None, once=CentreCrop(3))
     with pytest.raises(ValueError, match=r"pictures alone, and part \[1\]\['boxes'\] goes"):
-        batches(tv_sample, Flip(), augment_on="device", device="cpu")
+        batches(tv_sample, Flip(), device=Device("cpu", augments=True))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"parts": {1: "masks"}}, r"parts\[1\] must be one of picture, mask"),
-        ({"views": 0}, "views must be at least 1"),
-        ({"views": 3, "augment": [Flip(), Flip()]}, "views=3, but augment lists 2"),
         ({"augment": []}, "empty list"),
-        ({"views": 2, "augment": None}, "views=2 has no effect, because nothing is redone"),
         ({"parts": {1: "mask"}, "augment": None}, "parts has no effect without augment"),
     ],
 )
@@ -341,7 +338,7 @@ def labelled(i: int) -> Any:
 
 
 def test_two_views_are_a_list_as_torch_collates_a_transform_that_returns_two() -> None:
-    for images, labels in batches(labelled, Chain([PadCrop(3), Flip()]), views=2):
+    for images, labels in batches(labelled, [Chain([PadCrop(3), Flip()])] * 2):
         assert isinstance(images, list) and len(images) == 2 and len(labels) == 4
         assert not torch.equal(*images)
 
@@ -360,9 +357,9 @@ def test_a_list_of_one_is_a_list() -> None:
 
 @pytest.mark.parametrize("augment", [v2.RandomResizedCrop(4), lambda images, draws: images[:, :2]])
 def test_a_users_own_function_makes_views_too(augment: Any) -> None:
-    for images, labels in batches(labelled, augment, views=3):
+    for images, labels in batches(labelled, [augment] * 3):
         assert len(images) == 3 and all(len(view) == len(labels) for view in images)
-    plain, three = (batches(labelled, augment, views=n) for n in (1, 3))
+    plain, three = batches(labelled, augment), batches(labelled, [augment] * 3)
     for (alone, _), (images, _) in zip(plain, three, strict=True):
         assert torch.equal(alone, images[0])
 
@@ -379,7 +376,7 @@ def test_an_augmentation_that_writes_into_one_view_leaves_the_others() -> None:
     def keep(images: torch.Tensor, draws: Any) -> torch.Tensor:
         return images
 
-    for arguments in ({}, {"augment_on": "device", "device": "cpu"}, {"collate": as_it_is}):
+    for arguments in ({}, {"device": Device("cpu", augments=True)}, {"collate": as_it_is}):
         for batch in batches(labelled, [blacken, keep], **arguments):
             views = batch[0] if isinstance(batch, tuple) or len(batch) == 2 else batch[0][0]
             assert not views[0].any() and views[1].any()

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
-from loaders import LoaderError, ReuseLoader
+from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.adopting import probing
 from loaders.adopting.probing import READS, SAMPLES, schedule
 from loaders.errors import CacheError
@@ -178,7 +178,7 @@ RANDOM: dict[str, Callable[[], Any]] = {
 }
 
 once, again = {"reuse": 1}, {"reuse": 3}
-cached = {"cache": "ram", "cache_bytes": 1 << 20}
+cached = {"cache": Cache("ram", 1 << 20)}
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -282,7 +282,7 @@ def test_what_a_data_set_draws_once_comes_from_the_users_own_seed() -> None:
     expected = torch.randperm(SIZE)
     torch.manual_seed(17)
     data = DrawnOnce()
-    ReuseLoader(data, 4, reuse=3, workers=1, worker_kind="thread")
+    ReuseLoader(data, 4, reuse=3, workers=Workers(1, "thread"))
     assert torch.equal(data.split, expected)
 
 
@@ -299,17 +299,17 @@ def test_the_look_leaves_every_generator_as_it_was() -> None:
 
     before = states()
     with pytest.raises(LoaderError, match="is random"):
-        ReuseLoader(Read(read), 4, reuse=3, workers=1, worker_kind="thread")
+        ReuseLoader(Read(read), 4, reuse=3, workers=Workers(1, "thread"))
     assert states() == before
 
 
 def test_nothing_is_read_where_nothing_can_be_frozen() -> None:
     read: list[int] = []
     data = Read(lambda i: read.append(i) or i)
-    ReuseLoader(data, 4, reuse=1, workers=1, worker_kind="thread")
-    ReuseLoader(data, 4, reuse=3, reaugment=False, workers=1, worker_kind="thread")
+    ReuseLoader(data, 4, reuse=1, workers=Workers(1, "thread"))
+    ReuseLoader(data, 4, reuse=3, reaugment=False, workers=Workers(1, "thread"))
     assert read == []
-    ReuseLoader(data, 4, reuse=2, workers=1, worker_kind="thread")
+    ReuseLoader(data, 4, reuse=2, workers=Workers(1, "thread"))
     assert len(read) == READS
     assert sorted(set(read)) == sorted(set(schedule(SIZE)))
 
@@ -318,10 +318,10 @@ def test_reading_that_takes_long_is_looked_at_twice(monkeypatch: pytest.MonkeyPa
     clock = iter(range(0, 10**6, 100))
     monkeypatch.setattr(probing.time, "monotonic", lambda: next(clock))
     read: list[int] = []
-    ReuseLoader(Read(lambda i: read.append(i) or i), 4, reuse=2, workers=1, worker_kind="thread")
+    ReuseLoader(Read(lambda i: read.append(i) or i), 4, reuse=2, workers=Workers(1, "thread"))
     assert read == [0, 0]
     with pytest.raises(LoaderError, match="sample 0 was read again"):
-        ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=1, worker_kind="thread")
+        ReuseLoader(Augmenting("aug", RARE), 4, reuse=2, workers=Workers(1, "thread"))
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 6, 7, 100, 10**6])

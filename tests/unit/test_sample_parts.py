@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from loaders import LoaderError, ReuseLoader
+from loaders import Cache, LoaderError, ReuseLoader, Workers
 from loaders.augment import (
     CentreCrop,
     Chain,
@@ -156,14 +156,14 @@ def test_transforms_in_a_collate_function_move_boxes_with_their_picture() -> Non
 @pytest.mark.parametrize("name", ["boxes", "points", "with attributes"])
 def test_a_cache_refuses_attributes_that_it_does_not_keep(name: str) -> None:
     data = Made(lambda i: (pixels(i), TENSORS[name](i)))
-    loader = ReuseLoader(data, 4, reuse=2, workers=1, cache="ram", cache_bytes=1 << 20)
+    loader = ReuseLoader(data, 4, reuse=2, workers=1, cache=Cache("ram", 1 << 20))
     with loader, pytest.raises(CacheError, match=type(TENSORS[name](0)).__name__):
         list(loader)
 
 
 @pytest.mark.parametrize("name", ["image", "mask", "without", "a number"])
 def test_a_cache_keeps_the_class_of_what_has_no_attributes(name: str) -> None:
-    make, options = TENSORS[name], {"cache": "ram", "cache_bytes": 1 << 20, "workers": 1}
+    make, options = TENSORS[name], {"cache": Cache("ram", 1 << 20), "workers": 1}
     with ReuseLoader(Made(lambda i: (i, make(i))), 4, 2, collate=as_it_is, **options) as loader:
         for _ in range(2):
             assert all(same(part, make(i)) for batch in loader for i, part in batch)
@@ -180,7 +180,7 @@ def test_a_cache_keeps_the_class_of_what_has_no_attributes(name: str) -> None:
 )
 def test_what_cannot_be_given_back_as_it_was_is_refused(make: Any, said: str) -> None:
     with pytest.raises(SampleShapeError, match=said):
-        list(ReuseLoader(Made(make), 4, reuse=1, workers=1, worker_kind="thread"))
+        list(ReuseLoader(Made(make), 4, reuse=1, workers=Workers(1, "thread")))
 
 
 # ---- opaque objects -----------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_what_a_collate_function_or_a_step_changes_is_gone_at_the_next_serve(mak
 @pytest.mark.parametrize("collate", [None, as_it_is])
 def test_what_cannot_be_copied_is_refused_by_name(collate: Any) -> None:
     loader = ReuseLoader(
-        Made(lambda i: (i, Locked(i))), 4, reuse=2, workers=1, worker_kind="thread", collate=collate
+        Made(lambda i: (i, Locked(i))), 4, reuse=2, workers=Workers(1, "thread"), collate=collate
     )
     with (
         loader,

@@ -224,8 +224,8 @@ def test_a_named_share_is_served_whole_by_the_rank_that_it_names(rank: int) -> N
 
 
 def test_a_rank_that_contradicts_the_loaders_is_refused() -> None:
-    loader = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=0, world_size=2)
+    loader = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=(0, 2))
     with pytest.raises(LoaderError, match=r"Shard draws for rank 1 of 2, but .* rank 0 of 2"):
         ids_of(loader)
-    alone = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=0, world_size=1)
+    alone = ReuseLoader(TEN, 2, 1, sampler=SECOND_OF_TWO, workers=1, rank=(0, 1))
     assert ids_of(alone) == [0, 1, 2, 3, 4]

@@ -92,7 +92,7 @@ def test_a_draw_that_no_rank_can_compare_makes_the_line_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "loaders")
-    loader = ReuseLoader(TEN, 2, 1, sampler=TEN, workers=1, rank=0, world_size=2)
+    loader = ReuseLoader(TEN, 2, 1, sampler=TEN, workers=1, rank=(0, 2))
     with loader:
         list(loader), list(loader)
     [record] = caplog.records
@@ -152,4 +152,4 @@ def test_a_seed_that_is_not_torchs_is_told_with_where_it_comes_from(
 @pytest.mark.draws_seeds
 def test_ranks_that_are_given_cannot_compare_seeds_and_so_have_the_same() -> None:
     for rank in range(2):
-        assert adopt(changes={"rank": rank, "world_size": 2}).seed == 0
+        assert adopt(changes={"rank": (rank, 2)}).seed == 0

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
 from torchvision import datasets, transforms
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.adopting.thread_safety import safe_in_threads
 from loaders.backends import open_source
 from loaders.sources.datasets import PictureArrays
@@ -131,8 +131,9 @@ def test_workers_stay_processes_unless_threads_are_known_to_be_safe(
     pictures = datasets.ImageFolder(folder, own)
     assert kind(adopted(pictures, workers)) == ("thread", workers), "the own step is cut off"
     assert kind(adopted(pictures, workers, augment=OwnStep())) == ("process", workers)
-    assert kind(adopted(Own(), workers, worker_kind="thread")) == ("thread", workers)
-    assert kind(adopted(Own(), workers, start_method="fork")) == ("process", workers)
+    assert kind(adopted(Own(), workers, workers=Workers(kind="thread"))) == ("thread", workers)
+    forked = adopted(Own(), workers, workers=Workers(start_method="fork"))
+    assert kind(forked) == ("process", workers)
 
 
 def test_no_workers_are_the_loop_itself() -> None:
@@ -155,7 +156,7 @@ def test_what_cannot_be_sent_is_forked_or_read_by_one_thread(
     shared = SharedFile(tmp_path / "file")
     assert kind(adopted(shared, 2)) == ("process", 2)
     assert kind(adopted(shared, 0)) == ("thread", 0)
-    assert kind(adopted(shared, 2, worker_kind="thread")) == ("thread", 2)
+    assert kind(adopted(shared, 2, workers=Workers(kind="thread"))) == ("thread", 2)
     monkeypatch.setattr("loaders.worker_kinds.default_start_method", lambda: "spawn")
     assert kind(adopted(shared, 2)) == ("thread", 1)
     shared.file.close()

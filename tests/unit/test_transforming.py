@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 
 SIZE = 16
 
@@ -87,7 +87,7 @@ def in_a_closure() -> Any:
 
 
 def served(augment: Any, **how: Any) -> list[list[float]]:
-    how = {"workers": 2, "worker_kind": "thread", **how}  # nothing is sent anywhere
+    how = {"workers": Workers(2, "thread"), **how}  # nothing is sent anywhere
     with ReuseLoader(Pictures(), 4, reuse=3, augment=augment, **how) as loader:
         return [
             [float(picture[0, 0, 0]) - i for picture, i in zip(pictures, ids.tolist(), strict=True)]
