@@ -48,19 +48,17 @@ TOGETHER = 64
 def is_made_by_torch(setup: PipelineSetup, reuse: int) -> bool:
     """Whether all that a pass needs is what a DataLoader does. (Data sets that threads may read,
     or that lie in memory, are served quicker by our own.)"""
-    opened, decoding, workers, batches = (
-        setup.opened, setup.decoding, setup.workers, setup.batches,
-    )  # fmt: skip
+    opened, options, workers = setup.opened, setup.options, setup.workers
     redone = opened.split is not None and opened.split.augment is not None
     return (
         reuse == 1
-        and not (redone or batches.augment is not None or decoding.once is not None)
-        and setup.cache is None
-        and decoding.on_error == "raise"
-        and decoding.backend == "native"
+        and not (redone or options.augment is not None or options.once is not None)
+        and options.cache is None
+        and options.on_error == "raise"
+        and options.backend == "native"
         and opened.decoded is None
         and not isinstance(opened.dataset, StreamedSamples)
-        and workers.timeout is None
+        and options.workers.timeout is None
         and (workers.kind == "process" or workers.count == 0)
     )
 
@@ -80,9 +78,9 @@ class TorchReads:
 
     def __init__(self, setup: PipelineSetup) -> None:
         self._dataset = setup.opened.dataset
-        self._collate: Collate = setup.batches.collate or default_collate
+        self._collate: Collate = setup.options.collate or default_collate
         self._seed = setup.seed
-        self._init = setup.workers.init
+        self._init = setup.options.workers.init
         self._generators: SeededGenerators | None = None
         self._state: list[tuple[str, bytes]] | None = None
         """The state of the generators after the last batch. None: some sample drew, so that each is
@@ -144,6 +142,9 @@ class TorchBatches:
     def __init__(self) -> None:
         self._loader: DataLoader[Any] | None = None
         self._pid = 0
+        self._of_the_parent: DataLoader[Any] | None = None
+        """What a forked process has inherited. Were it collected, it would tell its workers to end,
+        which are the parent's."""
         self._asked: Iterator[AskedBatch] = iter(())
 
     def __iter__(self) -> Iterator[AskedBatch]:
@@ -156,8 +157,7 @@ class TorchBatches:
         """The batches of a pass. `seed` is that of the workers that start with it."""
         self._asked = asked
         if self._loader is None or self._pid != os.getpid():
-            if self._loader is not None:
-                OF_THE_PARENT.append(self._loader)
+            self._of_the_parent = self._loader
             self._loader, self._pid = self._made(setup), os.getpid()
         assert self._loader.generator is not None
         self._loader.generator.manual_seed(seed)
@@ -165,16 +165,19 @@ class TorchBatches:
 
     def _made(self, setup: PipelineSetup) -> DataLoader[Any]:
         reads, workers = TorchReads(setup), setup.workers
-        if workers.count and (workers.start_method or default_start_method()) != "fork":
+        if (
+            workers.count
+            and (setup.options.workers.start_method or default_start_method()) != "fork"
+        ):
             _check_sendable(setup)
         return DataLoader(
             reads,  # pyright: ignore[reportArgumentType]
             batch_sampler=self,  # pyright: ignore[reportArgumentType]
             num_workers=workers.count,
             collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]
-            pin_memory=setup.batches.pin_memory and torch.cuda.is_available(),
+            pin_memory=setup.options.pin_memory and torch.cuda.is_available(),
             worker_init_fn=reads.begin_worker,
-            multiprocessing_context=workers.start_method if workers.count else None,
+            multiprocessing_context=setup.options.workers.start_method if workers.count else None,
             generator=torch.Generator(),
             persistent_workers=workers.count > 0,
         )
@@ -194,11 +197,6 @@ class TorchBatches:
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes a DataLoader of its own."""
         return TorchBatches().__dict__
-
-
-OF_THE_PARENT: list[DataLoader[Any]] = []
-"""DataLoaders that a forked process has inherited. Were they collected, they would tell their
-workers to end, which are the parent's."""
 
 
 def _as_it_is(made: tuple[Any, float]) -> tuple[Any, float]:
@@ -312,8 +310,8 @@ def _asked(
 def _check_sendable(setup: PipelineSetup) -> None:
     sent = {
         "dataset": setup.opened.dataset,
-        "collate": setup.batches.collate,
-        "worker_init_fn": setup.workers.init,
+        "collate": setup.options.collate,
+        "init": setup.options.workers.init,
     }
     for name, value in sent.items():
         if why := why_not_sendable(value):
