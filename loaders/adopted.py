@@ -37,10 +37,12 @@ class AdoptedArguments:
         return replace(self, notes=(*self.notes, longer))
 
 
-def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -> AdoptedArguments:
+def adopted_arguments(
+    dataloader: DataLoader[Any], changes: Mapping[str, Any], reuse: int | str
+) -> AdoptedArguments:
     """`changes` are arguments that were given beside the DataLoader, and replace what it says."""
     splits = changes.get("augment") is None and changes.get("once") is None
-    adopted = from_dataloader(dataloader, splits)
+    adopted = from_dataloader(dataloader, splits, reuse == 1)
     given = adopted.arguments()
     generator = getattr(dataloader.sampler, "generator", None) or dataloader.generator
     seed_from = ""
@@ -49,7 +51,7 @@ def adopted_arguments(dataloader: DataLoader[Any], changes: Mapping[str, Any]) -
     elif generator is not None:
         given["seed"], seed_from = generator, "drawn from its generator"
     seed_from = "" if "seed" in changes else seed_from
-    listed = not isinstance(dataloader.dataset, IterableDataset)
+    listed = not isinstance(dataloader.dataset, IterableDataset) and reuse != 1
     batches = len(dataloader) if listed else None
     method = cast(Any, adopted.start_method)
     workers = Workers(adopted.workers, "auto", method, adopted.timeout, adopted.worker_init_fn)

@@ -28,6 +28,7 @@ from loaders.identity.loader_identity import LoaderIdentity
 from loaders.joint_parts import PartKinds
 from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode
+from loaders.own_order import OwnOrder
 from loaders.pass_position import PassPosition
 from loaders.passes import PassRun
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
@@ -38,7 +39,7 @@ from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
-from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
+from loaders.torch_pass import OwnPass, TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
 
@@ -112,7 +113,7 @@ class ReuseLoader:
         self._feed = None if to_device is None else DeviceFeed(torch.device(to_device.to))
         self._pipeline = ProcessPipeline()
         self._torch = TorchBatches()
-        self.run: PassRun | TorchPass | None = None
+        self.run: PassRun | TorchPass | OwnPass | None = None
         self._stats = LoaderStats()
 
     @classmethod
@@ -121,7 +122,7 @@ class ReuseLoader:
     ) -> "ReuseLoader":
         """Serve what `loader` serves, with its batch size, workers, sampler and collate function.
         `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
-        adopted = adopted_arguments(loader, changes)
+        adopted = adopted_arguments(loader, changes, reuse)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)
         made.announcement.say(made.setup, made.order, made.position.next)
@@ -163,7 +164,7 @@ class ReuseLoader:
         return self._data.options
 
     @property
-    def order(self) -> RankOrder | StreamOrder:
+    def order(self) -> RankOrder | StreamOrder | OwnOrder:
         return self._data.order
 
     @property
@@ -311,6 +312,8 @@ class ReuseLoader:
                 else:
                     self._look_ahead(run)
                 yield taken.batch
+            if self.run is run:  # a stream has ended, and nobody knew before
+                self._end(run)
         finally:
             if self.run is run:
                 self._leave()
@@ -323,11 +326,13 @@ class ReuseLoader:
         self._data.reads.check(self.position.serving)
         return True
 
-    def _begin(self, batches: int | None) -> PassRun | TorchPass:
+    def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
         pass_index, first = at.pass_index, at.served
         self.announcement.say(self.setup, self.order, serving)
+        if isinstance(self.order, OwnOrder):
+            return OwnPass(self._torch, self.setup, at, self._stats, self._feed)
         by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
         pipeline = None if by_torch else self.pipeline_of_this_process()
         buffer_batches = self.buffer_batches
@@ -351,7 +356,7 @@ class ReuseLoader:
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
-    def _look_ahead(self, run: PassRun | TorchPass) -> None:
+    def _look_ahead(self, run: PassRun | TorchPass | OwnPass) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""
         serving = self.position.running
         free = self._pipeline.following is None and run.leaves_room
@@ -359,7 +364,7 @@ class ReuseLoader:
         if free and known and self.setup.opened.decoded is None:
             self._pipeline.follow(self.order.of_pass(self.position.pass_index + 1), serving.reuse)
 
-    def _end(self, run: PassRun | TorchPass) -> None:
+    def _end(self, run: PassRun | TorchPass | OwnPass) -> None:
         run.finish()
         self._count_extra(run.extra_decodes())
         self.run = None

@@ -13,12 +13,14 @@ import torch
 from loaders.arguments import Serving, settled_seed
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
-from loaders.opened_dataset import open_dataset
+from loaders.opened_dataset import OpenedDataset, open_dataset
 from loaders.options import LoaderOptions
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer
+from loaders.own_order import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck
+from loaders.sources.own_batching import OwnBatching
 from loaders.stream_order import StreamOrder, pass_order
 from loaders.streams.streamed_samples import StreamedSamples
 from loaders.worker_kinds import settled
@@ -31,7 +33,7 @@ class ServedData:
     dataset: Any
     """The user's own, as far as it is an object that can be read by ids."""
     setup: PipelineSetup
-    order: RankOrder | StreamOrder
+    order: RankOrder | StreamOrder | OwnOrder
     identity: LoaderIdentity
     reads: ReadCheck
 
@@ -104,12 +106,17 @@ class ServedData:
     def _open(self) -> None:
         options, dataset = self.options, self._given
         self._held = HeldValues.of(dataset)
-        opened = open_dataset(dataset, options)
+        own = options.sampler if isinstance(options.sampler, OwnBatching) else None
+        opened = OpenedDataset(dataset, None, None) if own else open_dataset(dataset, options)
         workers = settled(options.workers, opened.dataset)
         self.setup = PipelineSetup(opened, options, workers, self.seed)
         streamed = isinstance(opened.dataset, StreamedSamples)
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
-        self.order = pass_order(opened.dataset, options, self._ranks, self.seed)
+        self.order = (
+            OwnOrder(dataset, own, options, self._ranks)
+            if own
+            else pass_order(opened.dataset, options, self._ranks, self.seed)
+        )
         self.identity = LoaderIdentity(opened.dataset, options.sampler)
         self.reads = ReadCheck(opened, workers, options.cache is not None, self._tuned, self.seed)

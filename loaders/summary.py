@@ -17,12 +17,15 @@ from loaders.arguments import Serving
 from loaders.batches import each_view
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions, WorkerKind
+from loaders.own_order import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
 from loaders.stream_order import StreamOrder
 from loaders.streams.streamed_samples import StreamedSamples
 
 log = logging.getLogger(__name__)
+
+AnyOrder = RankOrder | StreamOrder | OwnOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def told_of(
     setup: PipelineSetup,
     serving: Serving,
     tuned: bool,
-    order: RankOrder | StreamOrder,
+    order: AnyOrder,
     adopted: AdoptedArguments | None,
 ) -> Told:
     """`tuned`: whether the reuse is chosen by measuring. `adopted`: what came from a DataLoader."""
@@ -130,7 +133,9 @@ class Announcement:
         self._tuned = tuned
         self._said = False
 
-    def say(self, setup: PipelineSetup, order: RankOrder | StreamOrder, serving: Serving) -> None:
+    def say(
+        self, setup: PipelineSetup, order: RankOrder | StreamOrder | OwnOrder, serving: Serving
+    ) -> None:
         """`serving` is how the first pass will be served."""
         if self._said:
             return

@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from loaders.adopting.thread_safety import why_not_sendable
 from loaders.batches import Collate
 from loaders.device import DeviceFeed
 from loaders.errors import OTHER_ITERATOR, PassEnded, SourceError, WorkerDied
 from loaders.order.serve import Serve
+from loaders.pass_position import PassPosition
 from loaders.passes import PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
+from loaders.sources.own_batching import OwnBatching
 from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.streams.streamed_samples import StreamedSamples
@@ -145,15 +147,13 @@ class TorchBatches:
         self._of_the_parent: DataLoader[Any] | None = None
         """What a forked process has inherited. Were it collected, it would tell its workers to end,
         which are the parent's."""
-        self._asked: Iterator[AskedBatch] = iter(())
+        self._asked: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[AskedBatch]:
-        """What the DataLoader takes for its batch sampler."""
+    def __iter__(self) -> Iterator[Any]:
+        """What the DataLoader takes for its sampler, or its batch sampler."""
         return self._asked
 
-    def begin(
-        self, setup: PipelineSetup, seed: int, asked: Iterator[AskedBatch]
-    ) -> Iterator[tuple[Any, float]]:
+    def begin(self, setup: PipelineSetup, seed: int, asked: Iterator[Any]) -> Iterator[Any]:
         """The batches of a pass. `seed` is that of the workers that start with it."""
         self._asked = asked
         if self._loader is None or self._pid != os.getpid():
@@ -164,22 +164,28 @@ class TorchBatches:
         return deaths_seen_late(iter(self._loader))
 
     def _made(self, setup: PipelineSetup) -> DataLoader[Any]:
-        reads, workers = TorchReads(setup), setup.workers
-        if (
-            workers.count
-            and (setup.options.workers.start_method or default_start_method()) != "fork"
-        ):
+        options, count = setup.options, setup.workers.count
+        dataset: Any = setup.opened.dataset
+        if count and (options.workers.start_method or default_start_method()) != "fork":
             _check_sendable(setup)
+        batching = options.sampler
+        init: Any = options.workers.init
+        if isinstance(batching, OwnBatching):
+            how = {"collate_fn": options.collate, **batching.arguments(self)}
+        else:
+            dataset = reads = TorchReads(setup)
+            how, init = {"collate_fn": _as_it_is, "batch_sampler": self}, reads.begin_worker
         return DataLoader(
-            reads,  # pyright: ignore[reportArgumentType]
-            batch_sampler=self,  # pyright: ignore[reportArgumentType]
-            num_workers=workers.count,
-            collate_fn=_as_it_is,  # pyright: ignore[reportArgumentType]
-            pin_memory=setup.options.pin_memory and torch.cuda.is_available(),
-            worker_init_fn=reads.begin_worker,
-            multiprocessing_context=setup.options.workers.start_method if workers.count else None,
+            dataset,
+            **how,
+            num_workers=count,
+            pin_memory=options.pin_memory and torch.cuda.is_available(),
+            timeout=options.workers.timeout or 0,
+            worker_init_fn=init,
+            multiprocessing_context=options.workers.start_method if count else None,
             generator=torch.Generator(),
-            persistent_workers=workers.count > 0,
+            # What a stream is in this process, a worker has from its start alone.
+            persistent_workers=count > 0 and not isinstance(dataset, IterableDataset),
         )
 
     def makes(self, asked: Iterator[AskedBatch]) -> bool:
@@ -233,9 +239,8 @@ class TorchPass:
         return sent_ahead(self._taken(), self._feed)
 
     def _begin(self, asked: Iterator[AskedBatch]) -> None:
-        key = draw_keys(self._setup.seed, self._order.pass_index, np.zeros(1, np.int64), OF_WORKERS)
-        self._asked = asked
-        self._made = self._batches.begin(self._setup, int(key[0] >> np.uint64(1)), asked)
+        seed = _seed_of_workers(self._setup, self._order.pass_index)
+        self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
 
     def _taken(self) -> Iterator[TakenBatch]:
         while self._index < self._ending.batches:
@@ -288,6 +293,72 @@ class TorchPass:
         extra = sum(len(asked.ids) for _, asked in self._under_way)
         self._under_way.clear()
         return extra
+
+
+class OwnPass:
+    """The batches of a pass as the DataLoader makes them that was adopted."""
+
+    leaves_room = False
+    """The next pass is never begun while this one runs."""
+
+    def __init__(
+        self,
+        batches: TorchBatches,
+        setup: PipelineSetup,
+        position: PassPosition,
+        stats: LoaderStats,
+        feed: DeviceFeed | None,
+    ) -> None:
+        batching: OwnBatching = setup.options.sampler
+        self._batches = batches
+        self._feed = feed
+        self._stats = stats
+        self._pass_index, self._index = position.pass_index, position.served
+        self._limit = position.running.pass_limit
+        self._items = None
+        if batching.source is not None:
+            self._items = batching.drawn_in(setup.seed, self._pass_index)
+        self._asked = iter([] if self._items is None else self._items[self._index :])
+        seed = _seed_of_workers(setup, self._pass_index)
+        self._made = batches.begin(setup, seed, self._asked)
+        if self._items is None:
+            deque(islice(self._made, self._index), maxlen=0)
+
+    def __iter__(self) -> Iterator[TakenBatch]:
+        return sent_ahead(self._taken(), self._feed)
+
+    def _taken(self) -> Iterator[TakenBatch]:
+        ending = self._limit if self._items is None else len(self._items)
+        nobody = np.zeros(0, np.int64)
+        while self._index != ending and self._index != self._limit:
+            if not self._batches.makes(self._asked):
+                raise PassEnded(OTHER_ITERATOR)
+            begun = time.perf_counter()
+            try:
+                batch = next(self._made)
+            except StopIteration:
+                return
+            waited, begins = time.perf_counter() - begun, self._index == 0
+            self._stats = self._stats.read_once(1, waited, waited, begins)
+            info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
+            self._index += 1
+            if self._feed is not None:
+                batch = self._feed.send(batch, lambda there: there)
+            last = self._index in (ending, self._limit)
+            yield TakenBatch(batch, info, self._stats, None, last)
+
+    def finish(self) -> None:
+        """The last batch was taken."""
+        self._made = iter(())
+
+    def extra_decodes(self) -> int:
+        """Nobody knows."""
+        return 0
+
+
+def _seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
+    key = draw_keys(setup.seed, pass_index, np.zeros(1, np.int64), OF_WORKERS)
+    return int(key[0] >> np.uint64(1))
 
 
 def _asked(

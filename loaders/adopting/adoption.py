@@ -44,6 +44,7 @@ from loaders.adopting.torchvision_steps import is_from
 from loaders.adopting.transforms import Decode, TransformSplit, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
+from loaders.sources.own_batching import OwnBatching
 
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any
@@ -56,7 +57,7 @@ class Adopted:
     dataset: DataSet
     batch_size: int
     shuffle: bool
-    sampler: Iterable[int] | None
+    sampler: Iterable[int] | OwnBatching | None
     """The sampler. None: `shuffle` describes its order completely."""
     drop_last: bool
     workers: int
@@ -84,10 +85,17 @@ class Adopted:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted:
+def from_dataloader(
+    dataloader: DataLoader[Any], splits: bool = True, once: bool = False
+) -> Adopted:
     """`splits`: whether the data set's transform will be split, so that a thread that reads ahead
-    runs only the part that we know."""
+    runs only the part that we know. `once`: whether each sample is served once a pass."""
     _check(dataloader)
+    own = OwnBatching.of(dataloader)
+    if own is not None and not once:
+        raise LoaderError(own.refusal)
+    if own is not None:
+        return _as_it_batches(dataloader, own)
     batches = cast(BatchSampler, dataloader.batch_sampler)
     collate = dataloader.collate_fn
     adopted = Adopted(
@@ -105,6 +113,23 @@ def from_dataloader(dataloader: DataLoader[Any], splits: bool = True) -> Adopted
         notes=tuple(_without_effect(dataloader)),
     )
     return _with_order(adopted, batches.sampler)
+
+
+def _as_it_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
+    """What goes with batches of a DataLoader's own."""
+    return Adopted(
+        dataset=dataloader.dataset,
+        batch_size=1,
+        shuffle=False,
+        sampler=own,
+        drop_last=False,
+        workers=dataloader.num_workers,
+        collate=dataloader.collate_fn,
+        pin_memory=dataloader.pin_memory,
+        timeout=dataloader.timeout or None,
+        start_method=_start_method(dataloader),
+        worker_init_fn=_worker_init_fn(dataloader),
+    )
 
 
 def _start_method(dataloader: DataLoader[Any]) -> str | None:
@@ -133,21 +158,11 @@ def _is_lightnings(function: object) -> bool:
 def _check(dataloader: DataLoader[Any]) -> None:
     if not isinstance(dataloader, DataLoader):
         raise TypeError(f"expected a torch DataLoader, not a {type(dataloader).__name__}")
-    kind, batches = type(dataloader), dataloader.batch_sampler
+    kind = type(dataloader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise LoaderError(
             f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
             " set to ReuseLoader instead"
-        )
-    if batches is None:
-        raise LoaderError(
-            "the DataLoader has batch_size=None, so its data set makes batches itself: let [i] give"
-            " one sample, and give a batch_size"
-        )
-    if type(batches) is not BatchSampler:
-        raise LoaderError(
-            f"the DataLoader has a batch_sampler of its own ({type(batches).__name__}), but reuse"
-            " mixes samples of different batches: give a sampler of single ids and a batch_size"
         )
 
 

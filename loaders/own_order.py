@@ -1,0 +1,108 @@
+"""The order of a loader whose batches are made in a DataLoader's own way (`OwnBatching`)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from loaders.arguments import Serving
+from loaders.errors import LoaderError, StateError
+from loaders.options import LoaderOptions
+from loaders.order.reuse import Mode
+from loaders.rank_order import LoaderRanks
+from loaders.sources.own_batching import OwnBatching
+from loaders.sources.samplers import named_rank
+from loaders.workers.pass_order import PassOrder
+
+
+class OwnOrder:
+    """The batches of this rank, pass by pass. To a loader it is what a `RankOrder` is."""
+
+    named = None
+    unknown_draws = ""
+    foreseen = False
+    known = True
+    share = samples = 1 << 62
+
+    def __init__(
+        self, dataset: Any, batching: OwnBatching, options: LoaderOptions, ranks: LoaderRanks
+    ) -> None:
+        self.dataset = dataset
+        self.sampler = self.batching = batching
+        self.ranks = ranks
+        refused = {
+            "augment": options.augment is not None,
+            "once": options.once is not None,
+            "cache": options.cache is not None,
+            "parts": options.parts is not None,
+            "buffer_bytes": options.buffer_bytes is not None,
+            "on_error": options.on_error != "raise",
+        }
+        for name, given in refused.items():
+            if given:
+                raise LoaderError(
+                    f"{name} does not go with a DataLoader that has {batching.why}: leave {name}"
+                    " out, or give single samples and a batch_size"
+                )
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def in_dataset(self) -> int | None:
+        return None if self.batching.source is None else len(self.dataset)
+
+    def __len__(self) -> int:
+        source = self.batching.source
+        if source is not None:
+            return len(source)
+        one = DataLoader(self.dataset, **self.batching.arguments(None))
+        return len(one)
+
+    def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
+        """None: nobody knows."""
+        try:
+            whole = len(self)
+        except TypeError:
+            return serving.pass_limit
+        return whole if serving.pass_limit is None else min(whole, serving.pass_limit)
+
+    def within_share(self, serving: Serving, drop_last: bool) -> Serving:
+        if serving.reuse != 1:
+            raise LoaderError(self.batching.refusal)
+        source = self.batching.source
+        if source is not None and self.world_size > 1 and named_rank(source) is None:
+            raise LoaderError(
+                f"{self.batching.why} names no rank, so each of {self.world_size} ranks would serve"
+                " all batches: give one that has rank and num_replicas"
+            )
+        return replace(serving, batch_size=self.batching.batch_size or 1)
+
+    def of_pass(self, pass_index: int) -> PassOrder:
+        raise LoaderError(
+            f"a DataLoader that has {self.batching.why} makes whole batches, which no lanes and no"
+            " shared stream can take apart: give single samples and a batch_size"
+        )
+
+    def with_seed(self, seed: int) -> "OwnOrder":
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def state(self, served: int) -> None:
+        """What a saved state says of a stream."""
+
+    def resume(self, told: Mapping[str, Any] | None, served: int) -> None:
+        """Go on as a saved state says of a stream."""
+        if told is not None:
+            raise StateError(
+                "the saved loader state is that of a stream that one thread iterates: make the"
+                " loader as it was made in that run"
+            )
