@@ -240,17 +240,16 @@ class Pipeline:
             )
         return batches
 
-    def stop(self) -> None:
-        """Stop the workers. What they decoded ahead is lost."""
+    def stop(self) -> bool:
+        """Stop the workers. What they decoded ahead is lost. Returns whether the rest may be used
+        again: a worker that hangs may still write into the slab, and one that failed may have left
+        anything behind."""
         if self.pid != os.getpid():
             # A forked process has no threads of its parent, and must leave the parent's processes
             # and files alone.
-            return
-        if self.pool is not None:
-            if not self.pool.close():
-                self.slab = None  # a worker that hangs may still write into it
-            self.pool = None
-            self._followed = None
+            return True
+        pool, self.pool, self._followed = self.pool, None, None
+        return pool is None or pool.close()
 
     def close(self) -> None:
         if os.getpid() != self.pid:

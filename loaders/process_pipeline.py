@@ -55,8 +55,8 @@ class ProcessPipeline:
     def stop(self) -> int:
         """Stop the workers. Returns how many samples of the next pass they decoded in vain."""
         following, self.following = self.following, None
-        if self.open is not None:
-            self.open.stop()
+        if self.open is not None and not self.open.stop():
+            self.close()
         return 0 if following is None else following.progress.decoded
 
     def close(self) -> None:

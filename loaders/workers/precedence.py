@@ -28,7 +28,7 @@ def may_begin(is_behind: bool, others: int, workers: int) -> bool:
 
 
 class Attendance:
-    """Whether one worker is at work. Leaving its block ends that."""
+    """Whether one worker is at work."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -66,10 +66,8 @@ class Attendance:
         with suppress(RuntimeError):  # somebody else has rung
             self._bell.release()
 
-    def __enter__(self) -> "Attendance":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
+        """Be at work no more, nor wait for it. It is safe to call this again."""
         self.rests()
         everyone.waiting.discard(self)
 

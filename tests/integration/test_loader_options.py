@@ -21,7 +21,7 @@ from loaders.errors import StateError
 from loaders.order.reuse import MODES
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
 from loaders.sources.datasets import PictureArrays
-from loaders.workers import prefetcher as prefetch
+from loaders.workers import crew
 
 AUGMENT = Chain([PadCrop(2), Flip()])
 
@@ -265,7 +265,7 @@ def test_close_lets_go_of_the_slots() -> None:
 def test_a_worker_that_hangs_in_a_pass_that_was_left_does_not_write_into_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefetch, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(crew, "JOIN_SECONDS", 0.05)
     hangs, go_on, old = threading.Event(), threading.Event(), []
 
     def read(i: int) -> tuple[torch.Tensor, int]:

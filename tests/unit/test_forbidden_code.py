@@ -113,11 +113,10 @@ def test_only_these_files_have_threads_processes_and_queues_in_the_loaders() -> 
         if module != "threading" or not only_locks(path)
     }
     assert users <= {
-        "loaders/lanes/lane_crew.py",
         "loaders/sharing/view_link.py",
         "loaders/sharing/view_server.py",
         "loaders/workers/change_crew.py",
-        "loaders/workers/prefetcher.py",
+        "loaders/workers/crew.py",
         "loaders/workers/processes.py",
         "loaders/workers/reading_thread.py",
         "loaders/workers/staging.py",

@@ -39,31 +39,32 @@ def test_a_loader_behind_begins_while_fewer_than_its_own_workers_are_at_work(wor
 
 def test_workers_are_counted_from_their_first_job_until_they_rest(everyone: Everyone) -> None:
     front, behind = Attendance(2), Attendance(1)
-    with front, behind:
-        assert front.begins(in_front) and front.begins(in_front) and len(everyone.working) == 1
-        assert not behind.begins(is_behind) and len(everyone.working) == 1
-        front.rests()
-        assert behind.begins(is_behind) and front.begins(in_front) and len(everyone.working) == 2
-        assert not behind.begins(is_behind), "its next sample waits"
-        assert len(everyone.working) == 1
-        assert behind.begins(in_front) and len(everyone.working) == 2, "it has come to the front"
+    assert front.begins(in_front) and front.begins(in_front) and len(everyone.working) == 1
+    assert not behind.begins(is_behind) and len(everyone.working) == 1
+    front.rests()
+    assert behind.begins(is_behind) and front.begins(in_front) and len(everyone.working) == 2
+    assert not behind.begins(is_behind), "its next sample waits"
+    assert len(everyone.working) == 1
+    assert behind.begins(in_front) and len(everyone.working) == 2, "it has come to the front"
+    front.leave()
+    behind.leave()
     assert len(everyone.working) == 0
 
 
 def test_whoever_waits_is_told_even_of_a_change_before_it_waited(everyone: Everyone) -> None:
-    with Attendance(1) as front, Attendance(1) as behind:
-        front.begins(in_front)
-        assert not behind.begins(is_behind)
-        front.rests()
-        behind.wait()
-        front.begins(in_front)
-        assert not behind.begins(is_behind)
-        waits = threading.Thread(target=behind.wait, daemon=True)
-        waits.start()
-        assert waits.is_alive()
-        Precedence().behind = False
-        waits.join(60)
-        assert not waits.is_alive()
+    front, behind = Attendance(1), Attendance(1)
+    front.begins(in_front)
+    assert not behind.begins(is_behind)
+    front.rests()
+    behind.wait()
+    front.begins(in_front)
+    assert not behind.begins(is_behind)
+    waits = threading.Thread(target=behind.wait, daemon=True)
+    waits.start()
+    assert waits.is_alive()
+    Precedence().behind = False
+    waits.join(60)
+    assert not waits.is_alive()
 
 
 def test_a_loader_that_comes_to_the_front_while_its_worker_asks_is_not_missed(
@@ -79,9 +80,9 @@ def test_a_loader_that_comes_to_the_front_while_its_worker_asks_is_not_missed(
             ours.behind = False  # nobody hears of it: the worker does not wait yet
         return asked[-1]
 
-    with Attendance(1) as front, Attendance(1) as worker:
-        front.begins(in_front)
-        assert worker.begins(asks) and asked == [True, False]
+    front, worker = Attendance(1), Attendance(1)
+    front.begins(in_front)
+    assert worker.begins(asks) and asked == [True, False]
 
 
 def test_copies_are_in_front() -> None:

@@ -1,0 +1,234 @@
+"""Threads that do jobs for one consumer, which helps them, or waits.
+
+    thread:    find -> job.run() -> job.settle() -+-> find ...
+    consumer:  look -> found, or a job, or wait <-'  `ring`
+
+Jobs are found and settled under one lock, and run without it. A job that fails is settled with
+its exception. All else that a thread does lies within one guard (`_work`), which gives the consumer
+whatever strikes there. A thread that dies before it is within the guard is noticed while the
+consumer waits. Where something failed, the consumer does not wait for other threads without end:
+what failed may have left a lock behind that they want. So the consumer gets an exception, and never
+waits for nobody.
+
+The lock is one that its holder may take again and that knows its holder. So a guard can let go of
+it, wherever the thread was struck, and a `Condition` whose `wait` is struck does not free it for
+two.
+
+A Ctrl-C may strike the consumer between any two of its lines. So it holds the lock in `with` blocks
+only, and waits for its doorbell outside of them.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from loaders.errors import WorkerDied
+from loaders.workers.precedence import Attendance, Precedence, everyone
+
+JOIN_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""The time between two looks of a waiting consumer whether its threads still live."""
+
+Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CrewJob:
+    """Something that a thread, or the consumer, does."""
+
+    run: Callable[[], Any]
+    """Called without the lock."""
+    settle: Callable[[Any, BaseException | None], None]
+    """Called under the lock with what `run` returned or raised."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundThing(Generic[Thing]):
+    """What the consumer wanted."""
+
+    thing: Thing
+
+
+class ThreadCrew:
+    """At most `workers` threads. The consumer calls `close` at the end."""
+
+    def __init__(
+        self,
+        name: str,
+        workers: int,
+        precedence: Precedence | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`precedence`: its loader's; None: always in front."""
+        self.lock = threading.RLock()
+        self.needed = True
+        """Whether a thread that finds no job waits for one. Else it ends."""
+        self.stopping = False
+        self.waiting = False
+        """Whether the consumer waits."""
+        self.stall_seconds = 0.0
+        """The time that the consumer waited."""
+        self._name = name
+        self._workers = workers
+        self._precedence = precedence or Precedence()
+        self._clock = clock
+        self._struck: BaseException | None = None
+        """What struck a thread outside of its jobs."""
+        self._failed: BaseException | None = None
+        """The first failure of all."""
+        self._something_to_do = threading.Condition(self.lock)
+        self._doorbell = threading.Lock()
+        """It is locked unless somebody rang. The consumer waits by locking it again."""
+        self._threads: list[threading.Thread] = []
+        self._at_work = 0
+        """So many threads have begun and not said that they end."""
+
+    # ---- under the lock -------------------------------------------------------------------------
+
+    def start(self, find: Callable[[], CrewJob | None]) -> None:
+        """Start the threads that are missing. They find their jobs with `find`, under the lock."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while self._at_work < self._workers:
+            name = f"{self._name}-{self._at_work}"
+            thread = threading.Thread(target=self._work, args=(find,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+            self._at_work += 1
+
+    def wake(self) -> None:
+        """Have all threads look for jobs."""
+        self._something_to_do.notify_all()
+
+    def wake_one(self) -> None:
+        """Have one of those that wait look for a job."""
+        self._something_to_do.notify()
+
+    def ring(self) -> None:
+        """Have the consumer look again."""
+        if self._doorbell.locked():
+            self._doorbell.release()
+
+    # ---- the consumer's side --------------------------------------------------------------------
+
+    def wait_for(self, look: Callable[[], FoundThing[Thing] | CrewJob | None]) -> Thing:
+        """Do the jobs that `look` finds under the lock, and wait where it finds nothing, until it
+        has found what the consumer wants."""
+        waited = 0.0
+        while True:
+            with self.lock:
+                if self._struck is not None:
+                    raise self._struck
+                found = look()
+                if found is None:
+                    self.waiting = True
+                    self._doorbell.acquire(blocking=False)
+                    if self._precedence.behind:
+                        everyone.tell()  # it is in front as long as somebody waits
+            if isinstance(found, FoundThing):
+                return found.thing
+            if found is not None:
+                self._do(found)
+                continue
+            started = self._clock()
+            rung = self._doorbell.acquire(timeout=LOOK_SECONDS)
+            self.waiting = False
+            self.stall_seconds += self._clock() - started
+            waited = 0.0 if rung else waited + LOOK_SECONDS
+            if not rung:
+                self._look_for_the_dead(waited)
+
+    def run_off_worker(self, job: Callable[[], object]) -> bool:
+        """If this thread is one of the crew, run `job` on a new thread; returns whether it did. The
+        garbage collector may close a loader on any thread and between any two lines: also on one
+        that holds the lock which closing needs."""
+        if threading.current_thread() not in self._threads:
+            return False
+        threading.Thread(target=job, name=f"{self._name}-end", daemon=True).start()
+        return True
+
+    def close(self) -> bool:
+        """Stop and join the threads; returns whether all have ended, and nothing failed: then what
+        they work with may be used again. One that hangs in a job is waited for JOIN_SECONDS only.
+        It is safe to call this again."""
+        if self.run_off_worker(self.close):
+            return False
+        with self.lock:
+            self.stopping = True
+            self.wake()
+            self.ring()
+        everyone.tell()
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(JOIN_SECONDS)
+        return self._failed is None and not any(thread.is_alive() for thread in self._threads)
+
+    def _look_for_the_dead(self, waited: float) -> None:
+        with self.lock:
+            if self._failed is not None and waited > JOIN_SECONDS:
+                raise self._failed
+            if sum(thread.is_alive() for thread in self._threads) < self._at_work:
+                raise WorkerDied(
+                    f"a thread of {self._name} ended before it began to work; see what it wrote to"
+                    " stderr"
+                )
+
+    # ---- a thread -------------------------------------------------------------------------------
+
+    def _work(self, find: Callable[[], CrewJob | None]) -> None:
+        attendance = None
+        try:
+            attendance = Attendance(self._workers)
+            while (job := self._next_job(attendance, find)) is not None:
+                self._do(job)
+            attendance.leave()
+        except BaseException as error:
+            self._let_go()
+            if attendance is not None:
+                attendance.leave()
+            with self.lock:
+                self._struck = self._failed = error
+                self.stopping = True
+                self.wake()
+                self.ring()
+
+    def _next_job(
+        self, attendance: Attendance, find: Callable[[], CrewJob | None]
+    ) -> CrewJob | None:
+        """Wait for a job. None: the thread ends."""
+        while True:
+            with self.lock:
+                in_turn = attendance.begins(self._gives_way)
+                if in_turn and not self.stopping and (job := find()) is not None:
+                    return job
+                if in_turn:
+                    attendance.rests()
+                if self.stopping or (in_turn and not self.needed):
+                    self._at_work -= 1
+                    return None
+                if in_turn:
+                    self._something_to_do.wait()
+            if not in_turn:
+                attendance.wait()
+
+    def _gives_way(self) -> bool:
+        return self._precedence.behind and not self.waiting
+
+    def _do(self, job: CrewJob) -> None:
+        made = error = None
+        try:
+            made = job.run()
+        except BaseException as raised:
+            error = raised
+            self._let_go()
+        with self.lock:
+            self._failed = self._failed or error
+            job.settle(made, error)
+
+    def _let_go(self) -> None:
+        """Leave the lock, if this thread holds it, however often it took it."""
+        with suppress(RuntimeError):
+            while True:
+                self.lock.release()
