@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from loaders.device import DeviceFeed
 from loaders.errors import PassEnded
 from loaders.order.ages import BufferAges
@@ -116,28 +114,18 @@ class PassRun:
         gathered = pool.take()
         batch = self._pipeline.finish(gathered, self._feed)
         info: BatchInfo = gathered.info
-        first = info.positions[info.serves == 0]
-        cached = self._order.count_cached(first)
+        cached = self._order.count_cached(info.positions[info.serves == 0])
         ages = self._ages.count(self._index, info.positions, info.serves)
-        counts = np.bincount(info.serves, minlength=len(stats.serves))
-        counts[: len(stats.serves)] += np.array(stats.serves, dtype=np.int64)
         stalled = pool.stall_seconds - stalled
-        (seconds, decoded), self._decode_counters = (
-            self._decode_counters,
-            (pool.decode_seconds, pool.decoded),
-        )
+        seconds, decoded = self._decode_counters
+        self._decode_counters = (pool.decode_seconds, pool.decoded)
         seconds, decoded = self._decode_counters[0] - seconds, self._decode_counters[1] - decoded
+        counted = stats.with_batch(info, cached, gathered.seconds, ages, begins=self._index == 0)
         self._stats = replace(
-            stats,
-            decoded=stats.decoded + len(first) - cached,
-            cached=stats.cached + cached,
-            reused=stats.reused + len(info.ids) - len(first),
-            served=stats.served + len(info.ids),
+            counted,
             stall_seconds=stats.stall_seconds + stalled,
-            serve_seconds=stats.serve_seconds + gathered.seconds,
             decode_seconds=stats.decode_seconds + seconds,
-            serves=tuple(counts.tolist()),
-        ).aged(ages, len(info.ids), begins=self._index == 0)
+        )
         measured = BatchMeasurement(
             decode_seconds=seconds,
             decoded=decoded,

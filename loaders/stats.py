@@ -85,12 +85,29 @@ class LoaderStats(Mapping[str, Any]):
             pass_serves=samples if begins else self.pass_serves + samples,
         )
 
-    def aged(self, ages: int, serves: int, begins: bool) -> "LoaderStats":
-        """These counters with a batch of `serves` samples whose ages sum up to `ages`. `begins`:
-        it is the first one of a pass."""
-        if not begins:
-            ages, serves = self.pass_ages + ages, self.pass_serves + serves
-        return replace(self, pass_ages=ages, pass_serves=serves, mean_age=ages / serves)
+    def with_batch(
+        self, info: "BatchInfo", cached: int, seconds: float, ages: int, begins: bool
+    ) -> "LoaderStats":
+        """These counters with one more batch, which took `seconds` to make, and for which `cached`
+        samples came from the cache. The ages of its samples sum up to `ages`. `begins`: it is the
+        first one of a pass."""
+        served, fresh = len(info.ids), int((info.serves == 0).sum())
+        counts = np.bincount(info.serves, minlength=len(self.serves))
+        counts[: len(self.serves)] += np.array(self.serves, dtype=np.int64)
+        pass_ages = ages if begins else self.pass_ages + ages
+        pass_serves = served if begins else self.pass_serves + served
+        return replace(
+            self,
+            decoded=self.decoded + fresh - cached,
+            cached=self.cached + cached,
+            reused=self.reused + served - fresh,
+            served=self.served + served,
+            serve_seconds=self.serve_seconds + seconds,
+            serves=tuple(counts.tolist()),
+            pass_ages=pass_ages,
+            pass_serves=pass_serves,
+            mean_age=pass_ages / pass_serves,
+        )
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)

@@ -6,9 +6,9 @@
     this peer holds lanes 0 and 5 --> their samples are decoded ahead, by one crew of threads
 
 `lane_order` says what a lane serves at a step; it is pure. `held_lanes` has what is decoded of a
-lane, `lane_table` which lanes come, go and stay, `lane_jobs` what a thread does next. `lane_crew`
-has the threads, `lane_reading` reads for them. `lane_loader` is what a training loop uses;
-`lane_counts` counts for it, and `laneable` says which loaders it takes.
+lane, and what a thread does next for it; `lane_table` says which lanes come, go and stay.
+`lane_crew` has the threads. `lane_loader` is what a training loop uses, and `laneable` says which
+loaders it takes.
 
 May import: arguments, batches, errors, loader, order, pipeline, slots, stats, workers.
 """

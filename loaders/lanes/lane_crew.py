@@ -10,37 +10,46 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loaders.batches import Gathered
 from loaders.errors import LaneError
-from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
-from loaders.lanes.lane_jobs import LaneJob, batch_to_make, lane_to_plan, next_job
+from loaders.lanes.held_lanes import (
+    HeldLane,
+    LaneJob,
+    LaneProgress,
+    LaneRoom,
+    batch_to_make,
+    lane_to_plan,
+    next_job,
+)
 from loaders.lanes.lane_order import LanePass
-from loaders.lanes.lane_reading import LaneReading
 from loaders.lanes.lane_table import LaneTable
 from loaders.order.serve import Residents, Serve
+from loaders.pipeline import Pipeline
 from loaders.workers.crew import CrewJob, FoundThing, ThreadCrew
 from loaders.workers.pass_order import PassOrder
 from loaders.workers.precedence import Precedence
 from loaders.workers.prefetcher import CHUNK_SECONDS, MOST_IN_CHUNK
 
 Thing = TypeVar("Thing")
+Run = Callable[[], Any]
+Note = Callable[[Any, BaseException | None], None]
+"""Notes what a job has found, or the error that it raised."""
 
 
 class LaneCrew:
     """`workers` threads for the lanes that one consumer holds. It calls `close` at the end."""
 
     def __init__(
-        self, reading: LaneReading, workers: int, ahead: int, precedence: Precedence
+        self, pipeline: Pipeline, workers: int, ahead: int, precedence: Precedence
     ) -> None:
         """`ahead` batches are made before the consumer asks for them."""
         self.pid = os.getpid()
-        self._reading = reading
         self._workers = workers
         self._ahead = ahead
         self._crew = ThreadCrew("perfect-lanes", workers, precedence)
-        self._table = LaneTable(reading)
+        self._table = LaneTable(pipeline)
         self._waited_for: HeldLane | None = None
         self.decoded = 0
         self.decode_seconds = 0.0
@@ -160,99 +169,88 @@ class LaneCrew:
 
     def _begun(self, job: LaneJob) -> CrewJob:
         """Note that a job has begun."""
-        held, progress = job.held, job.progress
-        progress.busy += 1
-        if job.kind == "plan":
-            progress.planning = True
-            left_out = progress.jobs is None or (
-                job.step > 0 and job.step - 1 not in progress.planned
-            )
-            room = held.room or self._table.spare_room()
-            plan = partial(self._plan, progress, job.step, left_out, room)
-            return CrewJob(plan, partial(self._planned, held, progress, job.step))
-        room = held.room
-        assert room is not None
-        if job.kind == "make":
-            progress.making.add(job.step)
-            serve = progress.planned[job.step]
-            make = partial(self._reading.make, room, progress, job.step, serve)
-            return CrewJob(make, partial(self._made, held, progress, job.step))
+        job.progress.busy += 1
+        kinds = {"plan": self._planning, "make": self._making, "read": self._reading}
+        run, note = kinds[job.kind](job.held, job.progress, job.step)
+        return CrewJob(run, partial(self._settle, job.held, job.progress, note))
+
+    def _settle(
+        self,
+        held: HeldLane,
+        progress: LaneProgress,
+        note: Note,
+        found: Any,
+        error: BaseException | None,
+    ) -> None:
+        """Note what came out of a job."""
+        note(found, error)
+        progress.busy -= 1
+        self._table.settle(held, progress)
+        self._crew.wake()
+        if self._waited_for is held:
+            self._crew.ring()
+
+    def _planning(self, held: HeldLane, progress: LaneProgress, step: int) -> tuple[Run, Note]:
+        progress.planning = True
+        table, enters = self._table, progress.next_step is None
+        room = held.room or table.spare_room()
+
+        def run() -> tuple[Serve, Residents | None, LaneRoom]:
+            serve = progress.walk.serve(step)
+            residents = progress.walk.residents(step) if enters else None
+            return serve, residents, room or table.rooms.make(progress, residents)
+
+        def note(found: Any, error: BaseException | None) -> None:
+            serve, residents, there = found or (None, None, room)
+            table.settle_in(held, there)
+            progress.planning = error is not None  # what failed is not tried again
+            progress.error = progress.error or error
+            if serve is not None and not progress.left:
+                progress.note_plan(step, serve, residents)
+
+        return run, note
+
+    def _making(self, held: HeldLane, progress: LaneProgress, step: int) -> tuple[Run, Note]:
+        progress.making.add(step)
+        samples, serve = progress.samples, progress.planned[step]
+
+        def run() -> Gathered:
+            return samples.work.make(step, serve, samples.slots(serve.positions))
+
+        def note(found: Any, error: BaseException | None) -> None:
+            progress.making.discard(step)
+            progress.made[step] = error or found
+
+        return run, note
+
+    def _reading(self, held: HeldLane, progress: LaneProgress, _: int) -> tuple[Run, Note]:
+        assert held.room is not None
         mean = self.decode_seconds / self.decoded if self.decoded else CHUNK_SECONDS
         wanted = min(MOST_IN_CHUNK, max(1, int(CHUNK_SECONDS / max(mean, 1e-9))))
         # Leave some slots for the other threads, or one would decode into all that are free.
-        most = min(wanted, -(-len(room.free) // self._workers))
-        positions = progress.next_jobs(most, room.free)
-        slots = [progress.slot_of[position] for position in positions]
-        done = partial(self._some_done, held, progress)
-        read = partial(self._reading.read, room, progress, positions, slots, done)
-        started = time.perf_counter()
-        return CrewJob(read, partial(self._was_read, held, progress, positions, started))
+        most = min(wanted, -(-len(held.room.free) // self._workers))
+        positions = progress.next_reads(most, held.room.free)
+        slots = [progress.samples.slot_of[position] for position in positions]
 
-    def _plan(
-        self, progress: LaneProgress, step: int, left_out: bool, room: LaneRoom | None
-    ) -> tuple[Serve, Residents | None, LaneRoom | None]:
-        serve = progress.walk.serve(step)
-        residents = progress.walk.residents(step) if left_out else None
-        return serve, residents, room or self._reading.room(progress, residents)
+        def run() -> float:
+            started, done = time.perf_counter(), partial(self._some_done, held, progress)
+            progress.samples.work.read(positions, slots, done)
+            return time.perf_counter() - started
 
-    def _planned(
-        self,
-        held: HeldLane,
-        progress: LaneProgress,
-        step: int,
-        planned: tuple[Serve, Residents | None, LaneRoom | None] | None,
-        error: BaseException | None,
-    ) -> None:
-        progress.planning = planned is None  # what failed is not tried again
-        if planned is not None:
-            serve, residents, room = planned
-            self._table.settle_in(held, room)
-            if not progress.left:
-                self._table.free(held, progress.note_plan(step, serve, residents))
-        self._ended(held, progress, error)
+        def note(seconds: float | None, error: BaseException | None) -> None:
+            self._table.free(held, progress.end_read(positions))
+            progress.error = progress.error or error
+            if seconds is not None:
+                self.decode_seconds += seconds
+                self.decoded += len(positions)
 
-    def _made(
-        self,
-        held: HeldLane,
-        progress: LaneProgress,
-        step: int,
-        made: Gathered | None,
-        error: BaseException | None,
-    ) -> None:
-        progress.making.discard(step)
-        outcome = made if error is None else error
-        assert outcome is not None
-        progress.made[step] = outcome
-        self._ended(held, progress, None)
-
-    def _was_read(
-        self,
-        held: HeldLane,
-        progress: LaneProgress,
-        positions: list[int],
-        started: float,
-        _read: None,
-        error: BaseException | None,
-    ) -> None:
-        self._table.free(held, progress.end_read(positions))
-        if error is None:
-            self.decode_seconds += time.perf_counter() - started
-            self.decoded += len(positions)
-        self._ended(held, progress, error)
+        return run, note
 
     def _some_done(self, held: HeldLane, progress: LaneProgress, *positions: int) -> None:
         with self._crew.lock:
             if progress.left:
                 return
-            progress.ready.update(positions)
+            progress.samples.ready.update(positions)
             # This thread goes on reading. The consumer can make its batch now.
             if self._waited_for is held and held.now.may_make(self._table.step):
                 self._crew.ring()
-
-    def _ended(self, held: HeldLane, progress: LaneProgress, error: BaseException | None) -> None:
-        progress.busy -= 1
-        progress.error = progress.error or error
-        self._table.settle(held, progress)
-        self._crew.wake()
-        if self._waited_for is held:
-            self._crew.ring()

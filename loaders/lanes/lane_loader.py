@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
-from loaders.batches import Batch
+from loaders.batches import Batch, Gathered
 from loaders.errors import LaneError, StateError
-from loaders.lanes.lane_counts import LaneCounts
+from loaders.lanes.held_lanes import LaneProgress
 from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
-from loaders.lanes.lane_reading import LaneReading
 from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import ORDER_VERSION
@@ -67,7 +66,8 @@ class LaneLoader:
         self._ended = False
         """Whether the pass before this one was served to its end, and this one has not begun."""
         self._identity = copy.copy(loader.identity)
-        self._counts = LaneCounts()
+        self._stats = LoaderStats()
+        self._counted_pass = -1
         self._crew: LaneCrew | None = None
         self._pipeline: Pipeline | None = None
         self._closer: weakref.finalize[..., LaneLoader] | None = None
@@ -154,7 +154,7 @@ class LaneLoader:
             held, gathered = crew.take(lane)
             assert held.room is not None
             batch = held.room.maker.finish(gathered)
-        self._counts.took(held.now, gathered)
+        self._count(held.now, gathered)
         self._look_ahead(crew)
         return LaneBatch(batch, gathered.info)
 
@@ -183,15 +183,28 @@ class LaneLoader:
         once."""
         crew, pipeline = self._crew, self._pipeline
         if crew is None or pipeline is None:
-            return self._counts.stats
+            return self._stats
         return replace(
-            self._counts.stats,
-            extra_decodes=self._counts.stats.extra_decodes + crew.extra_decodes,
-            stall_seconds=self._counts.stats.stall_seconds + crew.stall_seconds,
-            decode_seconds=self._counts.stats.decode_seconds + crew.decode_seconds,
+            self._stats,
+            extra_decodes=crew.extra_decodes,
+            stall_seconds=crew.stall_seconds,
+            decode_seconds=crew.decode_seconds,
             skipped=len(self.loader.skipped),
             **(pipeline.bytes_taken | {"buffer_bytes": crew.room_bytes}),
         )
+
+    def _count(self, progress: LaneProgress, gathered: Gathered) -> None:
+        """Count a batch that was taken, once a step."""
+        info = gathered.info
+        if progress.counted_step == info.batch_index:
+            return
+        progress.counted_step = info.batch_index
+        begins, self._counted_pass = info.pass_index != self._counted_pass, info.pass_index
+        first = info.positions[info.serves == 0]
+        cached = progress.order.count_cached(first)
+        progress.served_fresh += len(first) - cached
+        ages = progress.walk.ages(info.batch_index)
+        self._stats = self._stats.with_batch(info, cached, gathered.seconds, ages, begins)
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -309,7 +322,7 @@ class LaneLoader:
             loader = self.loader
             self._pipeline, self._order, self._following = pipeline, None, None
             crew = self._crew = LaneCrew(
-                LaneReading(pipeline), max(loader.workers, 1), loader.made_ahead, loader.precedence
+                pipeline, max(loader.workers, 1), loader.made_ahead, loader.precedence
             )
             self._closer = weakref.finalize(self, crew.close)
         elif pipeline is not self._pipeline:

@@ -5,27 +5,67 @@
     begin   another pass: what was decoded ahead of it stays
     walks   of lanes that are not held, for when they are asked about, or come back
 
-The lock of the crew protects all of this.
+All lanes have the reader, the cache, the worker processes and the memory for batches of one loader
+in common. Data that lie decoded in memory are served from there, by one room for all lanes. The
+lock of the crew protects all of this, but for the making of rooms.
 """
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.batches import Gathered
 from loaders.lanes.held_lanes import HeldLane, LaneProgress, LaneRoom
 from loaders.lanes.lane_order import LanePass, LaneWalk
-from loaders.lanes.lane_reading import LaneReading
-from loaders.workers.decode_work import PassJobs
+from loaders.order.serve import Residents, Serve
+from loaders.pipeline import Pipeline
+from loaders.slots.slab import Slab
+from loaders.stats import BatchInfo
+from loaders.workers.decode_work import DecodeWork, Done, PassJobs, WorkProgress
 from loaders.workers.pass_order import PassOrder
+
+
+class LaneRooms:
+    """Makes rooms for the lanes of one loader. Several threads call it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._lock = threading.Lock()
+        self._first: LaneRoom | None = None
+        """The first room that was made. Others are like it."""
+
+    def make(self, progress: LaneProgress, residents: Residents | None) -> LaneRoom:
+        """Make room for the samples of a lane. The first one that is still to be served shows how
+        large a slot is. `residents` says who stands in the buffer, if nobody has noted it yet."""
+        pipeline, order, slots = self._pipeline, progress.order, progress.of.slots
+        with self._lock:
+            if self._first is None:
+                jobs = progress.jobs if residents is None else PassJobs.after(residents, len(order))
+                # If that sample cannot be read, another one of the share takes its place.
+                slab = pipeline.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
+                self._first = LaneRoom(slab, pipeline.maker_of(slab), [*range(slots - 1, -1, -1)])
+                return self._first
+            like = self._first
+        if pipeline.setup.opened.decoded is not None:
+            return like
+        slab = Slab(like.slab.nest.template, slots, varies=like.slab.varies)
+        return LaneRoom(slab, like.maker.over(slab), [*range(slots - 1, -1, -1)])
 
 
 class LaneTable:
     """The lanes that one peer holds, in the order in which they were given."""
 
-    def __init__(self, reading: LaneReading) -> None:
-        self._reading = reading
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.rooms = LaneRooms(pipeline)
         self.held: dict[int, HeldLane] = {}
         self.step = 0
         self.extra_decodes = 0
         """Decodes of samples that were then not served for the first time here."""
+        self._pipeline = pipeline
         self._pass: tuple[LanePass, PassOrder] | None = None
         self._following: tuple[LanePass, PassOrder] | None = None
         self._walks: dict[int, LaneWalk] = {}
@@ -45,16 +85,19 @@ class LaneTable:
         for held in self.held.values():
             coming, held.coming = held.coming, None
             self._leave(held, held.now)
-            if coming is not None and not followed:
+            if coming is not None and followed:
+                coming.of, coming.walk = of, LaneWalk(of.plan(held.lane))
+                held.now = coming
+                continue
+            if coming is not None:
                 self._leave(held, coming)
-                coming = None
-            held.now = self._progress(held.lane, of, order, coming)
+            self._enter(held)
 
     def follow(self, of: LanePass, order: PassOrder) -> None:
         """Say which pass is next: it is decoded ahead."""
         self._following = of, order
         for held in self.held.values():
-            held.coming = self._coming(held.lane)
+            held.coming = self._coming(held)
 
     def hold(self, lanes: Sequence[int]) -> None:
         for lane in [lane for lane in self.held if lane not in lanes]:
@@ -115,28 +158,48 @@ class LaneTable:
     # ---- lanes that come and go -----------------------------------------------------------------
 
     def _new(self, lane: int) -> HeldLane:
-        assert self._pass is not None
-        held = HeldLane(lane, self._progress(lane, *self._pass, None))
-        held.coming = self._coming(lane)
+        held = HeldLane(lane)
+        self._enter(held)
+        held.coming = self._coming(held)
         return held
 
-    def _progress(
-        self, lane: int, of: LanePass, order: PassOrder, coming: LaneProgress | None
-    ) -> LaneProgress:
-        walk = self.walk_of(lane)
-        del self._walks[lane]
-        if coming is None:
-            return self._reading.progress(of, order, lane, walk)
-        coming.of, coming.walk = of, walk
-        return coming
+    def _enter(self, held: HeldLane) -> None:
+        """Serve the present pass of a lane from the present step on."""
+        assert self._pass is not None
+        held.now = self._progress(held, *self._pass, self.walk_of(held.lane))
+        del self._walks[held.lane]
 
-    def _coming(self, lane: int) -> LaneProgress | None:
+    def _coming(self, held: HeldLane) -> LaneProgress | None:
         if self._following is None:
             return None
         of, order = self._following
-        coming = self._reading.progress(of, order, lane, LaneWalk(of.plan(lane)))
-        coming.jobs = PassJobs.all(len(coming.order))
+        coming = self._progress(held, of, order, LaneWalk(of.plan(held.lane)))
+        coming.samples.work = replace(coming.samples.work, jobs=PassJobs.all(len(coming.order)))
+        coming.next_step = 0
         return coming
+
+    def _progress(
+        self, held: HeldLane, of: LanePass, order: PassOrder, walk: LaneWalk
+    ) -> LaneProgress:
+        """The progress of a lane in a pass, at its beginning. `order` is that of the whole pass."""
+        share, decoded = order.every(held.lane, of.lanes), self._pipeline.setup.opened.decoded
+
+        def read(positions: Sequence[int], slots: Sequence[int], done: Done) -> None:
+            assert held.room is not None
+            if positions:
+                self._pipeline.reader.read(share, held.room.slab, positions, slots, done)
+
+        def make(step: int, serve: Serve, slots: NDArray[np.int64]) -> Gathered:
+            assert held.room is not None
+            serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
+            draws, ids = share.draws(serve.positions, serves), share.ids(serve.positions)
+            info = BatchInfo(share.pass_index, step, serve.positions, ids, serve.serves, draws)
+            return held.room.maker.make(info, slots)
+
+        rows = None if decoded is None else partial(decoded.rows_of, share)
+        work = DecodeWork(PassJobs.all(0), read, make, of.reuse, rows)
+        progress = LaneProgress(of, share, walk, WorkProgress(work))
+        return progress
 
     def _let_go(self, held: HeldLane) -> None:
         held.left = True

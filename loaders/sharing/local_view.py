@@ -353,15 +353,14 @@ def _counters(state: dict[str, Any]) -> LoaderStats:
 
 def _counted(stats: LoaderStats, shared: SharedBatch) -> LoaderStats:
     """Return the counters with those of one more batch."""
-    before, after = shared.before, shared.after
-    names = ("decoded", "cached", "reused", "served", "serve_seconds", "decode_seconds")
-    more = {name: stats[name] + after[name] - before[name] for name in names}
-    sums = [0] * max(len(stats.serves), len(after.serves))
-    for histogram, sign in ((stats.serves, 1), (after.serves, 1), (before.serves, -1)):
-        for number, count in enumerate(histogram):
-            sums[number] += sign * count
-    seen = max((number for number, count in enumerate(sums, 1) if count), default=0)
-    begins = shared.mark[1] == 0
-    ages = after.pass_ages - (0 if begins else before.pass_ages)
-    counted = replace(stats, **more, serves=tuple(sums[:seen]))
-    return counted.aged(ages, more["served"] - stats.served, begins)
+    before, after, begins = shared.before, shared.after, shared.mark[1] == 0
+    assert shared.info is not None
+    counted = stats.with_batch(
+        shared.info,
+        after.cached - before.cached,
+        after.serve_seconds - before.serve_seconds,
+        after.pass_ages - (0 if begins else before.pass_ages),
+        begins,
+    )
+    decode_seconds = stats.decode_seconds + after.decode_seconds - before.decode_seconds
+    return replace(counted, decode_seconds=decode_seconds)

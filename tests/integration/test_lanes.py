@@ -16,7 +16,7 @@ from support.loader_datasets import Pictures, pixels
 from loaders import Cache, Workers
 from loaders.lanes.held_lanes import LaneRoom
 from loaders.lanes.lane_loader import LaneLoader
-from loaders.lanes.lane_reading import LaneReading
+from loaders.lanes.lane_table import LaneRooms
 
 # ---- who decodes, and where it is kept ----------------------------------------------------------
 
@@ -131,14 +131,14 @@ def test_a_room_that_is_left_while_another_is_made_is_given_back(
         one = peer.stats.buffer_bytes
         peer.advance()
         assert reading.wait(60)
-        made = LaneReading.room
+        made = LaneRooms.make
 
         def slowly(*given: Any) -> LaneRoom:
             going.set()
             eventually(lambda: peer.stats.buffer_bytes == one)
             return made(*given)
 
-        monkeypatch.setattr(LaneReading, "room", slowly)
+        monkeypatch.setattr(LaneRooms, "make", slowly)
         peer.hold([2])
         bits(peer, 2)
         assert peer.stats.buffer_bytes == one
