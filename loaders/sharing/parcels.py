@@ -27,43 +27,17 @@ WIDEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AreaPart:
-    """Bytes of the shared memory."""
-
-    start: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor over one of the parts of its parcel."""
-
-    part: int
-    dtype: torch.dtype
-    first: int
-    """The place of its first number in the part, counted in numbers of its dtype."""
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    kind: type[torch.Tensor] | None
-    """The subclass of torch.Tensor that it is, and its attributes. None: it is none."""
-    attributes: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Parcel:
     """A batch without its pixels."""
 
     nest: bytes
-    tensors: tuple[PlacedTensor, ...]
-    parts: tuple[AreaPart, ...]
-    """Those of the tensors."""
-    arrays: tuple[AreaPart, ...]
-    """Those of the buffers that are no tensors'."""
-
-    @property
-    def nbytes(self) -> int:
-        """How much shared memory it takes."""
-        return max((part.start + part.nbytes for part in (*self.parts, *self.arrays)), default=0)
+    storages: dict[int, tuple[int, int, int]]
+    """By the address of each storage of tensors: where its bytes lie in the shared memory, from
+    which of its bytes on, and how many."""
+    arrays: list[tuple[int, int]]
+    """Where the buffers lie that are no tensors', and how many bytes they have."""
+    nbytes: int
+    """How much shared memory it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +45,17 @@ class PackedBatch:
     """A parcel, and what is to be written into its memory."""
 
     parcel: Parcel
-    memory: Sequence[torch.Tensor]
-    """For each part of the parcel, its bytes."""
-    buffers: Sequence[pickle.PickleBuffer]
+    parts: Sequence[tuple[int, Any]]
+    """Where bytes are to be written, and the bytes."""
 
     def write(self, area: mmap) -> None:
         """Write the pixels into the shared memory."""
-        for part, source in zip(self.parcel.parts, self.memory, strict=True):
-            # Torch would copy with a team of threads for each consumer, which wait for each other.
-            np.copyto(_bytes_at(area, part).numpy(), source.numpy())
-        for part, buffer in zip(self.parcel.arrays, self.buffers, strict=True):
-            memoryview(area)[part.start : part.start + part.nbytes] = buffer.raw()
+        for start, source in self.parts:
+            if source.nbytes:
+                # Torch would copy with a team of threads for each consumer, which wait for each
+                # other.
+                there = np.frombuffer(area, np.uint8, source.nbytes, start)
+                np.copyto(there, np.frombuffer(source, np.uint8))
 
 
 def pack(batch: Any) -> PackedBatch:
@@ -95,29 +69,29 @@ def pack(batch: Any) -> PackedBatch:
             f"a batch holds something that cannot be sent to another process: {error}; give its"
             " consumer a view() in the process of the stream, or leave that out of the samples"
         ) from error
-    layout = _Layout(packer.tensors)
-    memory, end = layout.memory(), 0
-    parts: list[AreaPart] = []
-    for nbytes in (*(m.nbytes for m in memory), *(b.raw().nbytes for b in buffers)):
-        parts.append(AreaPart(end, nbytes))
-        end += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    tensors = tuple(map(layout.place, packer.tensors))
-    count = len(memory)
-    parcel = Parcel(file.getvalue(), tensors, (*parts[:count],), (*parts[count:],))
-    return PackedBatch(parcel, memory, buffers)
+    parts: list[tuple[int, Any]] = []
+    end = 0
+    for source in (*packer.memory(), *(buffer.raw() for buffer in buffers)):
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        parts.append((start, source))
+        end = start + source.nbytes
+    storages = {
+        address: (start, first, source.nbytes)
+        for (address, (_, first, _)), (start, source) in zip(
+            packer.used.items(), parts, strict=False
+        )
+    }
+    arrays = [(start, source.nbytes) for start, source in parts[len(storages) :]]
+    return PackedBatch(Parcel(file.getvalue(), storages, arrays, end), parts)
 
 
 def unpack(parcel: Parcel, area: mmap | bytearray) -> Any:
     """Return the batch, over `area`, which it keeps as long as anybody holds a part of it."""
-    with torch.inference_mode(False):
-        memory = [_bytes_at(area, part).untyped_storage() for part in parcel.parts]
-        tensors = [_tensor(placed, memory[placed.part]) for placed in parcel.tensors]
     whole = memoryview(area)
-    arrays = [whole[part.start : part.start + part.nbytes] for part in parcel.arrays]
-    unpacker = _Unpacker(io.BytesIO(parcel.nest), buffers=arrays)
-    unpacker.tensors = tensors
+    arrays = [whole[start : start + nbytes] for start, nbytes in parcel.arrays]
     try:
-        return unpacker.load()
+        with torch.inference_mode(False):
+            return _Unpacker(parcel, area, arrays).load()
     except Exception as error:
         raise SharingError(
             f"a batch holds something that cannot be rebuilt in this process: {error}; its classes"
@@ -126,27 +100,53 @@ def unpack(parcel: Parcel, area: mmap | bytearray) -> Any:
 
 
 class _Packer(pickle.Pickler):
-    """Numbers the tensors of a batch instead of pickling them."""
+    """Says where the tensors of a batch lie instead of pickling them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.tensors: list[torch.Tensor] = []
+        self.used: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
+        """By the address of a storage: from which byte up to which tensors use it."""
         self._numbers: dict[int, int] = {}
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
         if not isinstance(obj, torch.Tensor) or not _lies_in_plain_memory(obj):
             return None
-        number = self._numbers.setdefault(id(obj), len(self.tensors))
-        if number == len(self.tensors):
-            self.tensors.append(obj)
-        return number
+        address, first, last = _reach(obj)
+        _, *known = self.used.get(address, (None, first, last))
+        self.used[address] = obj.untyped_storage(), min(first, known[0]), max(last, known[1])
+        number = self._numbers.setdefault(id(obj), len(self._numbers))
+        offset = int(obj.storage_offset()) if obj.numel() else 0
+        kind = kind_of(obj)
+        attributes = {} if kind is None else {**attributes_of(obj)}
+        return number, address, obj.dtype, offset, tuple(obj.shape), obj.stride(), kind, attributes
+
+    def memory(self) -> list[Any]:
+        """Return the bytes that are used, storage by storage."""
+        return [
+            torch.empty(0, dtype=torch.uint8).set_(storage, first, (last - first,), (1,)).numpy()
+            for storage, first, last in self.used.values()
+        ]
 
 
 class _Unpacker(pickle.Unpickler):
-    tensors: list[torch.Tensor]
+    """Makes the tensors of a parcel over its memory."""
+
+    def __init__(self, parcel: Parcel, area: mmap | bytearray, arrays: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(parcel.nest), buffers=arrays)
+        self._storages = {
+            address: (_storage(area, start, nbytes), first)
+            for address, (start, first, nbytes) in parcel.storages.items()
+        }
+        self._made: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        return self.tensors[pid]
+        number, address, dtype, offset, shape, strides, kind, attributes = pid
+        if number not in self._made:
+            storage, first = self._storages[address]
+            made = torch.empty(0, dtype=dtype)
+            made.set_(storage, offset - first // dtype.itemsize, shape, strides)
+            self._made[number] = as_kind(made, kind, attributes)
+        return self._made[number]
 
 
 def _lies_in_plain_memory(tensor: torch.Tensor) -> bool:
@@ -155,43 +155,6 @@ def _lies_in_plain_memory(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-class _Layout:
-    """Which part of each storage the tensors of a batch use."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._used: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
-        """By the address of a storage: from where, and up to where."""
-        for tensor in tensors:
-            address, first, last = _reach(tensor)
-            if address in self._used:
-                _, *known = self._used[address]
-                first, last = min(first, known[0]), max(last, known[1])
-            self._used[address] = tensor.untyped_storage(), first, last
-        self._parts = {address: number for number, address in enumerate(self._used)}
-
-    def memory(self) -> list[torch.Tensor]:
-        """Return the bytes that are used, storage by storage."""
-        return [
-            torch.empty(0, dtype=torch.uint8).set_(storage, first, (last - first,), (1,))
-            for storage, first, last in self._used.values()
-        ]
-
-    def place(self, tensor: torch.Tensor) -> PlacedTensor:
-        """Return where a tensor lies in what `memory` returns."""
-        address = _reach(tensor)[0]
-        before = self._used[address][1] // tensor.itemsize
-        kind = kind_of(tensor)
-        return PlacedTensor(
-            self._parts[address],
-            tensor.dtype,
-            int(tensor.storage_offset()) - before if tensor.numel() else 0,
-            tuple(tensor.shape),
-            tensor.stride(),
-            kind,
-            {} if kind is None else {**attributes_of(tensor)},
-        )
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -206,13 +169,8 @@ def _reach(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.untyped_storage().data_ptr(), begin, (last + 1) * tensor.itemsize
 
 
-def _bytes_at(area: mmap | bytearray, part: AreaPart) -> torch.Tensor:
-    if not part.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(area, dtype=torch.uint8, count=part.nbytes, offset=part.start)
-
-
-def _tensor(placed: PlacedTensor, memory: torch.UntypedStorage) -> torch.Tensor:
-    made = torch.empty(0, dtype=placed.dtype)
-    made.set_(memory, placed.first, placed.shape, placed.strides)  # type: ignore[call-overload]
-    return as_kind(made, placed.kind, placed.attributes)
+def _storage(area: mmap | bytearray, start: int, nbytes: int) -> torch.UntypedStorage:
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8).untyped_storage()
+    part = torch.frombuffer(area, dtype=torch.uint8, count=nbytes, offset=start)
+    return part.untyped_storage()
