@@ -1,9 +1,11 @@
-"""What a shared stream knows of one of its views: where it stands, and whether it still comes."""
+"""What a shared stream knows of its views: where each stands, whether it comes, and who waits."""
 
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from loaders.arguments import Serving
 from loaders.sharing.batch_source import Identity, PassServing
@@ -83,3 +85,48 @@ class Followers:
         """Those of all that take batches. Workers ask without a lock."""
         found = [ref() for ref in tuple(self._held)]
         return [f.precedence for f in found if f is not None and f.present and not f.holds_only]
+
+
+LOOK_SECONDS = 0.2
+"""Whoever waits looks so often whether a view has gone without saying so."""
+
+
+class Waiters:
+    """One stream's. `ring` takes no lock."""
+
+    def __init__(self) -> None:
+        self._bells: set[threading.Lock] = set()
+        self._waited_for: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def waited_for(self) -> dict[str, float]:
+        """The seconds that views waited for each other view, by the name of that one."""
+        with self._lock:
+            return dict(self._waited_for)
+
+    def bell(self) -> threading.Lock:
+        """Return a bell that rings from now on. Wait for it with `wait`."""
+        bell = threading.Lock()
+        bell.acquire()
+        self._bells.add(bell)
+        return bell
+
+    def ring(self) -> None:
+        """Have everybody who waits look again."""
+        for bell in tuple(self._bells):
+            with suppress(RuntimeError):  # somebody else has rung
+                bell.release()
+
+    def wait(self, bell: threading.Lock, names: tuple[str, ...]) -> float:
+        """Wait for these views until something has changed, and return the seconds."""
+        begun = perf_counter()
+        try:
+            bell.acquire(timeout=LOOK_SECONDS)
+        finally:
+            self._bells.discard(bell)
+        seconds = perf_counter() - begun
+        with self._lock:
+            for name in names:
+                self._waited_for[name] = self._waited_for.get(name, 0.0) + seconds
+        return seconds

@@ -16,7 +16,7 @@ from mmap import mmap
 from typing import Any
 
 from loaders.blocks import ONLY_LISTED
-from loaders.sharing.parcels import Parcel, unpack
+from loaders.sharing.parcels import PackedBatch, Parcel, unpack
 
 HELD = 4
 """A consumer holds so many batches without a copy. A training loop holds two, and Lightning looks
@@ -37,18 +37,6 @@ class Shipment:
     """The blocks that are used no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLoan:
-    """A block for one batch."""
-
-    number: int
-    area: mmap
-    file: int | None
-    """The descriptor of a block that the consumer does not know yet. Whoever sends it closes it."""
-    dropped: tuple[int, ...]
-    """The blocks that are used no more."""
-
-
 class LentBlocks:
     """The blocks of one consumer."""
 
@@ -61,12 +49,17 @@ class LentBlocks:
     def nbytes(self) -> int:
         return sum(map(len, self._areas.values()))
 
-    def lend(self, nbytes: int) -> BlockLoan:
-        """Return a block of so many bytes or more. A last batch may be smaller."""
+    def ship(self, packed: PackedBatch) -> tuple[Shipment, int | None]:
+        """Write a batch into a block. Returns what to send of it, and the descriptor of a block
+        that the consumer does not know yet, which whoever sends it closes."""
+        parcel, nbytes = packed.parcel, packed.parcel.nbytes
+        if not nbytes:
+            return Shipment(parcel, None, 0, ()), None
         for number in self._idle:
-            if nbytes <= len(self._areas[number]) <= 2 * nbytes:
+            if nbytes <= len(self._areas[number]) <= 2 * nbytes:  # a last batch may be smaller
                 self._idle.remove(number)
-                return BlockLoan(number, self._areas[number], None, ())
+                packed.write(self._areas[number])
+                return Shipment(parcel, number, 0, ()), None
         dropped, self._idle = tuple(self._idle), []  # they have another size
         for number in dropped:
             del self._areas[number]
@@ -74,11 +67,12 @@ class LentBlocks:
         file = os.memfd_create("perfect-batch")
         try:
             os.ftruncate(file, nbytes)
-            self._areas[number] = area = mmap(file, nbytes)
+            self._areas[number] = mmap(file, nbytes)
+            packed.write(self._areas[number])
         except BaseException:
             os.close(file)
             raise
-        return BlockLoan(number, area, file, dropped)
+        return Shipment(parcel, number, nbytes, dropped), file
 
     def take_back(self, numbers: Sequence[int]) -> None:
         """Use these again: nobody holds them any longer."""

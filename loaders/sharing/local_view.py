@@ -17,12 +17,10 @@ from loaders.arguments import Serving
 from loaders.errors import SharingError, StateError
 from loaders.pass_position import PassPosition
 from loaders.sharing.batch_source import BatchSource, Identity, PassServing, SharedBatch, whole
-from loaders.sharing.cut_batches import batch_of_piece, cut_batch
 from loaders.sharing.follower import Follower, OnWait, Standing
 from loaders.sharing.lockstep import Mark
-from loaders.sharing.own_batches import BatchCopies, is_pinned
-from loaders.sharing.shared_view import SharedView, ViewFacts
-from loaders.sharing.view_place import ViewPlace, replaced_iterator
+from loaders.sharing.shared_view import SharedView, ViewFacts, ViewPlace, replaced_iterator
+from loaders.sharing.view_batches import BatchCopies, batch_of_piece, cut_batch, is_pinned
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.precedence import Precedence
 

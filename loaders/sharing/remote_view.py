@@ -6,23 +6,34 @@
 Until it is used it is a few words, which can be sent. Then it is a loader like any other: what its
 training loop sees, and the state it saves, are those of a `LocalView`, hence of a `ReuseLoader`.
 Batches that were sent ahead are not served yet, so its state does not count them.
+
+    stream of this process -> RemoteSource -> RemoteView .... stream of another process
+                                          '-> the loader itself, where that one is gone or fails
+
+A `RemoteSource` has several processes read one loader together. What another process cannot give is
+read here, from the same batch on: nobody sees a difference, and an error of the data set is raised
+where its reader is.
 """
 
 import copy
+import logging
 import os
 import pickle
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from loaders.errors import PassEnded, SharingError
+from loaders.loader import ReuseLoader
 from loaders.pass_position import PassPosition
+from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch
 from loaders.sharing.lent_blocks import BorrowedBlocks
-from loaders.sharing.shared_view import SharedView, ViewFacts
+from loaders.sharing.lockstep import Mark
+from loaders.sharing.shared_view import SharedView, ViewFacts, ViewPlace, replaced_iterator
 from loaders.sharing.view_link import (
     Answered,
     BeginPass,
@@ -37,7 +48,6 @@ from loaders.sharing.view_link import (
     Withdraw,
     connect,
 )
-from loaders.sharing.view_place import ViewPlace, replaced_iterator
 from loaders.stats import BatchInfo, LoaderStats
 
 
@@ -313,3 +323,51 @@ class RemoteView(SharedView):
             f" it or has ended: {lost if self._place else ''}make a new SharedStream, and load the"
             " state into a view of it"
         )
+
+
+log = logging.getLogger(__name__)
+
+
+class RemoteSource(BatchSource):
+    """One stream's."""
+
+    def __init__(self, loader: ReuseLoader, open_view: Callable[[], RemoteView | None]) -> None:
+        """`open_view` is called before the first batch. It returns a view that serves what
+        `loader` would serve, or None if there is none."""
+        super().__init__(loader)
+        self._own = loader
+        self._open_view: Callable[[], RemoteView | None] | None = open_view
+        self._closed = False
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process reads for this one."""
+        return self.loader is not self._own
+
+    def read(self, mark: Mark, wanted: PassServing) -> SharedBatch:
+        open_view, self._open_view = self._open_view, None
+        view = None if open_view is None else open_view()
+        if view is not None:
+            self.loader = view
+        if not self.is_remote:
+            return super().read(mark, wanted)
+        try:
+            batch = super().read(mark, wanted)
+            if batch.error is None:
+                return batch
+            error = batch.error
+        except Exception as raised:
+            error = raised
+        if self._closed:
+            raise error
+        log.warning("pass %d is read in this process from batch %d on: %s", *mark, error)
+        gone, self.loader = self.loader, self._own
+        self.leave()
+        gone.close()
+        return super().read(mark, wanted)
+
+    def close(self) -> None:
+        self._closed = True
+        super().close()
+        if self.is_remote:
+            self._own.close()

@@ -24,9 +24,9 @@ from loaders.checks import at_least_one, one_of
 from loaders.errors import PassEnded, SharingError
 from loaders.loader import ReuseLoader
 from loaders.pass_position import PassPosition
-from loaders.sharing import stream_errors
+from loaders.sharing import refusals
 from loaders.sharing.batch_source import BatchSource, PassServing, SharedBatch, whole
-from loaders.sharing.follower import Follower, Followers, Standing
+from loaders.sharing.follower import Follower, Followers, Standing, Waiters
 from loaders.sharing.local_view import LocalView
 from loaders.sharing.lockstep import (
     Action,
@@ -40,9 +40,7 @@ from loaders.sharing.lockstep import (
     oldest_needed,
 )
 from loaders.sharing.remote_view import RemoteView
-from loaders.sharing.shareable import check_loader, pieces_for
 from loaders.sharing.view_server import ViewServer
-from loaders.sharing.waiters import Waiters
 from loaders.stats import LoaderStats
 from loaders.workers.precedence import JointPrecedence
 
@@ -65,7 +63,7 @@ class SharedStream:
         reads instead of the loader."""
         at_least_one("lead", lead)
         at_least_one("window", window)
-        check_loader(loader)
+        refusals.check_loader(loader)
         loader.made_ahead = lead
         self.window = window
         self._kept_bytes, self._largest = kept_bytes, 1
@@ -107,7 +105,7 @@ class SharedStream:
                 raise SharingError(f"two views are called {name!r}: give each a name of its own")
             position, identity = self._joining(join)
             size = position.serving.batch_size
-            pieces = pieces_for(self._loader, size, size if batch_size is None else batch_size)
+            pieces = refusals.pieces_for(self._loader, size, batch_size)
             mark = (position.pass_index, position.served)
             standing = Standing(mark, whole(position.serving), whole(position.next), identity)
             follower = Follower(name, standing)
@@ -156,7 +154,7 @@ class SharedStream:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        raise stream_errors.copied_stream()
+        raise refusals.copied_stream()
 
     # ---- for its views --------------------------------------------------------------------------
 
@@ -224,12 +222,12 @@ class SharedStream:
     def check_open(self) -> None:
         """Refuse to serve after the end."""
         if self._ended:
-            raise stream_errors.stream_ended(self._ended)
+            raise refusals.stream_ended(self._ended)
 
     def check_process(self, who: str) -> None:
         """Refuse to be used in a forked process."""
         if os.getpid() != self._pid:
-            raise stream_errors.in_other_process(who, self._pid)
+            raise refusals.in_other_process(who, self._pid)
 
     def take(
         self, follower: Follower, after: Callable[[SharedBatch], Standing]
@@ -266,7 +264,7 @@ class SharedStream:
                 if isinstance(action, ReadNext) and self._reader is None:
                     to_read = self._begin_reading(follower, action)
                 elif follower.on_wait is None or not names:
-                    stream_errors.check_other_thread(
+                    refusals.check_other_thread(
                         follower, names, self._followers.present(), self._most
                     )
                     bell = self._waiters.bell()
@@ -276,9 +274,7 @@ class SharedStream:
                 stalled += self._waiters.wait(bell, names)
                 if names and stalled > warn_after:
                     warn_after *= 2
-                    log.warning(
-                        "%s", stream_errors.who_waits(follower.name, names, stalled, self._most)
-                    )
+                    log.warning("%s", refusals.who_waits(follower.name, names, stalled, self._most))
             elif follower.on_wait is not None:
                 if follower.on_wait(names) is False:
                     return None, False, stalled
@@ -357,7 +353,7 @@ class SharedStream:
             self._ended = self._ended or (
                 "the loader of this shared stream was closed, or somebody else iterates it"
             )
-            raise stream_errors.stream_ended(self._ended) from error
+            raise refusals.stream_ended(self._ended) from error
         with self._lock:
             if not self._ended:
                 self._kept[mark], self._following = batch, batch.following

@@ -12,11 +12,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from loaders.errors import PassEnded
 from loaders.loader import ReuseLoader
 from loaders.order.reuse import Mode
 from loaders.pass_position import PassPosition
-from loaders.sharing.cut_batches import pieces_per_pass
+from loaders.sharing.batch_source import Identity
+from loaders.sharing.view_batches import pieces_per_pass
 from loaders.stats import BatchInfo, LoaderStats
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlace:
+    """Where a consumer stands: all that its loader would answer. Nobody changes it, nor the
+    position in it. A view of another process has it after every batch."""
+
+    position: PassPosition
+    """It counts the batches of the view."""
+    identity: Identity
+    counters: LoaderStats
+    last_batch: BatchInfo | None
+
+    def state(self, constants: dict[str, Any], pieces: int) -> dict[str, Any]:
+        """Return the state of a `ReuseLoader` at this place. `constants`: that of the stream's."""
+        identity = dict(self.identity)
+        if not self.position.served:
+            identity.pop("order", None)
+        stats = self.counters.saved()
+        own = {**self.position.state(), "identity": identity, "stats": stats}
+        return constants | own | ({"pieces": pieces} if pieces > 1 else {})
+
+
+def replaced_iterator(name: str) -> PassEnded:
+    """Return the error of an iterator that its view has replaced."""
+    return PassEnded(
+        f"this pass has ended because {name} began another one, loaded a state or was closed: use"
+        " one iterator at a time"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +57,7 @@ class ViewFacts:
     name: str
     pieces: int
     """A batch of the stream is cut into so many."""
-    mode: Mode
-    drop_last: bool
-    seed: int
     rank: int
-    world_size: int
     share: int
     """The number of samples that its rank serves in a pass."""
     constants: dict[str, Any]
@@ -39,8 +66,7 @@ class ViewFacts:
     @classmethod
     def of(cls, name: str, pieces: int, loader: ReuseLoader) -> "ViewFacts":
         """Return the facts of a view of this loader's stream."""
-        own = (loader.mode, loader.drop_last, loader.seed, loader.rank, loader.world_size)
-        return cls(name, pieces, *own, loader.share, loader.state_dict())
+        return cls(name, pieces, loader.rank, loader.share, loader.state_dict())
 
 
 class SharedView(ABC):
@@ -52,11 +78,11 @@ class SharedView(ABC):
         self.facts = facts
         self.dataset = dataset
         self.pieces = facts.pieces
-        self.mode: Mode = facts.mode
-        self.drop_last = facts.drop_last
-        self.seed = facts.seed
         self.rank = facts.rank
-        self.world_size = facts.world_size
+        self.mode: Mode = facts.constants["mode"]
+        self.drop_last: bool = facts.constants["drop_last"]
+        self.seed: int = facts.constants["seed"]
+        self.world_size: int = facts.constants["world_size"]
 
     @property
     def name(self) -> str:

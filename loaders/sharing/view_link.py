@@ -31,7 +31,7 @@ from typing import Any
 
 from loaders.errors import SharingError
 from loaders.sharing.lent_blocks import Shipment
-from loaders.sharing.view_place import ViewPlace
+from loaders.sharing.shared_view import ViewPlace
 from loaders.workers.worker import Failure
 
 AHEAD = 2

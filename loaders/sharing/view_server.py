@@ -21,9 +21,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from loaders.errors import LoaderError, SharingError
-from loaders.sharing.lent_blocks import LentBlocks, Shipment
+from loaders.sharing.lent_blocks import LentBlocks
 from loaders.sharing.local_view import LocalView
 from loaders.sharing.parcels import PackedBatch, pack
+from loaders.sharing.shared_view import ViewPlace
 from loaders.sharing.view_link import (
     AHEAD,
     Answered,
@@ -41,7 +42,6 @@ from loaders.sharing.view_link import (
     let_in,
     shut,
 )
-from loaders.sharing.view_place import ViewPlace
 from loaders.stats import MEMORY
 from loaders.workers.worker import Failure
 
@@ -168,23 +168,9 @@ class ViewSession:
         if packed is None or not place.position.served:  # an error, or the pass is over
             self._batches = None
         self._sent.append(place)
-        if packed is None:
-            self._link.send(Served(self._pass_number, place, self._memory, failure=failure))
-        else:
-            self._ship(packed, place)
-
-    def _ship(self, packed: PackedBatch, place: ViewPlace) -> None:
-        """Write a batch into a block, and send it."""
-        parcel = packed.parcel
-        loan = self._blocks.lend(parcel.nbytes) if parcel.nbytes else None
-        shipment = Shipment(parcel, None, 0, ())
-        if loan is not None:
-            packed.write(loan.area)
-            size = 0 if loan.file is None else len(loan.area)
-            shipment = Shipment(parcel, loan.number, size, loan.dropped)
-        file = None if loan is None else loan.file
+        shipment, file = (None, None) if packed is None else self._blocks.ship(packed)
         try:
-            self._link.send(Served(self._pass_number, place, self._memory, shipment))
+            self._link.send(Served(self._pass_number, place, self._memory, shipment, failure))
             if file is not None:
                 self._link.send_file(file)
         finally:

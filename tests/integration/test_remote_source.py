@@ -10,7 +10,7 @@ from support.loader_datasets import served
 from support.shared_streams import BATCH, BATCHES, SIZE, Counted, lone
 
 from loaders import SharedStream
-from loaders.sharing.remote_source import RemoteSource
+from loaders.sharing.remote_view import RemoteSource
 from loaders.sharing.view_link import AHEAD
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="remote views need Linux")

@@ -10,8 +10,7 @@ from loaders import ReuseLoader
 from loaders.arguments import Serving
 from loaders.errors import SharingError
 from loaders.order.reuse import batches_per_pass
-from loaders.sharing.cut_batches import batch_of_piece, cut_batch, pieces_per_pass
-from loaders.sharing.own_batches import BatchCopies
+from loaders.sharing.view_batches import BatchCopies, batch_of_piece, cut_batch, pieces_per_pass
 from loaders.stats import BatchInfo
 
 

@@ -145,12 +145,8 @@ class BothEnds:
         self.lent, self.borrowed = LentBlocks(), BorrowedBlocks()
 
     def send(self, batch: Any) -> Shipment:
-        packed = pack(batch)
-        loan = self.lent.lend(packed.parcel.nbytes)
-        packed.write(loan.area)
-        size = 0 if loan.file is None else len(loan.area)
-        shipment = Shipment(packed.parcel, loan.number, size, loan.dropped)
-        self.borrowed.receive(shipment, loan.file)
+        shipment, file = self.lent.ship(pack(batch))
+        self.borrowed.receive(shipment, file)
         return shipment
 
     def serve(self, batch: Any) -> Any:

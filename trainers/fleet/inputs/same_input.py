@@ -14,7 +14,7 @@ from loaders import ReuseLoader
 from loaders.errors import SharingError
 from loaders.identity.contents import GENERATORS, Contents
 from loaders.identity.file_states import FileStates
-from loaders.sharing.shareable import check_loader
+from loaders.sharing.refusals import check_loader
 
 
 def why_not(loader: object) -> str:

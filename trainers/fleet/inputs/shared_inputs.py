@@ -20,7 +20,7 @@ from functools import partial
 from loaders import ReuseLoader, SharedStream
 from loaders.sharing.follower import Follower
 from loaders.sharing.local_view import LocalView
-from loaders.sharing.remote_source import RemoteSource
+from loaders.sharing.remote_view import RemoteSource
 from trainers.dice import TorchSettings
 from trainers.fleet.inputs.input_link import InputLink
 from trainers.fleet.inputs.same_input import LoaderContents
