@@ -202,18 +202,19 @@ class Contents:
     # ---- code -----------------------------------------------------------------------------------
 
     def _tell_class(self, kind: type, way: str) -> None:
-        library = library_of(kind.__module__)
-        self.update(f"class {_name(kind)} {library}")
-        if library is None:
+        self._tell_name_of_class(kind)
+        if library_of(kind.__module__) is None:
             for base in kind.__bases__:
                 self.tell(base, way)
             for name, value in written_in(kind).items():
                 self.update(name)
                 self.tell(value, f"{kind.__qualname__}.{name}")
 
+    def _tell_name_of_class(self, kind: type) -> None:
+        self.update(f"class {_name(kind)} {library_of(kind.__module__)}")
+
     def _tell_function(self, function: types.FunctionType, way: str) -> None:
-        library = library_of(function.__module__)
-        self.update(f"function {function.__qualname__} {library}")
+        self._tell_name_of_function(function)
         self.tell((function.__defaults__, function.__kwdefaults__), way)
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
@@ -222,15 +223,22 @@ class Contents:
             except ValueError:  # it is not set yet
                 continue
             self.tell(held, f"{way}: {name}")
-        if library is not None:
+        if library_of(function.__module__) is not None:
             return
-        self._tell_instructions(instructions(function.__code__))
-        for file in imported_files(function):
-            self.tell_file(file)
+        self._tell_code(function)
         names = names_in(function)
         for name, value in globals_read(function).items():
             self.update(name)
             self._tell_global(value, names, f"{function.__qualname__}: global {name}")
+
+    def _tell_name_of_function(self, function: types.FunctionType) -> None:
+        library = library_of(function.__module__)
+        self.update(f"function {function.__qualname__} {library}")
+
+    def _tell_code(self, function: types.FunctionType) -> None:
+        self._tell_instructions(instructions(function.__code__))
+        for file in imported_files(function):
+            self.tell_file(file)
 
     def _tell_instructions(self, code: list[Any]) -> None:
         """A constant may name a file, but not a folder: "/" and "." are separators."""

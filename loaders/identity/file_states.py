@@ -39,19 +39,18 @@ class FileStates:
 
     def of_file(self, name: str) -> str:
         """The state of a file. Empty: there is no such file, or it is a folder."""
-        known = self._known.get(name)
-        if known is None:
-            above = name.rpartition("/")[0]
-            # Most words with a slash are no files, and nothing is there to be asked.
-            nowhere = above != "" and self._is_missing(above)
-            known = self._known[name] = "" if nowhere else _state_of(name)
+        above = name.rpartition("/")[0]
+        # Most words with a slash are no files, and nothing is there to be asked.
+        if name not in self._known and above and not self._state(above):
+            self._known[name] = ""
+        known = self._state(name)
         return "" if known == "folder" else known
 
-    def _is_missing(self, folder: str) -> bool:
-        known = self._known.get(folder)
+    def _state(self, name: str) -> str:
+        known = self._known.get(name)
         if known is None:
-            known = self._known[folder] = _state_of(folder)
-        return known == ""
+            known = self._known[name] = _state_of(name)
+        return known
 
     def of(self, name: str) -> Iterator[str]:
         """The state of a file, or those of all files in a folder, in the order of their names."""
@@ -83,10 +82,7 @@ class FileStates:
                     if entry.name not in PASSED_OVER:
                         folders.append((entry.path, f"{below}{entry.name}/"))
                     continue
-                state = self._known.get(entry.path)
-                if state is None:
-                    state = self._known[entry.path] = _state_of(entry.path)
-                yield f"{below}{entry.name}\0{state}"
+                yield f"{below}{entry.name}\0{self._state(entry.path)}"
 
 
 def _state_of(name: str) -> str:

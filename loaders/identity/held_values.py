@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.identity.contents import Contents
-from loaders.identity.own_code import globals_read, library_of, names_in, written_in
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.sources.randomness import slots_of
 from loaders.torch_seams import version_of
@@ -103,30 +102,13 @@ class _HeldContents(Contents):
         for begin in np.linspace(0, len(data) - BLOCK, BLOCKS).astype(np.int64).tolist():
             super()._tell_bytes(data[begin : begin + BLOCK])
 
-    def _tell_class(self, kind: type, way: str) -> None:
+    def _tell_name_of_class(self, kind: type) -> None:
         self.update(f"class {id(kind)}")
-        if library_of(kind.__module__) is None:
-            for base in kind.__bases__:
-                self.tell(base, way)
-            for name, value in written_in(kind).items():
-                self.update(name)
-                self.tell(value, way)
 
-    def _tell_function(self, function: types.FunctionType, way: str) -> None:
+    def _tell_name_of_function(self, function: types.FunctionType) -> None:
         self.update(f"function {id(function.__code__)}")
-        self.tell((function.__defaults__, function.__kwdefaults__), way)
-        for cell in function.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:  # it is not set yet
-                continue
-            self.tell(held, way)
-        if library_of(function.__module__) is not None:
-            return
-        names = names_in(function)
-        for name, value in globals_read(function).items():
-            self.update(name)
-            self._tell_global(value, names, way)
+
+    def _tell_code(self, function: types.FunctionType) -> None: ...
 
     def _tell_object(self, thing: object, way: str) -> None:
         kind = type(thing)
