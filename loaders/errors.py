@@ -1,20 +1,4 @@
-"""The errors between a file and a batch.
-
-LoaderError
-  SourceError       a data set that is missing, empty or unusable
-    FrozenDraw      a sample whose reading is random, and would be served again as it was drawn
-  DecodeError       a sample that cannot be read (names the file and the reason)
-  SampleShapeError  samples of one batch that cannot be put together
-  BufferTooSmall    a memory limit that cannot hold what must be held
-  CacheError        a decoded cache that cannot be kept or read
-  StateError        a saved state of another data set, seed or setting
-  PassEnded         an iterator that another one has replaced, or whose loader was closed
-  SharingError      a view of a shared stream that is asked for what it cannot give
-  LaneError         a lane that is asked for what it cannot give
-  WorkerDied        a worker process that was killed or crashed, twice
-  SampleTimeout     a sample that took longer than `timeout` allows
-  BackendMissing    a package that a backend needs and that is not installed
-"""
+"""The errors between a file and a batch."""
 
 
 class LoaderError(Exception):

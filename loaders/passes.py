@@ -12,10 +12,9 @@ from typing import Any
 
 from loaders.device import DeviceFeed
 from loaders.errors import PassEnded
-from loaders.order.ages import BufferAges
 from loaders.order.open_end import ENDLESS
 from loaders.order.reuse import ReuseBuffer
-from loaders.order.serve import Serve
+from loaders.order.serve import BufferAges, Serve
 from loaders.order.tuning import BatchMeasurement
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats

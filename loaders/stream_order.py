@@ -17,10 +17,9 @@ from typing import Any
 from loaders.arguments import Serving
 from loaders.errors import LoaderError, SourceError, StateError
 from loaders.options import LoaderOptions
-from loaders.order.ages import BufferAges
 from loaders.order.open_end import ENDLESS, walk_to_the_end
 from loaders.order.reuse import Mode, ReuseBuffer, batches_per_pass
-from loaders.order.serve import Residents, Serve
+from loaders.order.serve import BufferAges, Residents, Serve
 from loaders.order.source_order import SourceOrder
 from loaders.passes import PassEnding, PlannedPass
 from loaders.rank_order import LoaderRanks, RankOrder

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order.ages import BufferAges
 from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, batches_per_pass
-from loaders.order.serve import EMPTY, Residents, Serve
+from loaders.order.serve import EMPTY, BufferAges, Residents, Serve
 
 RECENT = 2
 """A walk remembers the serves of this many steps: the present one, and one that is made ahead."""

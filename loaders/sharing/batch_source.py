@@ -8,16 +8,19 @@ any other place                 the loader resumes there, as from a saved state
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loaders.arguments import Serving
 from loaders.device import tensors_of
 from loaders.errors import PassEnded, SharingError, StateError
-from loaders.pass_position import PassPosition
 from loaders.sharing.lockstep import Mark
 from loaders.stats import BatchInfo, LoaderStats
+
+if TYPE_CHECKING:
+    from loaders.loader import ReuseLoader
+    from loaders.sharing.shared_view import SharedView
 
 Identity = dict[str, str]
 
@@ -59,31 +62,10 @@ class SharedBatch:
         return self.after.stall_seconds - self.before.stall_seconds
 
 
-class Readable(Protocol):
-    """A loader, or a view of one."""
-
-    @property
-    def stats(self) -> LoaderStats: ...
-    @property
-    def position(self) -> PassPosition: ...
-    @property
-    def last_batch(self) -> BatchInfo | None: ...
-    @property
-    def world_size(self) -> int: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def set_reuse(
-        self, reuse: int, *, reaugment: bool | None = None, batch_size: int | None = None
-    ) -> None: ...
-    def limit_pass(self, batches: int | None) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def close(self) -> None: ...
-
-
 class BatchSource:
     """Reads one loader, which nobody else reads meanwhile. One thread at a time calls it."""
 
-    def __init__(self, loader: Readable) -> None:
+    def __init__(self, loader: "ReuseLoader | SharedView") -> None:
         self.loader = loader
         self._batches: Iterator[Any] | None = None
         self._at: Mark | None = None
@@ -169,7 +151,7 @@ def whole(serving: Serving) -> Serving:
     return replace(serving, pass_limit=None)
 
 
-def _check_group(loader: Readable) -> None:
+def _check_group(loader: "ReuseLoader | SharedView") -> None:
     """Refuse a loader that begins its passes together with those of other processes."""
     group = torch.distributed
     processes = group.get_world_size() if group.is_available() and group.is_initialized() else 1

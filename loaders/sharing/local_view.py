@@ -46,7 +46,7 @@ class LocalView(SharedView):
         loader = stream.loader
         super().__init__(ViewFacts.of(follower.name, pieces, loader), loader.dataset)
         self.last_batch: BatchInfo | None = None
-        self.position = _times(position, pieces)
+        self._position = _times(position, pieces)
         self.stream = stream
         self.follower = follower
         """What the stream knows of this view."""
@@ -149,8 +149,9 @@ class LocalView(SharedView):
     def state_dict(self) -> dict[str, Any]:
         return self.place.state(self.facts.constants, self.pieces)
 
-    def _where(self) -> PassPosition:
-        return self.position
+    @property
+    def position(self) -> PassPosition:
+        return self._position
 
     @property
     def place(self) -> ViewPlace:
@@ -161,7 +162,7 @@ class LocalView(SharedView):
     def leave_at(self, place: ViewPlace) -> None:
         """Leave the pass as a consumer does that was served what there was up to `place`. What was
         taken for it beyond that is forgotten."""
-        self.position = replace(place.position, next=self.position.next)
+        self._position = replace(place.position, next=self.position.next)
         self._stats, self.last_batch = place.counters, place.last_batch
         self._leave()
 
@@ -179,7 +180,7 @@ class LocalView(SharedView):
             | {"served_batches": full}
         )
         self._leave()
-        self.position, self._failed = position, False
+        self._position, self._failed = position, False
         self._stats = _counters(state)
         self._stand(full, position.serving, state.get("identity", self.facts.constants["identity"]))
 

@@ -225,9 +225,6 @@ class RemoteView(SharedView):
         """Where the training loop is. Nobody changes it."""
         return self._known.position
 
-    def _where(self) -> PassPosition:
-        return self.position
-
     @property
     def _server(self) -> str:
         return f"process {self._address.pid}, which has the shared stream"

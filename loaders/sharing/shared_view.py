@@ -90,20 +90,20 @@ class SharedView(ABC):
 
     def __len__(self) -> int:
         """The number of batches in the pass that the next iter() starts or continues."""
-        serving, share = self._where().serving, self.facts.share
+        serving, share = self.position.serving, self.facts.share
         return pieces_per_pass(share, serving, self.pieces, self.mode, self.drop_last)
 
     @property
     def reuse(self) -> int:
-        return self._where().next.reuse
+        return self.position.next.reuse
 
     @property
     def reaugment(self) -> bool:
-        return self._where().next.reaugment
+        return self.position.next.reaugment
 
     @property
     def batch_size(self) -> int:
-        return self._where().next.batch_size // self.pieces
+        return self.position.next.batch_size // self.pieces
 
     def __enter__(self) -> Self:
         return self
@@ -111,9 +111,10 @@ class SharedView(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
     @abstractmethod
-    def _where(self) -> PassPosition:
-        """Return where its consumer is. It counts the batches of the view."""
+    def position(self) -> PassPosition:
+        """Where its consumer is. It counts the batches of the view."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]: ...

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from loaders.order.ages import BufferAges
 from loaders.order.reuse import MODES, Mode, ReuseBuffer
-from loaders.order.serve import Serve
+from loaders.order.serve import BufferAges, Serve
 
 law = settings(max_examples=examples(200), deadline=None)
 
