@@ -18,7 +18,7 @@ from loaders.errors import CacheError, SourceError, WorkerDied
 from loaders.opened_dataset import OpenedDataset
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
-from loaders.streams.first_samples import FirstSamples
+from loaders.streams.stream_source import FirstSamples
 from loaders.streams.streamed_samples import StreamedSamples
 from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
 

@@ -194,7 +194,7 @@ class StreamOrder:
         lag = 6 * plan.capacity + 8 * plan.batch_size
         said = f"pass {pass_index} of the stream on rank {self.rank}"
         promised = None if self.in_dataset is None else self.share
-        reading = self.dataset.source.begin(turn, place)
+        reading = self.dataset.source.begin(turn, place, oldest - at)
         expected = None
         if told and told.get("marks") and told["rank"] == self.rank:
             expected = MarkedStretch(**told["marks"])

@@ -10,8 +10,9 @@ there, and it gives all its samples.
 """
 
 import copy
+import importlib
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +21,7 @@ from loaders.checks import at_least_one
 from loaders.errors import LoaderError
 from loaders.pixels.decoding import Room
 from loaders.slots.leaves import as_tensor, leaves_of
-from loaders.streams.huggingface_streams import is_huggingface, loses_samples, of_rank
-from loaders.streams.stream_source import Place, RawSample, StreamTurn
+from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
 
 STRIDE = 16
 """One sample in so many has a place."""
@@ -76,11 +76,11 @@ class IterableSamples:
                 " to keep its own"
             )
 
-    def begin(self, turn: StreamTurn, place: Place | None = None) -> "IteratedSamples":
+    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
         dataset, sharded = self.dataset, self.sharded is True
         if self.sharded is None and turn.world_size > 1:
             dataset, sharded = of_rank(dataset, turn.rank, turn.world_size), True
-        return IteratedSamples(dataset, turn, sharded, place)
+        return _read(dataset, turn, 1 if sharded else turn.world_size, place, skip)
 
     def decode(self, raw: RawSample) -> Any:
         return raw.data
@@ -89,52 +89,35 @@ class IterableSamples:
         return raw.data
 
 
-class IteratedSamples:
-    """One pass over a data set."""
-
-    def __init__(self, dataset: Any, turn: StreamTurn, sharded: bool, place: Place | None) -> None:
-        self._dataset = dataset
-        self._turn = turn
-        self._step = 1 if sharded else turn.world_size
-        has_state = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
-        self._resumable = has_state and not loses_samples(dataset)
-        self._samples = self._read(place)
-
-    def __next__(self) -> RawSample:
-        return next(self._samples)
-
-    def skip(self, count: int) -> int:
-        return sum(1 for _ in zip(range(count), self._samples, strict=False))
-
-    def close(self) -> None:
-        self._samples.close()
-
-    def _read(self, place: Place | None) -> Generator[RawSample]:
-        dataset, number = self._dataset, 0
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(self._turn.pass_index)
-        if place is not None:
-            dataset.load_state_dict(copy.deepcopy(place["state"]))
-            number = int(place["number"])
-        name, iterator, asked = type(dataset).__name__, iter(dataset), 0
-        begun = False
-        """Before its first sample, the state may still be that of the pass before."""
-        mine = self._turn.rank if self._step > 1 else 0
-        while True:
-            here, told = None, False
-            if number % self._step == mine:
-                told = asked % STRIDE == 0
-                asked += 1
-                if told and self._resumable and begun:
-                    here = {"number": number, "state": copy.deepcopy(dataset.state_dict())}
-            try:
-                sample = next(iterator)
-            except StopIteration:
-                return
-            begun = True
-            if number % self._step == mine:
-                yield RawSample(f"sample {number} of {name}", sample, here, _mark(sample))
-            number += 1
+def _read(
+    dataset: Any, turn: StreamTurn, step: int, place: Place | None, skip: int
+) -> StreamReading:
+    """Read one pass over a data set, of which every `step`-th sample is this rank's."""
+    has_state = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
+    resumable, number, asked = has_state and not loses_samples(dataset), 0, 0
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(turn.pass_index)
+    if place is not None:
+        dataset.load_state_dict(copy.deepcopy(place["state"]))
+        number = int(place["number"])
+    name, iterator = type(dataset).__name__, iter(dataset)
+    begun = False
+    """Before its first sample, the state may still be that of the pass before."""
+    while True:
+        here, is_mine = None, number % step == (turn.rank if step > 1 else 0)
+        if is_mine and resumable and begun and asked >= skip and asked % STRIDE == 0:
+            here = {"number": number, "state": copy.deepcopy(dataset.state_dict())}
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            return
+        begun = True
+        if is_mine:
+            said = f"sample {number} of {name}"
+            skipped = asked < skip
+            yield RawSample(said, None) if skipped else RawSample(said, sample, here, _mark(sample))
+            asked += 1
+        number += 1
 
 
 def _mark(sample: Any) -> str:
@@ -148,3 +131,34 @@ def _mark(sample: Any) -> str:
         elif isinstance(value, str | bytes):
             told = zlib.crc32(repr(value).encode(), told)
     return f"{told:08x}"
+
+
+BUFFER = "BufferShuffledExamplesIterable"
+ITERABLES = "datasets.iterable_dataset"
+
+
+def is_huggingface(dataset: Any) -> bool:
+    return type(dataset).__module__.partition(".")[0] == "datasets"
+
+
+def of_rank(dataset: Any, rank: int, world_size: int) -> Any:
+    """The samples of one rank."""
+    distributed = importlib.import_module("datasets.distributed")
+    return distributed.split_dataset_by_node(dataset, rank, world_size)
+
+
+def loses_samples(dataset: Any) -> bool:
+    """Whether going on from its state would leave out samples: those in its shuffle buffer. It is
+    looked for in whatever the data set is made of."""
+    known: set[int] = set()
+    parts = [dataset]
+    while parts:
+        part = parts.pop()
+        if type(part).__name__ == BUFFER:
+            return True
+        if id(part) in known or type(part).__module__ != ITERABLES:
+            continue
+        known.add(id(part))
+        for inside in getattr(part, "__dict__", {}).values():
+            parts += inside if isinstance(inside, list | tuple) else [inside]
+    return False

@@ -78,12 +78,13 @@ class StreamPass:
         return self._promised if self._end is None else self._end
 
     def skip_to(self, position: int) -> None:
-        """Read no sample before this position."""
+        """Pass over the samples before this position, of which `reading` gives no data."""
         with self._lock:
-            passed = self._reading.skip(position - self._next)
-            self._next += passed
-            if self._next < position:
-                self._ended()
+            while self._next < position and self._end is None:
+                if next(self._reading, None) is None:
+                    self._ended()
+                else:
+                    self._next += 1
 
     def reaches(self, samples: int) -> bool:
         """Whether the pass has at least so many samples. It is read up to there."""

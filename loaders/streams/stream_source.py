@@ -5,6 +5,7 @@ source.begin(turn, place)   -> those from a place on that a raw sample of the sa
 source.decode(raw)          -> the sample; several threads call it, in any order
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,24 +39,16 @@ class RawSample:
     """What another sample at its position would have otherwise. Empty: that is not told."""
 
 
-class StreamReading(Protocol):
-    """The raw samples of one pass."""
-
-    def __next__(self) -> RawSample: ...
-
-    def skip(self, count: int) -> int:
-        """Pass over so many samples; returns how many there were."""
-        ...
-
-    def close(self) -> None:
-        """Let go of files. It is safe to call this again."""
-        ...
+StreamReading = Generator[RawSample]
+"""The raw samples of one pass. Whoever leaves it early closes it, which lets go of files."""
 
 
 class StreamSource(Protocol):
     """Where the samples of all passes come from."""
 
-    def begin(self, turn: StreamTurn, place: Place | None = None) -> StreamReading: ...
+    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
+        """Read a pass, from a place on. The first `skip` samples come without data."""
+        ...
 
     def decode(self, raw: RawSample) -> Any: ...
 
@@ -87,3 +80,30 @@ class StreamSource(Protocol):
     def identity(self) -> str:
         """A digest or a name. A saved state of a source with another one is refused."""
         ...
+
+
+FIRST = 6
+
+
+class FirstSamples:
+    """A data set of one sample, which has the first ones of a stream, read anew at every look: are
+    they the same each time? What a stream draws, it draws once for all serves of a sample, and a
+    resumed pass would read others."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> list[Any]:
+        reading = self.source.begin(StreamTurn(0, 0, False, 0, 1))
+        samples: list[Any] = []
+        try:
+            while len(samples) < FIRST:
+                samples.append(self.source.decode(next(reading)))
+        except StopIteration:
+            pass  # a stream may have fewer
+        finally:
+            reading.close()
+        return samples

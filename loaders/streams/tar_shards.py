@@ -9,11 +9,13 @@ A place is (shard, byte of the sample's first header), so a pass goes on anywher
 
 import glob
 import hashlib
+import itertools
 import posixpath
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from loaders.pixels.decoding import PictureDecoder, Room
 from loaders.sources.archives import LABEL_SUFFIX
 from loaders.sources.left_out import PICTURE_SUFFIXES
 from loaders.streams.shard_files import ShardAccess, ShardFile, is_remote
-from loaders.streams.stream_source import Place, RawSample, StreamTurn
+from loaders.streams.stream_source import Place, RawSample, StreamReading, StreamTurn
 from loaders.streams.tar_reading import KEY, tar_samples
 
 Paths = str | Path | Sequence[str | Path]
@@ -93,8 +95,36 @@ class TarShards:
         mine = SourceOrder(count, order, range(turn.rank, count, turn.world_size))
         return [self.paths[number] for number in mine]
 
-    def begin(self, turn: StreamTurn, place: Place | None = None) -> "TarShardsReading":
-        return TarShardsReading(self.shards_of(turn), self._access, self._sizes, place)
+    def begin(self, turn: StreamTurn, place: Place | None = None, skip: int = 0) -> StreamReading:
+        return self._read(self.shards_of(turn), place, skip)
+
+    def _read(self, shards: Sequence[str], place: Place | None, skip: int) -> StreamReading:
+        first, begun = 0 if place is None else int(place["shard"]), itertools.count()
+        for number in range(first, len(shards)):
+            path, offset = shards[number], 0
+            if place is not None:
+                offset = int(place["offset"])
+                if place["size"] is not None:
+                    self._sizes.setdefault(path, place["size"])
+            file = ShardFile(path, self._access, offset, self._sizes.get(path))
+            with closing(file):
+                for sample in tar_samples(file, lambda: next(begun) >= skip):
+                    if file.size is not None:
+                        self._sizes.setdefault(path, file.size)
+                    if place is not None and place["key"] != sample.key:
+                        raise _elsewhere(path, place, sample.key)
+                    place = None
+                    here = {
+                        "shard": number,
+                        "offset": sample.offset,
+                        "key": sample.key,
+                        "size": file.size,
+                    }
+                    mark = f"{sample.key} at byte {sample.offset} of {file.size}"
+                    files = {KEY: sample.key, **sample.files}
+                    yield RawSample(f"{path}:{sample.key}", files, here, mark)
+                if place is not None:
+                    raise _elsewhere(path, place, "nothing")
 
     def decode(self, raw: RawSample) -> Any:
         if self._decode is not None:
@@ -118,76 +148,6 @@ class TarShards:
             )
         where = {} if room is None else {"room": room}
         return self._pictures.decode(files[pictures[0]], raw.name, **where), int(word)
-
-
-class TarShardsReading:
-    """One pass over some tars."""
-
-    def __init__(
-        self,
-        shards: Sequence[str],
-        access: ShardAccess,
-        sizes: dict[str, int],
-        place: Place | None,
-    ) -> None:
-        self._shards = shards
-        self._access = access
-        self._sizes = sizes
-        self._place = place
-        self._skipping = 0
-        self._file: ShardFile | None = None
-        self._samples = self._read()
-
-    def __next__(self) -> RawSample:
-        return next(self._samples)
-
-    def skip(self, count: int) -> int:
-        passed = 0
-        while passed < count:
-            self._skipping = count - passed
-            if next(self._samples, None) is None:
-                break
-            passed += 1
-        self._skipping = 0
-        return passed
-
-    def close(self) -> None:
-        self._samples.close()
-        if self._file is not None:
-            self._file.close()
-
-    def _read(self) -> Generator[RawSample]:
-        place, first = self._place, 0 if self._place is None else int(self._place["shard"])
-        for number in range(first, len(self._shards)):
-            path, offset = self._shards[number], 0
-            if place is not None:
-                offset = int(place["offset"])
-                if place["size"] is not None:
-                    self._sizes.setdefault(path, place["size"])
-            self._file = file = ShardFile(path, self._access, offset, self._sizes.get(path))
-            try:
-                # A sample is complete once the next one has begun, which is then not skipped.
-                for sample in tar_samples(file, lambda: self._skipping <= 1):
-                    if file.size is not None:
-                        self._sizes.setdefault(path, file.size)
-                    if place is not None and place["key"] != sample.key:
-                        raise _elsewhere(path, place, sample.key)
-                    place = None
-                    yield RawSample(
-                        f"{path}:{sample.key}",
-                        {KEY: sample.key, **sample.files},
-                        {
-                            "shard": number,
-                            "offset": sample.offset,
-                            "key": sample.key,
-                            "size": file.size,
-                        },
-                        f"{sample.key} at byte {sample.offset} of {file.size}",
-                    )
-                if place is not None:
-                    raise _elsewhere(path, place, "nothing")
-            finally:
-                file.close()
 
 
 def _elsewhere(path: str, place: Place, found: str) -> StateError:
