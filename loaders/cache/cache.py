@@ -25,7 +25,6 @@ import torch
 
 from loaders.cache.cache_records import (
     Packed,
-    RecordLayout,
     RecordLayouts,
     pack,
     unpack,
@@ -48,6 +47,9 @@ class DecodedCache(ABC):
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self._kept: dict[int, Any] = {}
+        self._coming: set[int] = set()
+        """What threads are about to keep."""
         self._layouts = RecordLayouts()
         self._told_unkept = False
 
@@ -66,14 +68,14 @@ class DecodedCache(ABC):
         """Find what other processes have kept since the last call. It is called between two passes,
         never during one."""
 
-    @abstractmethod
     def ids(self) -> list[int]:
         """The samples that `read` would find."""
+        return list(self._kept)
 
     @property
-    @abstractmethod
     def entries(self) -> int:
         """The number of samples that `read` would find."""
+        return len(self._kept)
 
     @property
     @abstractmethod
@@ -112,8 +114,6 @@ class RamCache(DecodedCache):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
         self._lock = threading.Lock()
-        self._kept: dict[int, tuple[torch.Tensor, RecordLayout, tuple[Any, ...]]] = {}
-        self._coming: set[int] = set()
         self._nbytes = 0
         self._closed = False
 
@@ -143,7 +143,7 @@ class RamCache(DecodedCache):
             record = memory.numpy()
             for start, row in packed.placed():
                 record[start : start + len(row)] = row
-            kept = (memory, packed.layout, packed.values)
+            kept = memory, packed.layout, packed.values
         finally:
             with self._lock:
                 self._coming.discard(sample_id)
@@ -155,13 +155,6 @@ class RamCache(DecodedCache):
 
     def refresh(self) -> None:
         """There is nothing to find: no other process writes into this memory."""
-
-    def ids(self) -> list[int]:
-        return list(self._kept)
-
-    @property
-    def entries(self) -> int:
-        return len(self._kept)
 
     @property
     def nbytes(self) -> int:

@@ -45,7 +45,6 @@ class DiskCache(DecodedCache):
         self._fingerprint, self._writer = fingerprint, writer
         self._catalogue = Catalogue(self.folder, fingerprint, None, self._layouts)
         self._kept = self._catalogue.places
-        self._coming: set[int] = set()
         self._end = 0
         self._own: OwnFiles | None = None
         """The files that this process writes. None: it reads along."""
@@ -115,13 +114,6 @@ class DiskCache(DecodedCache):
             else:
                 self._take_over()
             self._catalogue.admit_others()
-
-    def ids(self) -> list[int]:
-        return list(self._kept)
-
-    @property
-    def entries(self) -> int:
-        return len(self._kept)
 
     @property
     def nbytes(self) -> int:
