@@ -22,9 +22,9 @@ from loaders.order.source_order import samples_per_rank, source_order
 from loaders.passes import PlannedPass
 from loaders.sources.samplers import (
     NamedRank,
-    SamplerOrder,
     drawn_before,
     named_rank,
+    sampler_order,
     shared_out,
 )
 from loaders.workers.pass_order import PassOrder
@@ -147,7 +147,7 @@ class RankOrder:
                 world_size=self.world_size,
             )
             return PassOrder(pass_index, ids)
-        drawn = SamplerOrder.order(self.sampler, self.seed, pass_index)
+        drawn = sampler_order(self.sampler, self.seed, pass_index)
         ids = drawn if self.named else shared_out(drawn, self.rank, self.world_size, self.share)
         return PassOrder(pass_index, ids, drawn_before(ids), _digest(drawn.tobytes()))
 

@@ -25,9 +25,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends.encoded import Encoded, containers, read, unreadable
+from loaders.backends.encoded import Encoded, read, unreadable
 from loaders.errors import BackendMissing
 from loaders.pixels.decoding import check_encoded, decode_pixels
+from loaders.sources.archives import PictureTar
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class DaliPictures:
     def samples(self) -> list[tuple[Path, int]]:
         """(file, label) of each sample, as torchvision's folders have them. A cache uses them to
         notice changes."""
-        return list(zip(containers(self.files), self.files.labels, strict=True))
+        files = self.files
+        paths = [files.path] * len(files) if isinstance(files, PictureTar) else files.paths
+        return list(zip(paths, files.labels, strict=True))
 
     def __len__(self) -> int:
         return len(self.files)

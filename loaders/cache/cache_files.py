@@ -56,10 +56,6 @@ class MappedSegment:
     memory: torch.Tensor
     pages: mmap.mmap | None = None
 
-    @property
-    def size(self) -> int:
-        return len(self.memory)
-
     def fetch(self, at: int, nbytes: int) -> None:
         """Ask the disk for a whole record. Page faults alone would read its pages one by one; or,
         where the system guesses, megabytes around them (12 times as much was measured)."""
@@ -294,7 +290,7 @@ class Catalogue:
                 continue
             end = max(end, aligned(line.offset + line.nbytes))
             layout = self.layouts.of(line.layout)
-            if layout is None or line.offset + layout.nbytes > segment.size:
+            if layout is None or line.offset + layout.nbytes > len(segment.memory):
                 lost += 1
                 continue
             before = self.places.get(line.sample_id)

@@ -147,16 +147,12 @@ class DataSetContents(Contents):
 
 def _is_folder_of_torchvision(thing: Any) -> bool:
     """Whether torchvision's own code reads the files in `samples`, and nothing else."""
-    if not str(type(thing).__module__).startswith("torchvision.datasets."):
-        return False
     samples = getattr(thing, "samples", None)
-    return isinstance(samples, list | tuple) and all(_is_labelled_path(s) for s in samples)
-
-
-def _is_labelled_path(sample: object) -> bool:
-    if not isinstance(sample, tuple) or len(sample) != 2:
+    ours = str(type(thing).__module__).startswith("torchvision.datasets.")
+    if not ours or not isinstance(samples, list | tuple):
         return False
-    return isinstance(sample[0], str | os.PathLike)
+    pairs = all(isinstance(each, tuple) and len(each) == 2 for each in samples)
+    return pairs and all(isinstance(each[0], str | os.PathLike) for each in samples)
 
 
 def _cannot_tell(dataset: Any, untold: Sequence[str]) -> str:

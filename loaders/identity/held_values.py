@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from loaders.identity.contents import Contents
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.sources.randomness import slots_of
+from loaders.sources.randomness import attributes_of
 from loaders.torch_seams import version_of
 
 WHOLE_BYTES = 1 << 30
@@ -118,10 +118,7 @@ class _HeldContents(Contents):
         if by_thread or isinstance(thing, DecodeCounts):
             self.update(f"object {id(thing)}")
             return
-        held: dict[str, Any] = {
-            name: getattr(thing, name, None) for base in kind.__mro__ for name in slots_of(base)
-        }
-        held |= getattr(thing, "__dict__", {})
+        held = attributes_of(thing)
         inside = isinstance(thing, dict | list | tuple | types.MappingProxyType)
         if inside:
             self._tell_container(thing, way)

@@ -222,15 +222,11 @@ class _Glance(Contents):
         self.untold.append(way)
 
     def _tell_array(self, array: NDArray[Any], way: str) -> None:
-        if (
-            not array.dtype.hasobject
-            and not array.flags.c_contiguous
-            and array.nbytes > WHOLE_BYTES
-        ):
-            array = array[:: max(1, len(array) // BLOCKS)]
         if array.dtype.hasobject:
             super()._tell_array(array, way)
             return
+        if not array.flags.c_contiguous and array.nbytes > WHOLE_BYTES:
+            array = array[:: max(1, len(array) // BLOCKS)]
         self.update(f"{array.dtype.descr} {array.shape}")
         self._tell_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 

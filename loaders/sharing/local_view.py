@@ -57,7 +57,7 @@ class LocalView(SharedView):
         self._alone: BatchSource | None = None
         self._failed = False
         """Whether the first batch of this pass could not be read: then the next try is alone."""
-        self._stats = LoaderStats() if is_late else _counters(self.facts.constants)
+        self._stats = LoaderStats() if is_late else LoaderStats.of(self.facts.constants["stats"])
         self._copies: BatchCopies | None = None
         self.on_pass: Callable[[], None] | None = None
         """Called before the first batch that an iterator takes: the view may move then."""
@@ -181,7 +181,7 @@ class LocalView(SharedView):
         )
         self._leave()
         self._position, self._failed = position, False
-        self._stats = _counters(state)
+        self._stats = LoaderStats.of(state["stats"])
         self._stand(full, position.serving, state.get("identity", self.facts.constants["identity"]))
 
     # ---- one pass -------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class LocalView(SharedView):
         at = self.position
         mark = (at.pass_index, self._in_batches(at)[0])
         wanted = PassServing(whole(at.running), self.follower.standing.identity)
-        with self.stream.reading():
+        with self.stream.reading:
             shared = self._alone.read(mark, wanted)
         standing = self.follower.standing
         self.follower.standing = replace(standing, identity=shared.identity)
@@ -343,11 +343,6 @@ def _times(position: PassPosition, pieces: int) -> PassPosition:
     running, following = limited(position.running), limited(position.next)
     served = position.served * pieces
     return replace(position, running=running, next=following, served=served)
-
-
-def _counters(state: dict[str, Any]) -> LoaderStats:
-    """Return the counters of a saved state."""
-    return LoaderStats.of(state["stats"])
 
 
 def _counted(stats: LoaderStats, shared: SharedBatch) -> LoaderStats:

@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -84,7 +83,9 @@ class SharedStream:
         self._waiters = Waiters()
         self._decoded_alone: list[int] = []
         self._lock = threading.Lock()
-        self._one_reads = threading.Lock()
+        self.reading = threading.Lock()
+        """Held while a batch is read: a user's own code may draw from generators that all threads
+        share, so only one batch is read at a time."""
         self._pid = os.getpid()
         self._server = ViewServer()
 
@@ -166,11 +167,6 @@ class SharedStream:
     def apart(self) -> ReuseLoader:
         """A loader for one view that reads alone."""
         return copy.copy(self._prototype)
-
-    def reading(self) -> AbstractContextManager[Any]:
-        """Held while a batch is read: a user's own code may draw from generators that all threads
-        share, so only one batch is read at a time."""
-        return self._one_reads
 
     def count_alone(self, decodes: int) -> None:
         """Count what a view has decoded by itself. It takes no lock."""
@@ -347,7 +343,7 @@ class SharedStream:
     def _read(self, mark: Mark, wanted: PassServing) -> float:
         """Read the batch that follows, and return the seconds that the loader stalled."""
         try:
-            with self._one_reads:
+            with self.reading:
                 batch = self._source.read(mark, wanted)
         except PassEnded as error:
             self._ended = self._ended or (

@@ -16,8 +16,8 @@ of a new block follows the message.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError, reduction
 from multiprocessing.connection import (
@@ -122,6 +122,15 @@ class PeerGone(Exception):
     """The process at the other end has closed the link or has ended."""
 
 
+@contextmanager
+def peer_may_go() -> Iterator[None]:
+    """Say of an error of a connection that the peer is gone."""
+    try:
+        yield
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise PeerGone from error
+
+
 class ViewLink:
     """A connection between two processes of one machine."""
 
@@ -133,10 +142,8 @@ class ViewLink:
         self._process = Connection(os.pidfd_open(pid), writable=False)
 
     def send(self, message: object) -> None:
-        try:
+        with peer_may_go():
             self._connection.send(message)
-        except OSError as error:
-            raise PeerGone from error
 
     def send_pickled(self, message: bytes) -> None:
         """Send what was pickled before. It can still be done while the interpreter ends."""
@@ -148,30 +155,22 @@ class ViewLink:
     def receive(self) -> Any:
         """Wait for a message, as long as the other process lives."""
         self.wait()
-        try:
+        with peer_may_go():
             return self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise PeerGone from error
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait until there is a message, or the other side has hung up."""
-        try:
+        with peer_may_go():
             if self._connection not in wait([self._connection, self._process], seconds):
                 raise PeerGone
-        except OSError as error:
-            raise PeerGone from error
 
     def has_message(self) -> bool:
-        try:
+        with peer_may_go():
             return self._connection.poll()
-        except OSError as error:
-            raise PeerGone from error
 
     def send_file(self, file: int) -> None:
-        try:
+        with peer_may_go():
             reduction.send_handle(self._connection, file, os.getpid())
-        except OSError as error:
-            raise PeerGone from error
 
     def receive_file(self) -> int:
         try:
@@ -196,7 +195,7 @@ def shut(connection: Connection) -> None:
 
 def connect(address: ViewAddress, first: OpenView | Withdraw) -> ViewLink:
     """Return a link to the process of a stream, on which `first` was said."""
-    try:
+    with peer_may_go():
         connection = Client(address.socket, "AF_UNIX")
         try:
             link = ViewLink(connection, address.pid)
@@ -207,34 +206,26 @@ def connect(address: ViewAddress, first: OpenView | Withdraw) -> ViewLink:
         except BaseException:
             connection.close()
             raise
-    except (AuthenticationError, EOFError, OSError) as error:
-        raise PeerGone from error
     return link
 
 
 def let_in(connection: Connection, key: bytes) -> tuple[OpenView | Withdraw, ViewLink]:
     """Return what a consumer wants that knows the key, and the link to it."""
-    try:
+    with peer_may_go():
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
         first = connection.recv()
         return first, ViewLink(connection, first.pid)
-    except (AuthenticationError, EOFError, OSError) as error:
-        raise PeerGone from error
 
 
-def serves_processes() -> bool:
-    """Whether this system has what serving other processes takes."""
-    return not _missing()
-
-
-def _missing() -> list[str]:
+def missing_of_system() -> list[str]:
+    """Return what serving other processes takes, and this system lacks."""
     return [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
 
 
 def check_machine() -> None:
     """Refuse to serve other processes where the system lacks what that takes."""
-    if missing := _missing():
+    if missing := missing_of_system():
         raise SharingError(
             f"views for other processes need {' and '.join(missing)} of the system, which Linux has"
             " from 5.3 on: use view() in threads of one process"

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from loaders.errors import DecodeError, SourceError
-from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
 LABEL_SUFFIX = ".cls"
@@ -68,14 +68,16 @@ class PictureTar:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        name = f"{self.path}:{self.members[index].name}"
-        return self.decoder.decode(self.read(index), name), self.labels[index]
+        return self.read_into(index)
 
-    def read_into(self, index: int, room: Room) -> tuple[torch.Tensor, int]:
+    def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
         """Sample `index`, with its pixels in the memory that `room` gives where that saves a
         copy."""
-        name = f"{self.path}:{self.members[index].name}"
-        return self.decoder.decode(self.read(index), name, room), self.labels[index]
+        return self.decoder.decode(self.read(index), self.name_of(index), room), self.labels[index]
+
+    def name_of(self, index: int) -> str:
+        """What errors call sample `index`."""
+        return f"{self.path}:{self.members[index].name}"
 
     def read(self, index: int) -> bytes:
         """The file of sample `index`, as it is in the tar."""
@@ -85,7 +87,7 @@ class PictureTar:
         data = os.pread(self._descriptor, member.size, member.offset)
         if len(data) != member.size:
             raise DecodeError(
-                f"cannot read picture {self.path}:{member.name}: {len(data)} of {member.size} bytes"
+                f"cannot read picture {self.name_of(index)}: {len(data)} of {member.size} bytes"
                 f" are there; the file has become shorter since it was opened: {AGAIN}"
             )
         return data

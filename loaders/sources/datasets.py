@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from loaders.errors import SourceError
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.decoding import PictureDecoder, Room
+from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
 from loaders.sources.folder_walk import FilePaths, FolderWalk
 from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
@@ -52,12 +52,20 @@ class PictureFiles:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.decoder(self.paths[index]), self.labels[index]
+        return self.read_into(index)
 
-    def read_into(self, index: int, room: Room) -> tuple[torch.Tensor, int]:
+    def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
         """Sample `index`, with its pixels in the memory that `room` gives where that saves a
         copy."""
         return self.decoder(self.paths[index], room), self.labels[index]
+
+    def name_of(self, index: int) -> str:
+        """What errors call sample `index`."""
+        return str(self.paths[index])
+
+    def read(self, index: int) -> bytes:
+        """The file of sample `index`."""
+        return self.paths[index].read_bytes()
 
 
 def unwrapped(dataset: Any) -> tuple[Any, NDArray[np.int64] | None]:

@@ -150,6 +150,12 @@ def slots_of(kind: type) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
+def attributes_of(thing: object) -> dict[str, Any]:
+    """The attributes that an object has itself: in `__dict__`, or in slots of its classes."""
+    slots = [name for kind in type(thing).__mro__ for name in slots_of(kind)]
+    return getattr(thing, "__dict__", {}) | {name: getattr(thing, name, None) for name in slots}
+
+
 def _is_foreign(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).split(".")[0] in NOT_OURS
 

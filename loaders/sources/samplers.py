@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from loaders.errors import LoaderError
-from loaders.sources.randomness import generators_of, seeded_randomness
+from loaders.sources.randomness import attributes_of, generators_of, seeded_randomness
 
 SAMPLER_STREAM = 2
 """Samplers draw from another stream of the seed than order and augmentation."""
@@ -47,36 +47,32 @@ class NamedRank:
     world_size: int
 
 
-class SamplerOrder:
-    """Draws ids from a user's sampler, repeatably."""
-
-    @staticmethod
-    def order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray[np.int64]:
-        """Draw `len(sampler)` ids, in the sampler's order."""
-        name = type(sampler).__name__
-        if not hasattr(sampler, "__len__"):
-            raise LoaderError(
-                f"the sampler {name} has no len(), which is the length of a pass: give it one"
-            )
-        if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
-            set_epoch(pass_index)
-        wanted = len(cast(Any, sampler))
-        held = generators_of(sampler)
-        with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
-            drawn = list(islice(sampler, wanted + 1))
-        if len(drawn) != wanted:
-            gave = "more" if len(drawn) > wanted else str(len(drawn))
-            raise LoaderError(
-                f"the sampler {name} has a len() of {wanted} and gave {gave} in pass {pass_index}:"
-                " make them agree"
-            )
-        try:
-            return np.array([index(each) for each in drawn], dtype=np.int64)
-        except TypeError as error:
-            raise LoaderError(
-                f"the sampler {name} gave {drawn[0]!r}, which is not one id: give single ids; batch"
-                " them with batch_size"
-            ) from error
+def sampler_order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray[np.int64]:
+    """Draw `len(sampler)` ids from a user's sampler, in its order, repeatably."""
+    name = type(sampler).__name__
+    if not hasattr(sampler, "__len__"):
+        raise LoaderError(
+            f"the sampler {name} has no len(), which is the length of a pass: give it one"
+        )
+    if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
+        set_epoch(pass_index)
+    wanted = len(cast(Any, sampler))
+    held = generators_of(sampler)
+    with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
+        drawn = list(islice(sampler, wanted + 1))
+    if len(drawn) != wanted:
+        gave = "more" if len(drawn) > wanted else str(len(drawn))
+        raise LoaderError(
+            f"the sampler {name} has a len() of {wanted} and gave {gave} in pass {pass_index}:"
+            " make them agree"
+        )
+    try:
+        return np.array([index(each) for each in drawn], dtype=np.int64)
+    except TypeError as error:
+        raise LoaderError(
+            f"the sampler {name} gave {drawn[0]!r}, which is not one id: give single ids; batch"
+            " them with batch_size"
+        ) from error
 
 
 def named_rank(sampler: object) -> NamedRank | None:
@@ -113,7 +109,7 @@ def _parts(sampler: object) -> Iterator[object]:
             inside = few.values() if isinstance(few, dict) else cast(Iterable[object], few)
             open_ += [each for each in inside if _draws(each)]
         elif part is sampler or _draws(part):
-            open_ += [held for held in _held(part) if not _is_data(held)]
+            open_ += [held for held in attributes_of(part).values() if not _is_data(held)]
 
 
 def _draws(part: object) -> bool:
@@ -125,11 +121,6 @@ def _is_data(part: object) -> bool:
     if type(part) in CONTAINERS:
         return False
     return isinstance(part, kinds) or (hasattr(part, "__getitem__") and hasattr(part, "__len__"))
-
-
-def _held(part: object) -> list[object]:
-    slots = [name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [*getattr(part, "__dict__", {}).values(), *(getattr(part, s, None) for s in slots)]
 
 
 def shared_out(

@@ -19,7 +19,7 @@ from torch.utils.data import (
 from loaders import ReuseLoader
 from loaders.errors import LoaderError
 from loaders.sources.randomness import seeded_randomness
-from loaders.sources.samplers import NamedRank, SamplerOrder, named_rank
+from loaders.sources.samplers import NamedRank, named_rank, sampler_order
 
 TEN: Any = list(range(10))
 
@@ -66,18 +66,18 @@ class Rolling(Sampler[int]):
 def test_a_samplers_order_is_a_function_of_seed_and_pass(make: Any) -> None:
     used = make()
     orders = {
-        (seed, p): SamplerOrder.order(used, seed, p).tolist() for seed in (0, 1) for p in (0, 1, 2)
+        (seed, p): sampler_order(used, seed, p).tolist() for seed in (0, 1) for p in (0, 1, 2)
     }
     torch.rand(5), np.random.rand(5), random.random()
     for (seed, p), order in reversed(orders.items()):
-        assert SamplerOrder.order(make(), seed, p).tolist() == order
-        assert SamplerOrder.order(used, seed, p).tolist() == order
+        assert sampler_order(make(), seed, p).tolist() == order
+        assert sampler_order(used, seed, p).tolist() == order
     by_seed_too = type(used) is not DistributedSampler  # which has a seed of its own
     assert len({tuple(order) for order in orders.values()}) == (6 if by_seed_too else 3)
 
 
 def test_every_number_of_an_order_changes_with_the_pass() -> None:
-    first, second = (SamplerOrder.order(Rolling(), 0, p) for p in (0, 1))
+    first, second = (sampler_order(Rolling(), 0, p) for p in (0, 1))
     assert not (first == second).any()
 
 
@@ -87,7 +87,7 @@ def test_everybodys_randomness_goes_on_as_if_nobody_had_asked() -> None:
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     expected = list(untouched)
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    SamplerOrder.order(sampler, 5, 3)
+    sampler_order(sampler, 5, 3)
     assert sampler.epochs == [3]
     assert list(sampler) == expected
 
@@ -102,7 +102,7 @@ def test_a_failure_puts_the_generators_back_too() -> None:
 
 
 def test_an_order_is_ids_as_the_sampler_gives_them() -> None:
-    order = SamplerOrder.order(cast(Any, [np.int32(3), torch.tensor(1), 2]), 0, 0)
+    order = sampler_order(cast(Any, [np.int32(3), torch.tensor(1), 2]), 0, 0)
     assert order.dtype == np.int64
     assert order.tolist() == [3, 1, 2]
 
@@ -131,7 +131,7 @@ class Lying(Sampler[int]):
 )
 def test_a_sampler_that_gives_no_order_is_refused(sampler: Any, complaint: str) -> None:
     with pytest.raises(LoaderError, match=complaint):
-        SamplerOrder.order(sampler, 0, 2)
+        sampler_order(sampler, 0, 2)
 
 
 # ---- whose share a sampler draws ----------------------------------------------------------------
