@@ -125,12 +125,15 @@ class BatchMaker:
         other._slab = slab
         return other
 
-    def make(self, info: BatchInfo, slots: NDArray[np.int64]) -> Gathered:
-        """Make as much of a batch as a worker's thread may."""
+    def make(
+        self, info: BatchInfo, slots: NDArray[np.int64], serves: NDArray[np.int64]
+    ) -> Gathered:
+        """Make as much of a batch as a worker's thread may. `serves` are those that are drawn."""
         started, slab, views = time.perf_counter(), self._slab, self._slot_views
         columns = samples = batch = None
         if self._in_columns:
-            made = views.columns(slab, slots, self._keys(info), info.ids) if views else {}
+            keys = self._keys(info)
+            made = views.columns(slab, slots, serves, keys, info.ids) if views else {}
             columns = [
                 made[number] if number in made else column.gather(slots, self._blocks)
                 for number, column in enumerate(slab.columns)

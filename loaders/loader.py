@@ -339,7 +339,7 @@ class ReuseLoader:
         if pipeline is not None:
             buffer_batches = pipeline.prepare(serving, self.buffer_batches)
         plan = self._data.plan(pass_index, serving, buffer_batches)
-        order, in_vain = self._pipeline.followed(pass_index, plan.capacity, serving.reuse)
+        order, in_vain = self._pipeline.followed(pass_index, plan.capacity)
         self._count_extra(in_vain)
         order = order or self.order.of_pass(pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - first))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions
 from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
-from loaders.pixels.augmentation import Cropping, crops_of, draw_keys
-from loaders.pixels.jpegs import Seen
+from loaders.pixels.augmentation import crops_of, draw_keys, sides_of
+from loaders.pixels.crops import Crops
+from loaders.slots.crop_rows import CropLayout
 from loaders.slots.leaves import Sample
 from loaders.slots.slab import Slab
 from loaders.stats import BatchInfo
@@ -45,8 +47,6 @@ AHEAD = 2
 """This many batches are made before the consumer asks for them."""
 HELD = 2
 """This many batches are with the consumer or on their way to it."""
-MOST_CROPS = 5
-"""So many crops of a picture leave enough of it unseen that less is decoded."""
 PROBES = 8
 """This many samples are measured to tell how large a slot must be, where memory is limited."""
 MARGIN = 1.25
@@ -104,7 +104,10 @@ class Pipeline:
         self.slab: Slab | None = None
         self.pool: Prefetcher | None = None
         self._maker: BatchMaker | None = None
-        self._sizes: tuple[int, int] | None = None
+        self._sizes: dict[int, tuple[int, int]] = {}
+        """The bytes of a slot and of a sample in a batch, by `_drawn`."""
+        self._drawn = 1
+        """How many serves of a sample differ from each other."""
         self._largest: Sample | None = None
         self._slab_bytes = options.buffer_bytes
         self._followed: tuple[PassOrder, DecodeWork] | None = None
@@ -117,11 +120,11 @@ class Pipeline:
         if self._processes is not None and self.setup.opened.decoded is None:
             for process in self._processes.fill():
                 process.start()
-        if self.slab is None or (self.slab.slots != slots and self.setup.opened.decoded is None):
+        if self.slab is None or (self.setup.opened.decoded is None and not self.suits(slots)):
             self.stop()
             # If that sample cannot be read, another one takes its place.
-            self.slab = self.slab_for(slots, order, *(jobs.some(0, 1) or [0]))
-            self._maker = self.maker_of(self.slab)
+            one = self.slab_for(1, order, *(jobs.some(0, 1) or [0]))
+            self.slab, self._maker = self._like(one, slots, self._slab_bytes)
         if self.pool is None:
             workers = self.setup.workers.count
             self.pool = Prefetcher(
@@ -161,33 +164,44 @@ class Pipeline:
             draws = order.draws(serve.positions, serves)
             ids = order.ids(serve.positions)
             info = BatchInfo(order.pass_index, index, serve.positions, ids, serve.serves, draws)
-            return maker.make(info, slots)
+            return maker.make(info, slots, serves)
 
         if decoded is None:
-            read = partial(self.reader.read, order, slab, foreseen=self._foreseen(order, reuse))
+            foreseen = self._foreseen(order, slab, maker)
+            read = partial(self.reader.read, order, slab, foreseen=foreseen)
             return DecodeWork(jobs, order.fed(read) if order.fed else read, make, reuse)
         rows = partial(decoded.rows_of, order)
         return DecodeWork(jobs, lambda _positions, _slots, _done: None, make, reuse, rows)
 
-    def holds(self, reuse: int) -> bool:
-        """Whether what was decoded ahead holds all that so many serves of each sample will show."""
-        ahead = self._followed[1].reuse if self._followed else reuse
-        return reuse <= ahead or self._first_crops(ahead) is None
+    def suits(self, slots: int) -> bool:
+        """Whether the slab has so many slots, and they hold what this pass will show."""
+        slab, maker = self.slab, self._maker
+        if slab is None or maker is None or slab.slots != slots:
+            return False
+        held = slab.crops.layout if slab.crops else None
+        return held == self._layout(slab, maker)
 
-    def _first_crops(self, reuse: int) -> Sequence[Cropping] | None:
-        """The crops that decide which part of a picture is decoded. None: it is decoded whole."""
-        firsts = self._maker.first_steps if self._maker and self.cache is None else None
-        return firsts if firsts and reuse * len(firsts) <= MOST_CROPS else None
+    def _layout(self, slab: Slab, maker: BatchMaker) -> CropLayout | None:
+        """Which crops of pictures like the first one slots are to hold. None: the picture takes
+        less memory, or all of it may be seen."""
+        firsts, picture = maker.first_steps, slab.picture
+        if not firsts or picture is None or self.cache is not None or not slab.interleaved:
+            return None
+        sizes, channels = tuple(sides_of(first.size) for first in firsts), picture.shape[2]
+        layout = CropLayout(sizes, self._drawn, channels)
+        whole = picture.dtype == torch.uint8 and prod(picture.shape)
+        return layout if layout.nbytes <= whole else None
 
-    def _foreseen(self, order: PassOrder, reuse: int) -> Foreseen:
-        """What tells which boxes of pictures the serves of this pass will show."""
-        firsts = self._first_crops(reuse)
-        if firsts is None:
-            return lambda jobs: [None] * len(jobs)
+    def _foreseen(self, order: PassOrder, slab: Slab, maker: BatchMaker) -> Foreseen | None:
+        """What tells which crops of pictures the slots are to hold. None: pictures."""
+        firsts = maker.first_steps
+        if slab.crops is None or firsts is None:
+            return None
+        drawn = slab.crops.layout.serves
 
-        def foreseen(jobs: Sequence[Job]) -> Sequence[Seen]:
-            each = np.repeat(np.array(jobs, dtype=np.int64).reshape(-1, 3), reuse, axis=0)
-            draws = order.draws(each[:, 0], np.tile(np.arange(reuse), len(jobs)))
+        def foreseen(jobs: Sequence[Job]) -> Sequence[Crops]:
+            each = np.repeat(np.array(jobs, dtype=np.int64).reshape(-1, 3), drawn, axis=0)
+            draws = order.draws(each[:, 0], np.tile(np.arange(drawn), len(jobs)))
             keys = draw_keys(self.setup.seed, order.pass_index, each[:, 2], draws)
             return crops_of(firsts, keys, len(jobs))
 
@@ -218,6 +232,7 @@ class Pipeline:
         """Prepare for a pass that is served like this, before any sample of it is read. Returns how
         many batches of slots the buffer has: `batches`, or as many as its limit allows."""
         repeated = serving.reuse > 1 and serving.reaugment
+        self._drawn = serving.reuse if serving.reaugment else 1
         self.reader.frozen = self.cache is not None or repeated
         limit = self.setup.options.buffer_bytes
         if limit is None or self.setup.opened.decoded is not None:
@@ -226,9 +241,9 @@ class Pipeline:
 
     def _batches_within(self, limit: int, batch_size: int) -> int:
         """How many batches of slots fit into `limit` bytes, beside the batches that are served."""
-        if self._sizes is None:
-            self._sizes = self._measured()
-        slot, served = self._sizes
+        if self._drawn not in self._sizes:
+            self._sizes[self._drawn] = self._measured()
+        slot, served = self._sizes[self._drawn]
         left = self._slab_bytes = limit - (AHEAD + HELD) * batch_size * served
         batches = left // (slot * batch_size) if slot else left
         if batches < 1:
@@ -281,6 +296,16 @@ class Pipeline:
             template = self.reader.first(order, first)
         return Slab(template, slots, self._slab_bytes, varies=self._varies)
 
+    def _like(self, one: Slab, slots: int, limit: int | None) -> tuple[Slab, BatchMaker]:
+        """Slots for what this pass will show of samples like this one, and what makes batches of
+        them."""
+        maker = self.maker_of(one)
+        if self.setup.opened.decoded is not None:
+            return one, maker
+        layout = self._layout(one, maker)
+        slab = Slab(one.nest.template, slots, limit, varies=self._varies, crops=layout)
+        return slab, maker.over(slab)
+
     def maker_of(self, slab: Slab) -> BatchMaker:
         seed, options, split = self.setup.seed, self.setup.options, self.setup.opened.split
 
@@ -311,12 +336,13 @@ class Pipeline:
         order = PassOrder(0, source_order(count, seed=0, pass_index=0, shuffle=False))
         picked = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
         samples: list[Sample] = [self.reader.first(order, i) for i in picked]
-        sizes = [Slab(sample, 1).nbytes for sample in samples]
+        sizes = [self._like(Slab(sample, 1), 1, None)[0].nbytes for sample in samples]
         largest = self._largest = samples[int(np.argmax(sizes))]
         slot = max(sizes) if len(set(sizes)) == 1 else int(max(sizes) * MARGIN)
         slab = Slab(largest, 1)
         slab.write(0, largest, 0)
-        info = BatchInfo(0, 0, *(np.zeros(1, dtype=np.int64) for _ in range(4)))
-        made = self.maker_of(slab).make(info, np.zeros(1, dtype=np.int64))
+        first = np.zeros(1, dtype=np.int64)
+        info = BatchInfo(0, 0, first, first, first, first)
+        made = self.maker_of(slab).make(info, first, first)
         served = sum(tensor.nbytes for tensor in tensors_of(made.columns or []))
         return slot, served or slot * self._views

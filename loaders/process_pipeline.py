@@ -40,14 +40,13 @@ class ProcessPipeline:
         self.following = order
         self.open.follow(order, reuse)
 
-    def followed(self, pass_index: int, slots: int, reuse: int) -> tuple[PassOrder | None, int]:
+    def followed(self, pass_index: int, slots: int) -> tuple[PassOrder | None, int]:
         """The order that the workers follow, if it fits this pass; else how many samples they
         decoded in vain."""
         order = self.following
         if order is None or self.open is None:
             return None, 0
-        fits = self.open.slots == slots and self.open.holds(reuse)
-        if not fits or order.pass_index != pass_index:
+        if not self.open.suits(slots) or order.pass_index != pass_index:
             return None, self.stop()
         self.following = None
         return order, 0

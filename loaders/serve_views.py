@@ -39,12 +39,12 @@ class BatchedView:
 
     def __init__(self, augment: Augmentation, number: int) -> None:
         self.augment = augment
-        self._number = number
+        self.number = number
         self._check = RepetitionCheck(augment, "let it draw from `draws` alone")
 
     def draws(self, keys: NDArray[np.uint64]) -> Draws:
         """The random numbers of this view. `keys` are those of the serves."""
-        return Draws(view_keys(keys, self._number))
+        return Draws(view_keys(keys, self.number))
 
     def pictures(self, images: Images, keys: NDArray[np.uint64]) -> torch.Tensor:
         if reads_slots(self.augment):
@@ -95,12 +95,18 @@ class SlotViews:
         return other
 
     def columns(
-        self, slab: Slab, slots: NDArray[np.int64], keys: NDArray[np.uint64], ids: NDArray[np.int64]
+        self,
+        slab: Slab,
+        slots: NDArray[np.int64],
+        serves: NDArray[np.int64],
+        keys: NDArray[np.uint64],
+        ids: NDArray[np.int64],
     ) -> dict[int, Any]:
-        """The columns of a batch that are augmented, by their numbers."""
+        """The columns of a batch that are augmented, by their numbers. `serves` say which of the
+        crops in a slot are served, where it holds crops."""
         made: list[dict[int, torch.Tensor]] = []
         for view in self._views:
-            pictures, moves = self._one(view, slab, slots, keys, ids)
+            pictures, moves = self._one(view, slab, slots, serves, keys, ids)
             found = {slab.picture_number: pictures}
             for part in self._parts if moves is not None else ():
                 moved = _moved(part, slab, slots, cast(Moves, moves))
@@ -140,12 +146,26 @@ class SlotViews:
         view: BatchedView,
         slab: Slab,
         slots: NDArray[np.int64],
+        serves: NDArray[np.int64] | None,
         keys: NDArray[np.uint64],
         ids: NDArray[np.int64],
     ) -> tuple[torch.Tensor, Moves | None]:
         # An augmentation may write into the pictures, so each view gets its own.
-        images = pictures_of(slab, slots, self._blocks)
+        images = self._pictures(slab, slots, serves, view.number)
         return view.moved(images, keys, ids) if self._parts else (view.pictures(images, keys), None)
+
+    def _pictures(
+        self, slab: Slab, slots: NDArray[np.int64], serves: NDArray[np.int64] | None, view: int
+    ) -> Images:
+        """Where the pictures lie, if a kernel can read them there, else a copy."""
+        picture = slab.picture
+        assert picture is not None
+
+        def gather() -> torch.Tensor:
+            return picture.gather(slots, self._blocks)
+
+        at = picture.pictures(slots, serves, view)
+        return gather() if at is None else SlotPictures(*at, self._blocks, gather)
 
     def _leaves(
         self,
@@ -156,7 +176,7 @@ class SlotViews:
         ids: NDArray[np.int64],
     ) -> dict[int, list[Any]]:
         """The augmented leaves of each sample, as the data set returns such leaves."""
-        pictures, moves = self._one(view, slab, slots, keys, ids)
+        pictures, moves = self._one(view, slab, slots, None, keys, ids)
         found: dict[int, list[Any]] = {slab.picture_number: list(pictures.unbind())}
         if moves is not None:
             found |= {part.number: _moved(part, slab, slots, moves) for part in self._parts}
@@ -194,18 +214,6 @@ class DeviceViews:
         if not self._several:
             return self._views[0].augment(images, self._views[0].draws(keys))
         return [view.augment(images.clone(), view.draws(keys)) for view in self._views]
-
-
-def pictures_of(slab: Slab, slots: NDArray[np.int64], blocks: Blocks) -> Images:
-    """The pictures in these slots: where they lie if a kernel can read them there, else a copy."""
-    picture = slab.picture
-    assert picture is not None
-
-    def gather() -> torch.Tensor:
-        return picture.gather(slots, blocks)
-
-    at = picture.pictures(slots)
-    return gather() if at is None else SlotPictures(*at, blocks, gather)
 
 
 def _moved(

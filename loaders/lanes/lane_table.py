@@ -194,7 +194,7 @@ class LaneTable:
             serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
             draws, ids = share.draws(serve.positions, serves), share.ids(serve.positions)
             info = BatchInfo(share.pass_index, step, serve.positions, ids, serve.serves, draws)
-            return held.room.maker.make(info, slots)
+            return held.room.maker.make(info, slots, serves)
 
         rows = None if decoded is None else partial(decoded.rows_of, share)
         work = DecodeWork(PassJobs.all(0), read, make, of.reuse, rows)

@@ -14,7 +14,7 @@ pass over the pixels does all of these moves, straight out of the slots of the s
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.errors import SampleShapeError
-from loaders.pixels.jpegs import Box
+from loaders.pixels.crops import Box, Crops, Sides
 from loaders.pixels.placing import Images, Placing, SlotPictures, render
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, which spreads consecutive numbers over the bits
@@ -107,6 +107,9 @@ class Cropping(Geometric):
     stage = 1
     any_size = True
 
+    size: int | Sides
+    """What the box is fitted to."""
+
     @abstractmethod
     def drawn(self, draws: Draws) -> NDArray[np.float64]:
         """What is drawn for each sample: [numbers, samples]."""
@@ -154,29 +157,23 @@ def first_step(augment: object) -> "Cropping | None":
     return augment if isinstance(augment, Cropping) else None
 
 
-def crops_of(
-    firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: int
-) -> list[Callable[[int, int], Box]]:
-    """For each of `samples` samples, what tells the box that holds all that is seen of a picture of
-    some height and width. `keys` are those of all serves of the first sample, then of the second,
-    and so on; the views of a serve begin with `firsts`."""
+def crops_of(firsts: Sequence["Cropping"], keys: NDArray[np.uint64], samples: int) -> list[Crops]:
+    """What is seen of each of `samples` samples. `keys` are those of all serves of the first
+    sample, then of the second, and so on; the views of a serve begin with `firsts`."""
     drawn = [first.drawn(Draws(view_keys(keys, n))).T.tolist() for n, first in enumerate(firsts)]
-    serves = len(keys) // max(samples, 1)
+    serves, sizes = len(keys) // max(samples, 1), [sides_of(first.size) for first in firsts]
 
-    def of(sample: int) -> Callable[[int, int], Box]:
-        mine = slice(sample * serves, (sample + 1) * serves)
+    def of(sample: int) -> Crops:
+        mine = range(sample * serves, (sample + 1) * serves)
 
-        def seen(height: int, width: int) -> Box:
-            boxes = [
-                first.box(numbers, height, width)
+        def boxes(height: int, width: int) -> list[Box]:
+            return [
+                first.box(each[serve], height, width)
+                for serve in mine
                 for first, each in zip(firsts, drawn, strict=True)
-                for numbers in each[mine]
             ]
-            top, left = min(box[0] for box in boxes), min(box[1] for box in boxes)
-            bottom = max(box[0] + box[2] for box in boxes)
-            return top, left, bottom - top, max(box[1] + box[3] for box in boxes) - left
 
-        return seen
+        return Crops(boxes, sizes)
 
     return [of(sample) for sample in range(samples)]
 
@@ -286,7 +283,7 @@ class RandomResizedCrop(Cropping):
             width = np.where(found, width, np.minimum(wide, np.rint(tall * self.ratio[1])))
         top = np.where(found, np.floor(down * (tall - height + 1)), (tall - height) // 2)
         left = np.where(found, np.floor(right * (wide - width + 1)), (wide - width) // 2)
-        return placing.fitted(np.stack([top, left, height, width], axis=1), _sides(self.size))
+        return placing.fitted(np.stack([top, left, height, width], axis=1), sides_of(self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,14 +296,14 @@ class RandomCrop(Cropping):
         return draws.many(2)
 
     def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
-        tall, wide = _sides(self.size)
+        tall, wide = sides_of(self.size)
         down, right = drawn
         return int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
-        room = _room(placing, _sides(self.size))
+        room = _room(placing, sides_of(self.size))
         corners = np.floor(self.drawn(draws).T * (room + 1)).astype(np.int64)
-        return placing.windowed(corners, _sides(self.size))
+        return placing.windowed(corners, sides_of(self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,15 +316,15 @@ class CentreCrop(Cropping):
         return draws.many(0)
 
     def box(self, drawn: Sequence[float], height: int, width: int) -> Box:
-        tall, wide = _sides(self.size)
+        tall, wide = sides_of(self.size)
         return (height - tall) // 2, (width - wide) // 2, tall, wide
 
     def place(self, placing: Placing, draws: Draws) -> Placing:
-        sides = _sides(self.size)
+        sides = sides_of(self.size)
         return placing.windowed(_room(placing, sides) // 2, sides)
 
 
-def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
+def sides_of(size: int | Sides) -> Sides:
     return (size, size) if isinstance(size, int) else size
 
 

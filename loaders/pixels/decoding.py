@@ -99,8 +99,8 @@ class PictureDecoder:
         else:
             tall, wide = (max(1, round(n * self.size / side)) for n in (height, width))
             box = (0, 0, height, width)
-        out = room((tall, wide, 3))
-        fit(pixels, box, out)
+        out = room.memory((tall, wide, 3))
+        fit(pixels, [box], out[None])
         return out
 
 

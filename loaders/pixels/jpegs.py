@@ -18,50 +18,33 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.pixels import kernels
+from loaders.pixels.crops import Crops, PicturePart, scaled
 
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]
 """Height, width, channels."""
-Box = tuple[int, int, int, int]
-"""Top, left, height, width."""
-Seen = Callable[[int, int], Box]
-"""The box of a picture of some height and width that will be seen."""
 PRINTED = (4, 5)
 """libjpeg's numbers for CMYK and YCCK, the colours of printers."""
 MESSAGE = 200
-
-
-class PicturePart(NamedTuple):
-    """Which part of a picture lies in memory."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    """The last two: of the whole picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """Where the pixels of one picture go."""
 
-    memory: Callable[[Shape, PicturePart | None], Pixels]
-    """Gives memory for these pixels. If they are not the whole picture, it is told which part."""
-    seen: Seen | None = None
-    """What will be seen of the picture. None: all of it must be decoded."""
-
-    def __call__(self, shape: Shape) -> Pixels:
-        return self.memory(shape, None)
+    memory: Callable[[Shape], Pixels]
+    """Gives memory for these pixels, or for more than them."""
+    crops: Crops | None = None
+    """What will be seen of the picture: who decodes less of it says so there. None: all of it."""
 
 
-ANYWHERE = Room(lambda shape, _: np.empty(shape, np.uint8))
+ANYWHERE = Room(lambda shape: np.empty(shape, np.uint8))
 
 
 def begins_as_jpeg(data: bytes) -> bool:
@@ -101,22 +84,21 @@ class Jpeg:
     def decode(self, room: Room, eighths: int = 8) -> Pixels:
         """The RGB pixels at so many eighths of the size, or the part of them that `room` says will
         be seen."""
-        height, width = (-(-side * eighths // 8) for side in (self.height, self.width))
-        box = room.seen(height, width) if room.seen else (0, 0, height, width)
+        height, width = self.height, self.width
+        box = room.crops.union(height, width) if room.crops else (0, 0, height, width)
         if min(box) < 0 or box[0] + box[2] > height or box[1] + box[3] > width:
             raise ValueError(f"box {box} is not inside its picture of {height}x{width}")
-        window = (ctypes.c_int32 * 4)(*box)
-        self._check(self._library.jpeg_begin(self._reading, eighths, window))
-        top, left, tall, wide = window
-        whole = (tall, wide) == (height, width)
-        part = None if whole else PicturePart(top, left, height, width)
-        pixels = room.memory((tall, wide, 3), part)
-        self._check(self._library.jpeg_rows(self._reading, pixels.ctypes.data, tall))
-        return pixels
-
-    def _check(self, error: bytes | None) -> None:
+        window = (ctypes.c_int32 * 4)(*scaled(box, eighths))
+        memory = room.memory((window[2], -(-width * eighths // 8), 3))
+        error = self._library.jpeg_decode(self._reading, eighths, window, memory.ctypes.data)
         if error:
             raise ValueError(error.decode())
+        top, left, tall, wide = window
+        if (tall, wide) == (height, width):
+            return memory
+        if room.crops:
+            room.crops.part = PicturePart(top, left, height, width, eighths)
+        return memory.reshape(-1)[: tall * wide * 3].reshape(tall, wide, 3)
 
 
 @functools.cache
@@ -128,10 +110,8 @@ def _library() -> ctypes.CDLL | None:
     library.jpegs_bind.argtypes = (text,)
     library.jpeg_open.argtypes = (text, ctypes.c_int64, pointer, text)
     library.jpeg_open.restype = pointer
-    library.jpeg_begin.argtypes = (pointer, ctypes.c_int, pointer)
-    library.jpeg_begin.restype = text
-    library.jpeg_rows.argtypes = (pointer, pointer, ctypes.c_int32)
-    library.jpeg_rows.restype = text
+    library.jpeg_decode.argtypes = (pointer, ctypes.c_int, pointer, pointer)
+    library.jpeg_decode.restype = text
     library.jpeg_close.argtypes = (pointer,)
     library.jpeg_close.restype = None
     # Its symbols are looked for in the libraries that it loaded, too.

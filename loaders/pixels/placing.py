@@ -34,8 +34,9 @@ class SlotPictures:
     planes: int
     """The number of planes of each picture, each of which is listed as a picture of one channel. It
     is 1 where the channels of a pixel lie side by side."""
-    parts: Boxes | None
-    """Which part of each picture lies there, as `PicturePart` says it. None: all are whole."""
+    whole_sizes: NDArray[np.int32] | None
+    """The height and width of each picture of which only the crop lies there that is served. Zeros:
+    it is whole. None: all are whole."""
     blocks: Blocks
     gather: Callable[[], torch.Tensor]
     """Copies the pictures into a batch."""
@@ -48,10 +49,10 @@ class SlotPictures:
     @property
     def sizes(self) -> NDArray[np.int32]:
         """The height and width of each picture."""
-        if self.parts is not None:
-            return self.parts[:, 2:]
         each = slice(None, None, self.planes)
-        return np.stack([self.pictures.heights[each], self.pictures.widths[each]], axis=1)
+        sizes = np.stack([self.pictures.heights[each], self.pictures.widths[each]], axis=1)
+        cropped = self.whole_sizes
+        return sizes if cropped is None else np.where(cropped, cropped, sizes)
 
     @property
     def one_size(self) -> bool:
@@ -169,14 +170,16 @@ def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
     pictures, planes = images.pictures, images.planes
     count = len(pictures) // planes
     boxes, flips, holes = placing.boxes, placing.flips, placing.holes
-    if images.parts is not None:
-        boxes = boxes.copy()
-        boxes[:, :2] -= images.parts[:, :2]
+    resized = placing.resized
+    if images.whole_sizes is not None:
+        cropped = images.whole_sizes[:, :1] > 0
+        boxes = np.where(cropped, np.array([0, 0, *placing.size], dtype=np.int32), boxes)
+        resized = resized and not cropped.all()
     if planes > 1:
         boxes, flips = np.repeat(boxes, planes, axis=0), np.repeat(flips, planes)
         holes = None if holes is None else np.repeat(holes, planes, axis=0)
     out = images.blocks.array((len(pictures), *placing.size, pictures.channels), np.dtype(np.uint8))
-    if placing.resized:
+    if resized:
         kernels.resized_crop(pictures, boxes, flips, holes, out)
     else:
         corners = np.ascontiguousarray(boxes[:, :2])

@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
-from loaders.pixels.jpegs import PicturePart
 from loaders.pixels.kernels import Pictures
 from loaders.slots.allowance import Allowance
+from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Leaf,
     as_kind,
@@ -87,7 +87,10 @@ class Arrays:
         number: int,
         allowance: Allowance,
         decoded: torch.Tensor | None = None,
+        crops: CropLayout | None = None,
     ) -> None:
+        """With `crops`, slots hold those, and pictures that they cannot be cut out of have memory
+        of their own."""
         self.template = template
         self.kind = kind_of(template)
         """The subclass of torch.Tensor that the leaves are. None: it is none."""
@@ -105,28 +108,28 @@ class Arrays:
         self._allowance = allowance
         example = self._carried(value)
         self.shape = example.shape
+        self.crops = None if crops is None else CropRows(crops, slots)
+        row = example.shape if crops is None else (0,) * example.ndim
         self.memory = (
-            np.empty((slots, *example.shape), example.dtype)
-            if decoded is None
-            else self._carried(decoded, 1)
+            np.empty((slots, *row), example.dtype) if decoded is None else self._carried(decoded, 1)
         )
-        if decoded is None:
-            allowance.take(self.memory.nbytes, example.nbytes)
         self._elsewhere = np.zeros(slots, dtype=bool)
         self._odd: dict[int, Array] = {}
         """The rows of those slots that lie elsewhere, or have another shape than the template."""
         self._own: dict[int, Array] = {}
         """The memory of those slots whose arrays do not fit into their rows."""
+        if decoded is None:
+            allowance.take(self.nbytes, self.nbytes // slots)
         # Where pictures lie, for the kernels. It is kept because asking numpy for it is slow.
-        row = self.memory.nbytes // slots
-        self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row
+        row_bytes = self.memory.nbytes // slots
+        self._address = self.memory.ctypes.data + np.arange(slots, dtype=np.int64) * row_bytes
         self._size = np.tile(np.array(example.shape, np.int64), (slots, 1))
-        self._part = np.zeros((slots, len(PicturePart(0, 0, 0, 0))), dtype=np.int32)
-        """The part of a picture that lies in each slot. Zeros: all of it."""
 
     @property
     def nbytes(self) -> int:
-        return self.memory.nbytes + sum(own.nbytes for own in list(self._own.values()))
+        cropped = self.crops.memory.nbytes if self.crops else 0
+        own = sum(own.nbytes for own in list(self._own.values()))
+        return self.memory.nbytes + cropped + own
 
     def write(self, slot: int, leaf: Any, sample_id: int) -> None:
         if kind_of(leaf) is not self.kind:
@@ -143,7 +146,8 @@ class Arrays:
 
     def takes_rows(self, slots: Sequence[int], rows: torch.Tensor | list[Any]) -> bool:
         """Whether these rows, one for each slot, fit as they are."""
-        if self.kind is not None or self._mode is not None or self._elsewhere[slots].any():
+        alike = self.kind is None and self._mode is None and self.crops is None
+        if not alike or self._elsewhere[slots].any():
             return False
         if isinstance(rows, list):
             return not self.shape and {NUMBERS[type(row)] for row in rows} == {self.dtype}
@@ -170,15 +174,23 @@ class Arrays:
             self.memory[slot] = leaf
             return
         array = self._arranged(leaf, sample_id)
+        if self.crops and (whole := self.crops.keep(slot, array)):
+            self._free_own(slot)
+            self._odd.pop(slot, None)
+            self._elsewhere[slot] = False
+            self._size[slot] = *whole, array.shape[2]
+            return
         at = _address(array)
         if at != self._address[slot]:  # otherwise it was decoded there
             np.copyto(self.room(slot, array.shape), array)
 
-    def room(self, slot: int, shape: tuple[int, ...], part: PicturePart | None = None) -> Array:
-        """The memory of `slot` for an array of `shape`, with dimensions in the column's order. Of a
-        `part` of a picture, only augmentations of ours that show no more of it may be served."""
-        self._part[slot] = part or 0
-        if shape == self.shape:
+    def _free_own(self, slot: int) -> None:
+        if (own := self._own.pop(slot, None)) is not None:
+            self._allowance.take(-own.nbytes, 0)
+
+    def room(self, slot: int, shape: tuple[int, ...]) -> Array:
+        """The memory of `slot` for an array of `shape`, with dimensions in the column's order."""
+        if shape == self.memory.shape[1:]:
             row = self.memory[slot, ...]
             if self._elsewhere[slot]:
                 self._place(slot, row, elsewhere=False)
@@ -186,8 +198,8 @@ class Arrays:
         count = prod(shape)
         own = self._own.get(slot)
         if count <= self.memory[0].size:
-            if own is not None and self._allowance.limit is not None:
-                self._allowance.take(-self._own.pop(slot).nbytes, 0)
+            if self._allowance.limit is not None:
+                self._free_own(slot)
             row = self.memory[slot].reshape(-1)[:count].reshape(shape)
         else:
             # Where memory is limited, a slot keeps no memory that it does not need now.
@@ -202,7 +214,6 @@ class Arrays:
 
     def lend(self, slot: int, leaf: Any, sample_id: int) -> None:
         self._modes.pop(slot, None)
-        self._part[slot] = 0
         array = self._arranged(leaf, sample_id) if self.shape else None
         if array is None or not array.flags.c_contiguous:
             self._fill(slot, leaf, sample_id)
@@ -236,7 +247,7 @@ class Arrays:
                 " in the data set"
             )
         out = blocks.array((len(slots), *sizes[0].tolist()), self.memory.dtype)
-        if not (self._elsewhere[slots].any() or self._part[slots].any()):
+        if not self._elsewhere[slots].any() and self.crops is None:
             # With any mode but "raise", numpy writes straight into `out`.
             np.take(self.memory, slots, axis=0, out=out, mode="clip")
         else:
@@ -245,14 +256,16 @@ class Arrays:
         return self._uncarried(out, 1)
 
     def pictures(
-        self, slots: NDArray[np.int64]
+        self, slots: NDArray[np.int64], serves: NDArray[np.int64] | None = None, view: int = 0
     ) -> tuple[Pictures, int, NDArray[np.int32] | None] | None:
-        """Where the pictures lie, the number of planes of each, and which part of each lies there
-        (None: all are whole). None: no kernel reads them."""
+        """Where the pictures lie, the number of planes of each, and the sizes of those pictures of
+        which there are only the crops of these `serves` (zeros: a whole one lies there; None: all
+        are whole). None: no kernel reads them."""
         if self.memory.dtype != np.uint8 or len(self.shape) != 3:
             return None
         if not self.memory.flags.c_contiguous or not self._size[slots].all():
             return None
+        whole_sizes = None
         if self.order == [1, 2, 0]:
             sizes, planes = self._size[slots], 1
             channels = self.shape[2]
@@ -260,6 +273,13 @@ class Arrays:
             if not (sizes[:, 2] == channels).all():
                 return None
             addresses = self._address[slots]
+            if self.crops and (cropped := self.crops.held[slots]).any():
+                assert serves is not None
+                at = self.crops.addresses(slots, serves, view)
+                tall, wide = self.crops.layout.sizes[view]
+                addresses = np.where(cropped, at, addresses)
+                height, width = np.where(cropped, tall, height), np.where(cropped, wide, width)
+                whole_sizes = np.where(cropped[:, None], sizes[:, :2], 0).astype(np.int32)
         elif self.order == [0, 1, 2]:
             # Each plane is a picture of one channel.
             sizes, planes, channels = self._size[slots], self.shape[0], 1
@@ -271,17 +291,12 @@ class Arrays:
         else:
             return None
         odd = slots[self._elsewhere[slots]].tolist()
-        keep = (self.memory, [self._odd[slot] for slot in odd])
+        keep = (self.memory, self.crops, [self._odd[slot] for slot in odd])
         at = Pictures(
             addresses.astype(np.uintp), height.astype(np.int32), width.astype(np.int32),
             channels, keep,
         )  # fmt: skip
-        parts = self._part[slots]
-        if not parts.any():
-            return at, planes, None
-        whole = parts[:, 2] == 0
-        parts[whole, 2], parts[whole, 3] = at.heights[whole], at.widths[whole]
-        return at, planes, parts
+        return at, planes, whole_sizes
 
     # ---- between a leaf and memory --------------------------------------------------------------
 
@@ -322,7 +337,7 @@ class Arrays:
         return tensor.permute([*range(lead), *back])
 
     def _row(self, slot: int) -> Array:
-        assert not self._part[slot].any(), "only a part of this picture was decoded"
+        assert self.crops is None or not self.crops.held[slot], "only crops of it were kept"
         return self._odd[slot] if self._elsewhere[slot] else self.memory[slot, ...]
 
     def _place(self, slot: int, row: Array, elsewhere: bool) -> None:

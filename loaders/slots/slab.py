@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from loaders.slots.allowance import Allowance
 from loaders.slots.columns import Arrays, Objects
+from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Nest,
     Sample,
@@ -48,9 +49,14 @@ class Slab:
         limit_bytes: int | None = None,
         decoded: Sequence[torch.Tensor] | None = None,
         varies: bool = False,
+        crops: CropLayout | None = None,
     ) -> None:
         """`decoded` are columns that exist already, with a row for each sample. Then the slab only
-        points there. `varies`: whether samples may be nested otherwise than the template."""
+        points there. `varies`: whether samples may be nested otherwise than the template. `crops`:
+        what slots hold in place of the picture."""
+        number = picture_number(template)
+        self.picture_number = -1 if number is None else number
+        """The number of the leaf that is augmented. -1: there is no picture."""
         self.nest = Nest(template)
         self.slots = slots
         self._already_decoded = decoded is not None
@@ -64,13 +70,11 @@ class Slab:
             value = as_tensor(leaf)
             if isinstance(value, torch.Tensor):
                 there = None if decoded is None else decoded[number]
-                self.columns.append(Arrays(leaf, value, slots, number, allowance, there))
+                held = crops if number == self.picture_number else None
+                self.columns.append(Arrays(leaf, value, slots, number, allowance, there, held))
             else:
                 self.columns.append(Objects(slots))
-        number = picture_number(template)
-        self.picture_number = -1 if number is None else number
-        """The number of the leaf that is augmented. -1: there is no picture."""
-        there = None if number is None else self.columns[number]
+        there = None if self.picture_number < 0 else self.columns[self.picture_number]
         self.picture = there if isinstance(there, Arrays) else None
 
     @property
@@ -84,6 +88,11 @@ class Slab:
     def interleaved(self) -> bool:
         """Whether pictures lie in memory as rows of pixels, which is how decoders write them."""
         return self.picture is not None and self.picture.order == [1, 2, 0]
+
+    @property
+    def crops(self) -> CropRows | None:
+        """What slots hold in place of pictures. None: they hold pictures."""
+        return self.picture.crops if self.picture else None
 
     @property
     def nbytes(self) -> int:

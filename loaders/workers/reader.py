@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,8 @@ from loaders.errors import (
     LoaderError,
 )
 from loaders.pixels.augmentation import Augmentation, draw_keys
-from loaders.pixels.jpegs import Room, Seen
+from loaders.pixels.crops import Crops
+from loaders.pixels.jpegs import Pixels, Room
 from loaders.slots.leaves import (
     Chunk,
     Fetch,
@@ -62,8 +64,8 @@ READING = 1 << 41
 
 
 Borrow = Callable[[], AbstractContextManager[Fetch]]
-Foreseen = Callable[[Sequence[Job]], Sequence[Seen | None]]
-"""What will be seen of each of these pictures. None: all of it."""
+Foreseen = Callable[[Sequence[Job]], Sequence[Crops]]
+"""What will be seen of each of these pictures."""
 
 
 class Reader:
@@ -102,10 +104,9 @@ class Reader:
         self._elsewhere = borrow is not None
         self._at_once = bool(borrow or self._many or once or watched)
         """Whether reading several samples at once is cheaper."""
-        # Memory that was used before: fresh memory costs a page fault every 4 KiB.
-        self._anywhere = Room(
-            lambda shape, _: self._writer.scratch.array(shape, np.dtype(np.uint8))
-        )
+        self._anywhere = Room(self._memory)
+        self._most = 0
+        """The bytes of the largest picture so far."""
         self._lock = threading.Lock()
         self._first: dict[int, Sample] = {}
         self.skipped: dict[int, str] = {}
@@ -118,8 +119,9 @@ class Reader:
         positions: Sequence[int],
         slots: Sequence[int],
         done: Done,
-        foreseen: Foreseen = lambda jobs: [None] * len(jobs),
+        foreseen: Foreseen | None = None,
     ) -> None:
+        """`foreseen` tells which crops of pictures the slots are to hold."""
         hits: list[IncomingSample] = []
         missed: list[Job] = []
         ids = _ids(order, positions)
@@ -131,13 +133,14 @@ class Reader:
                 order.progress.cached.add(position)
                 hits.append(IncomingSample(position, slot, sample_id, leaves, lent=True))
         self._writer.keep(hits, order, slab, done)
+        expected = _expect(slab, missed, foreseen)
         if self._read_into is not None and self._once is None and slab.interleaved:
-            each = zip(missed, foreseen(missed), strict=True)
+            each = zip(missed, expected, strict=True)
             missed = [job for job, seen in each if not self._in_slot(order, slab, job, done, seen)]
         if missed:
             with self._borrow() as fetch:
                 while missed:
-                    missed = self._read_missed(order, slab, missed, fetch, done)
+                    missed = self._read_missed(order, slab, missed, fetch, done, foreseen)
 
     def first(self, order: PassOrder, position: int) -> Sample:
         """The sample of a position, or the one that replaces it if it cannot be read. It shows how
@@ -187,6 +190,7 @@ class Reader:
         missed: list[Job],
         fetch: Fetch,
         done: Done,
+        foreseen: Foreseen | None,
     ) -> list[Job]:
         """Read samples up to the first unreadable one, and replace that one or raise its error.
         Returns the jobs that are left."""
@@ -201,6 +205,7 @@ class Reader:
             return missed[count:]
         position, slot, _ = missed[count]
         sample, sample_id = self._replacement(order, position, chunk.error, fetch)
+        _expect(slab, [(position, slot, sample_id)], foreseen)
         self._writer.keep_decoded([((position, slot, sample_id), sample)], order, slab, done)
         return missed[count + 1 :]
 
@@ -259,7 +264,7 @@ class Reader:
         return self._read_into(self._of_base([sample_id])[0], self._anywhere)
 
     def _in_slot(
-        self, order: PassOrder, slab: Slab, job: Job, done: Done, seen: Seen | None
+        self, order: PassOrder, slab: Slab, job: Job, done: Done, crops: Crops | None
     ) -> bool:
         """Decode straight into the slot; returns whether that was possible. A sample that cannot be
         read is left to `_read_missed`."""
@@ -267,14 +272,26 @@ class Reader:
         if sample_id in self._first or self._read_into is None or picture is None:
             return False
         try:
-            room = Room(partial(picture.room, slot), seen)
+            room = Room(partial(picture.room, slot))
+            if crops is not None:
+                room = Room(self._memory, crops)
             sample = self._read_into(self._of_base([sample_id])[0], room)
         except BufferTooSmall:
             raise
         except Exception:
+            if crops is not None:
+                crops.part = None  # it will be read again, and whole
             return False
         self._writer.keep_decoded([(job, sample)], order, slab, done)
         return True
+
+    def _memory(self, shape: Sequence[int]) -> Pixels:
+        """Memory that was used before: fresh memory costs a page fault every 4 KiB. So all of it is
+        as large as the largest picture needs it."""
+        count = prod(shape)
+        self._most = max(self._most, count)
+        memory = self._writer.scratch.array((self._most,), np.dtype(np.uint8))
+        return memory[:count].reshape(shape)
 
     def _replacement(
         self, order: PassOrder, position: int, error: BaseException, fetch: Fetch
@@ -314,6 +331,16 @@ class Reader:
 
     def _of_base(self, ids: Sequence[int]) -> list[int]:
         return list(ids) if self._rows is None else self._rows[list(ids)].tolist()
+
+
+def _expect(slab: Slab, jobs: Sequence[Job], foreseen: Foreseen | None) -> Sequence[Crops | None]:
+    """Let the slots of these samples hold their crops, where the slab has room for such."""
+    if slab.crops is None or foreseen is None:
+        return [None] * len(jobs)
+    crops = foreseen(jobs)
+    for (_, slot, _), each in zip(jobs, crops, strict=True):
+        slab.crops.expect(slot, each)
+    return crops
 
 
 def _ids(order: PassOrder, positions: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -12,9 +13,12 @@ from PIL import Image
 
 from loaders import ReuseLoader
 from loaders.augment import CentreCrop, Chain, Flip, RandomCrop, RandomResizedCrop
+from loaders.errors import SampleShapeError
+from loaders.pipeline import Pipeline
 from loaders.pixels.augmentation import Cropping, Draws, crops_of
+from loaders.pixels.crops import Box, Crops, PicturePart
 from loaders.pixels.decoding import decode_pixels
-from loaders.pixels.jpegs import Box, Jpeg, PicturePart, Room, decodes_jpegs
+from loaders.pixels.jpegs import ANYWHERE, Jpeg, Room, decodes_jpegs
 from loaders.pixels.placing import Placing
 
 pytestmark = pytest.mark.skipif(not decodes_jpegs(), reason="the kernels were not compiled")
@@ -48,6 +52,10 @@ def box_within(draw: st.DrawFn, height: int, width: int) -> Box:
     return top, left, tall, wide
 
 
+def showing(box: Box) -> Crops:
+    return Crops(lambda *_: [box], [box[2:]])
+
+
 def in_window(pixels: NDArray[np.uint8], at: PicturePart | None, box: Box) -> NDArray[np.uint8]:
     top, left = (at.top, at.left) if at else (0, 0)
     return pixels[box[0] - top :, box[1] - left :][: box[2], : box[3]]
@@ -58,19 +66,14 @@ def test_a_window_has_pillows_bits(data: bytes, drawn: st.DataObject) -> None:
     theirs = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     height, width, _ = theirs.shape
     box = drawn.draw(st.composite(box_within)(height, width))
-    parts: list[PicturePart | None] = []
-
-    def memory(shape: tuple[int, int, int], part: PicturePart | None) -> NDArray[np.uint8]:
-        parts.append(part)
-        return np.empty(shape, np.uint8)
-
+    crops = showing(box)
     with Jpeg(data) as jpeg:
         assert (jpeg.height, jpeg.width) == (height, width)
-        ours = jpeg.decode(Room(memory, lambda *_: box))
-    assert np.array_equal(in_window(ours, parts[0], box), in_window(theirs, None, box))
+        ours = jpeg.decode(Room(ANYWHERE.memory, crops))
+    assert np.array_equal(in_window(ours, crops.part, box), in_window(theirs, None, box))
     assert len(ours) == box[2]  # no row more than was asked for
     if box == (0, 0, height, width):
-        assert parts == [None]
+        assert crops.part is None
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -79,7 +82,7 @@ def test_a_turned_picture_is_whole(orientation: int) -> None:
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     Image.fromarray(noise).save(file, "JPEG", exif=exif)
-    room = Room(lambda shape, _: np.empty(shape, np.uint8), lambda *_: (3, 5, 4, 6))
+    room = Room(ANYWHERE.memory, showing((3, 5, 4, 6)))
     seen, whole = decode_pixels(file.getvalue(), room=room), decode_pixels(file.getvalue())
     assert seen.shape == whole.shape if orientation > 1 else len(seen) == 4
     assert np.array_equal(seen, whole) or orientation == 1
@@ -101,8 +104,8 @@ def test_what_will_be_seen_is_what_is_placed(
 ) -> None:
     size, one = np.array([[height, width]], dtype=np.int32), np.array([key], dtype=np.uint64)
     placed = crop.place(Placing.of_sizes(size), Draws(one)).boxes
-    (seen,) = crops_of([crop], one, 1)
-    assert seen(height, width) == tuple(placed[0])
+    (crops,) = crops_of([crop], one, 1)
+    assert crops.boxes(height, width) == [tuple(placed[0])]
 
 
 @pytest.fixture(scope="module")
@@ -117,32 +120,65 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return root
 
 
+VIEWS = [Chain([RandomResizedCrop(24), Flip()]), RandomCrop((20, 16))]
+
+
+@pytest.mark.parametrize("reaugment", [True, False])
 @pytest.mark.parametrize("reuse", [1, 3])
-@pytest.mark.parametrize(
-    "augment", [Chain([RandomResizedCrop(24), Flip()]), Chain([RandomCrop(20)])], ids=str
-)
+@pytest.mark.parametrize("augment", [*VIEWS, VIEWS], ids=["resized", "window", "views"])
 def test_batches_are_those_of_whole_pictures(
-    photos: Any, reuse: int, augment: Any, monkeypatch: pytest.MonkeyPatch
+    photos: Any, reuse: int, augment: Any, reaugment: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = pixels_decoded(monkeypatch)
 
     def served() -> list[Any]:
         decoded.clear()
         made: list[Any] = []
-        with ReuseLoader(photos, 4, reuse=reuse, workers=2, seed=3, augment=augment) as loader:
+        with ReuseLoader(
+            photos, 4, reuse, reaugment=reaugment, workers=2, seed=3, augment=augment
+        ) as loader:
             for _ in range(2):
-                made += [images.clone() for images, _ in loader]
-            loader.set_reuse(4)  # what was decoded ahead holds too little of the pictures
-            made += [images.clone() for images, _ in loader]
+                made += copies(loader)
+            loader.set_reuse(4)  # what was decoded ahead holds too few crops
+            made += copies(loader)
+            made.append(loader.stats.buffer_bytes)
         return made
 
-    windows = served()
+    *windows, small = served()
     seen = sum(decoded) / len(decoded)
-    monkeypatch.setattr("loaders.pipeline.MOST_CROPS", 0)
-    whole = served()
+    monkeypatch.setattr(Pipeline, "_layout", lambda *_: None)
+    *whole, large = served()
     assert len(windows) == len(whole)
-    assert all((a == b).all() for a, b in zip(windows, whole, strict=True))
+    assert all(map(torch.equal, windows, whole))
     assert seen < sum(decoded) / len(decoded)
+    assert small < large
+
+
+@pytest.mark.parametrize("limit", [None, 200_000])
+def test_slots_hold_what_is_served_of_large_pictures(photos: Any, limit: int | None) -> None:
+    augment, crop = RandomResizedCrop(8), 8 * 8 * 3
+    with ReuseLoader(
+        photos, 4, 2, buffer_batches=3, workers=1, seed=3, augment=augment, buffer_bytes=limit
+    ) as loader:
+        assert sum(len(images) for images, _ in loader) == 24
+        assert loader.stats.buffer_bytes == 3 * 4 * (2 * crop + 8)  # and the label
+        loader.set_reuse(90)  # so many crops are larger than a picture
+        next(iter(loader))
+        assert loader.stats.buffer_bytes >= (3 * 4 * 60 * 79 * 3 if limit is None else 60 * 79 * 3)
+
+
+def test_what_a_crop_cannot_be_cut_out_of_is_refused_at_its_serve(photos: Any) -> None:
+    with (
+        ReuseLoader(photos, 4, 1, workers=1, seed=3, augment=RandomCrop(65)) as loader,
+        pytest.raises(SampleShapeError, match="does not hold a window of 65 x 65"),
+    ):
+        list(loader)
+
+
+def copies(loader: ReuseLoader) -> list[torch.Tensor]:
+    """The pictures of a pass, view by view."""
+    batches = [images if isinstance(images, list) else [images] for images, _ in loader]
+    return [view.clone() for views in batches for view in views]
 
 
 def pixels_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:

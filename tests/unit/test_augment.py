@@ -47,7 +47,7 @@ def run_augmentation(augment: Any, images: torch.Tensor, draws: Draws) -> torch.
     maker = BatchMaker(slab, augment, None, lambda info: draws.keys, Blocks(spare=1))
     nobody = np.zeros(len(images), np.int64)
     info = BatchInfo(0, 0, nobody, nobody, nobody, nobody)
-    return maker.finish(maker.make(info, np.arange(len(images))))
+    return maker.finish(maker.make(info, np.arange(len(images)), info.serves))
 
 
 def keys(ids: list[int], serves: list[int], seed: int = 0, pass_index: int = 0) -> NDArray[Any]:

@@ -162,9 +162,9 @@ struct reading *jpeg_open(const byte *data, int64_t size, int32_t about[3], char
     return r;
 }
 
-/* Begin to decode as RGB, at `eighths` of the size. `window` (top, left, height, width) becomes
- * what will be written, which holds it. */
-const char *jpeg_begin(struct reading *r, int eighths, int32_t window[4]) {
+/* Decode as RGB, at `eighths` of the size, into `out`, which has room for all columns. `window` (top,
+ * left, height, width) becomes what is written, row after row, which holds it. */
+const char *jpeg_decode(struct reading *r, int eighths, int32_t window[4], byte *out) {
     if (setjmp(r->failed)) return r->message;
     struct jpeg *const j = &r->jpeg;
     j->space = RGB, j->numerator = (unsigned)eighths, j->denominator = 8;
@@ -176,15 +176,8 @@ const char *jpeg_begin(struct reading *r, int eighths, int32_t window[4]) {
     if (wide < j->wide) lib.crop_scanline(r, &left, &wide);
     window[1] = (int32_t)left, window[3] = (int32_t)wide;
     if (window[0]) lib.skip_scanlines(r, (uint32_t)window[0]);
-    return NULL;
-}
-
-/* Write `rows` rows of the window. */
-const char *jpeg_rows(struct reading *r, byte *out, int32_t rows) {
-    if (setjmp(r->failed)) return r->message;
-    struct jpeg *const j = &r->jpeg;
-    const size_t line = 3 * (size_t)j->wide;
-    for (const uint32_t end = j->row + (uint32_t)rows; j->row < end;) {
+    const size_t line = 3 * (size_t)wide;
+    for (const uint32_t end = j->row + (uint32_t)window[2]; j->row < end;) {
         byte *lines[LINES];
         uint32_t count = 0;
         for (; count < LINES && j->row + count < end; count++) lines[count] = out + count * line;

@@ -1,0 +1,91 @@
+"""The crops of a sample in its slot, where they take less memory than the picture.
+
+    slot    | view 0: serve 0 | serve 1 | view 1: serve 0 | serve 1 |      rows of pixels, uint8
+
+They are cut out of the picture as soon as it is decoded, while it is still in the processor's
+caches. So a batch is made of pixels that lie side by side, and the picture itself is kept nowhere.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaders.pixels.crops import Box, Crops, PicturePart, Sides, scaled
+from loaders.pixels.kernels import fit
+
+
+@dataclass(frozen=True, slots=True)
+class CropLayout:
+    """Which crops lie in a slot."""
+
+    sizes: tuple[Sides, ...]
+    """The height and width of each view."""
+    serves: int
+    channels: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.start(len(self.sizes))
+
+    def start(self, view: int) -> int:
+        """Where the crops of a view begin."""
+        return sum(map(prod, self.sizes[:view])) * self.channels * self.serves
+
+
+class CropRows:
+    """The memory for the crops of each slot. Different threads may use different slots."""
+
+    def __init__(self, layout: CropLayout, slots: int) -> None:
+        self.layout = layout
+        self.memory = np.empty((slots, layout.nbytes), np.uint8)
+        self.held = np.zeros(slots, dtype=bool)
+        """Which slots hold crops."""
+        self._expected: dict[int, Crops] = {}
+
+    def expect(self, slot: int, crops: Crops) -> None:
+        """Keep these crops of the next picture that comes to `slot`."""
+        self._expected[slot] = crops
+
+    def keep(self, slot: int, picture: NDArray[Any]) -> Sides | None:
+        """Keep the crops that are expected of a picture. Returns the size that the whole picture
+        has. None: they cannot be cut out of it, so it must be kept as it is."""
+        self.held[slot] = False
+        crops, (height, width, channels) = self._expected.pop(slot, None), picture.shape
+        if crops is None or channels != self.layout.channels:
+            assert crops is None or crops.part is None, "decoders write RGB"
+            return None
+        part = crops.part or PicturePart(0, 0, height, width)
+        boxes = crops.boxes(part.height, part.width)
+        if not all(_inside(box, part) for box in boxes):
+            return None  # its serve says so
+        picture = np.ascontiguousarray(picture)
+        within = [_moved(scaled(box, part.eighths), part) for box in boxes]
+        for view, (tall, wide) in enumerate(self.layout.sizes):
+            start = self.layout.start(view)
+            memory = self.memory[slot, start : self.layout.start(view + 1)]
+            out = memory.reshape(self.layout.serves, tall, wide, channels)
+            fit(picture, within[view :: len(self.layout.sizes)], out)
+        self.held[slot] = True
+        return part.height, part.width
+
+    def addresses(
+        self, slots: NDArray[np.int64], serves: NDArray[np.int64], view: int
+    ) -> NDArray[np.int64]:
+        """Where the crops of these serves lie."""
+        layout = self.layout
+        assert serves.max() < layout.serves, "there is a crop for each serve"
+        within = layout.start(view) + serves * prod(layout.sizes[view]) * layout.channels
+        return self.memory.ctypes.data + slots * layout.nbytes + within
+
+
+def _inside(box: Box, part: PicturePart) -> bool:
+    top, left, tall, wide = box
+    return min(top, left) >= 0 and top + tall <= part.height and left + wide <= part.width
+
+
+def _moved(box: Box, part: PicturePart) -> Box:
+    top, left, tall, wide = box
+    return top - part.top, left - part.left, tall, wide
