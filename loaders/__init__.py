@@ -6,9 +6,9 @@ served when; pure), `workers` (threads and processes that read), `identity` (wha
 of), `cache` (the decoded cache), `slots` (the slab), `pixels` (decoding and augmentation). Files
 beside them put these together: `loader` (`ReuseLoader`), `options`, `arguments` and `adopted` (what
 it may be asked for, or a DataLoader says), `opened_dataset` (what is read, or lies in memory
-already), `read_check` (what is refused), `joint_parts` (what goes with the picture), `serve_views`
-and `user_views` (what a serve shows of a sample), `rank_order`, `stream_order`, `pass_position`,
-`pipeline`, `passes`, `batches`, `summary`.
+already), `read_check` (what is refused), `lifting` (a transform that a data set applies itself),
+`joint_parts` (what goes with the picture), `serve_views` and `user_views` (what a serve shows of a
+sample), `rank_order`, `stream_order`, `pass_position`, `pipeline`, `passes`, `batches`, `summary`.
 `sharing` has one such loader for several consumers, `lanes` deals one out to virtual ranks.
 """
 

@@ -101,7 +101,7 @@ class ReuseLoader:
         self._data = ServedData(dataset, options, ranks, seed, self._tuner is not None)
         serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
         self.position = PassPosition(running=serving, next=serving)
-        self._data.reads.check(serving)
+        self._data.suit(serving)
         self.announcement = Announcement(self._tuner is not None)
         self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
         self.mode: Mode = mode
@@ -320,10 +320,9 @@ class ReuseLoader:
 
     def refresh(self) -> bool:
         """Serve the data set as it is now; returns whether it has changed since it was opened."""
-        if not self._data.refresh():
+        if not self._data.refresh(self.position.serving):
             return False
         self.close()
-        self._data.reads.check(self.position.serving)
         return True
 
     def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:

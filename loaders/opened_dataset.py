@@ -89,8 +89,7 @@ def _check_parts(options: LoaderOptions, split: TransformSplit | None) -> None:
     """Refuse to say what goes with a picture that nothing moves."""
     moves = (options.augment, options.once, None if split is None else split.augment)
     if options.parts is not None and all(each is None for each in moves):
-        why = f" ({split.left_whole})" if split is not None and split.left_whole else ""
-        raise ValueError(f"parts has no effect without augment{why}: leave it out")
+        raise ValueError("parts has no effect without augment: leave it out")
 
 
 def _redone(transform: OfOneRow) -> TransformSplit:

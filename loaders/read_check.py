@@ -10,12 +10,16 @@ It is found out once, when it first matters: where the loader is made, or by `se
 """
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from loaders.adopting.probing import ProbedReads, variation
 from loaders.arguments import Serving
 from loaders.errors import CacheError, SourceError, WorkerDied
+from loaders.lifting import without_transform
 from loaders.opened_dataset import OpenedDataset
+from loaders.options import LoaderOptions
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
 from loaders.streams.stream_source import FirstSamples
@@ -29,40 +33,55 @@ class ReadCheck:
     """What is known of reading the samples of one data set twice."""
 
     def __init__(
-        self, opened: OpenedDataset, workers: SettledWorkers, cached: bool, tuned: bool, seed: int
+        self,
+        opened: OpenedDataset,
+        options: LoaderOptions,
+        workers: SettledWorkers,
+        tuned: bool,
+        seed: int,
     ) -> None:
         """`tuned`: whether the reuse may go up by itself."""
-        self._dataset = opened.dataset
-        self._left_whole = "" if opened.split is None else opened.split.left_whole
+        self._opened = opened
+        self._options = options
         self._workers = workers
         self._seed = seed
-        self._cached = cached
+        self._cached = options.cache is not None
         self._tuned = tuned
         self._stream = None
         if isinstance(opened.dataset, StreamedSamples):
             self._stream = opened.dataset.source
         self._known = opened.decoded is not None or _is_ours(opened.dataset)
         self._variation: str | None = None
+        self._lifted: OpenedDataset | str = ""
+        """Without the transform that is random; or why that cannot be taken out."""
+
+    def opened_for(self, serving: Serving) -> OpenedDataset:
+        """What passes read that are served like this, and were checked."""
+        lifted = self._lifted
+        return self._opened if isinstance(lifted, str) or not self._freezes(serving) else lifted
 
     def check(self, *servings: Serving) -> None:
-        """Raise an error if one of `servings` would freeze what is random."""
-        repeated = any(s.reaugment and (s.reuse > 1 or self._tuned) for s in servings)
-        if not repeated and not self._cached:
+        """Raise an error if one of `servings` would freeze what is random, unless that is a
+        transform of the data set's own, which can be taken out of it."""
+        if not self._freezes(*servings):
             return
         if self._stream is not None:
             self._tell_of_stream()
             return
+        opened, options = self._opened, self._options
         if not self._known:
-            self._variation, self._known = self._probed(), True
-        if self._variation is None:
+            self._variation, self._known = self._varies(opened.dataset), True
+            free = opened.split is None and options.augment is None and options.once is None
+            if self._variation and free:
+                self._lifted = without_transform(opened, options, self._reading, self._varies)
+        if self._variation is None or not isinstance(self._lifted, str):
             return
-        kind = type(self._dataset).__name__
-        why = f" ({self._left_whole})" if self._left_whole else ""
-        move = (
-            f"reading {kind} is random: {self._variation}{why}; give the data set without what is"
-            " random, and give that as augment= (or in a collate function): then it is drawn anew"
-            " for every serve"
+        how = self._lifted or (
+            "give the data set without what is random, and give that as augment= (or in a collate"
+            " function): then it is drawn anew for every serve"
         )
+        kind = type(opened.dataset).__name__
+        move = f"reading {kind} is random: {self._variation}; {how}"
         if self._cached:
             raise CacheError(
                 f"{move}. With a cache, one draw would be served for the whole run: or leave the"
@@ -72,6 +91,11 @@ class ReadCheck:
             f"{move}. With reuse, one draw would be served several times: or give"
             " reaugment=False, if every serve of a pass may repeat its draw, or reuse=1"
         )
+
+    def _freezes(self, *servings: Serving) -> bool:
+        """Whether one of them would serve several times what was read once."""
+        repeated = any(s.reaugment and (s.reuse > 1 or self._tuned) for s in servings)
+        return repeated or self._cached
 
     def _tell_of_stream(self) -> None:
         """Say once if the stream gives other samples each time."""
@@ -91,22 +115,30 @@ class ReadCheck:
                 found.replace("sample 0 was", "its first samples were"),
             )
 
-    def _probed(self) -> str | None:
-        samples, probed = len(self._dataset), ProbedReads(self._dataset)
-        if self._workers.kind == "thread" and self._workers.asked.timeout is None:
-            return variation(samples, lambda ids: _read_here(probed, ids[0]))
-        if self._workers.kind == "thread":
-            with reading_thread(probed, self._workers.asked.timeout or 0, 0) as thread:
-                return variation(samples, thread.read)
-        with worker_process(probed, self._workers, self._seed, 0) as process:
-            process.read([])  # it raises an error where the data set cannot be sent there
+    def _varies(self, dataset: Any) -> str | None:
+        """In what reading a data set varies."""
+        with self._reading(ProbedReads(dataset)) as read:
             try:
-                return variation(samples, process.read)
+                return variation(len(dataset), read)
             except WorkerDied:  # a pass says so too, and may skip that sample
                 return None
 
+    @contextmanager
+    def _reading(self, probed: Any) -> Iterator[Callable[[Sequence[int]], Chunk]]:
+        """A function that reads samples of `probed` where those of the data set are read."""
+        workers, timeout = self._workers, self._workers.asked.timeout
+        if workers.kind == "thread" and timeout is None:
+            yield lambda ids: _read_here(probed, ids[0])
+        elif workers.kind == "thread":
+            with reading_thread(probed, timeout or 0, 0) as thread:
+                yield thread.read
+        else:
+            with worker_process(probed, workers, self._seed, 0) as process:
+                process.read([])  # it raises an error where the data set cannot be sent there
+                yield process.read
 
-def _read_here(probed: ProbedReads, sample_id: int) -> Chunk:
+
+def _read_here(probed: Any, sample_id: int) -> Chunk:
     try:
         return Chunk([probed[sample_id]])
     except Exception as error:

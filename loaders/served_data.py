@@ -79,15 +79,27 @@ class ServedData:
         second.setup = replace(self.setup, options=second.options)
         return second
 
-    def refresh(self) -> bool:
-        """Open the data set anew, if it holds something else than when it was opened. Returns
-        whether it does. (A stream is iterated in each pass as it is then.)"""
+    def refresh(self, serving: Serving) -> bool:
+        """Open the data set anew, if it holds something else than when it was opened, or if passes
+        that are served like this need it otherwise. Returns whether it was. (A stream is iterated
+        in each pass as it is then.)"""
         streamed = isinstance(self.setup.opened.dataset, StreamedSamples)
         if streamed or (self._held is not None and HeldValues.of(self._given) == self._held):
-            return False
+            return self.suit(serving)
         before = self.identity
         self._open()
         self.identity.go_on_from(before)
+        self.suit(serving)
+        return True
+
+    def suit(self, serving: Serving) -> bool:
+        """Have the data set open as passes need it that are served like this; refuse those that
+        would freeze what is random. Returns whether it was open otherwise."""
+        self.reads.check(serving)
+        opened = self.reads.opened_for(serving)
+        if opened is self.setup.opened:
+            return False
+        self.setup = replace(self.setup, opened=opened)
         return True
 
     def seed_of_first_rank(self) -> int:
@@ -119,4 +131,4 @@ class ServedData:
             else pass_order(opened.dataset, options, self._ranks, self.seed)
         )
         self.identity = LoaderIdentity(opened.dataset, options.sampler)
-        self.reads = ReadCheck(opened, workers, options.cache is not None, self._tuned, self.seed)
+        self.reads = ReadCheck(opened, options, workers, self._tuned, self.seed)

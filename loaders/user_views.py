@@ -37,6 +37,10 @@ class WholeSample:
 
     function: Transform
 
+    @property
+    def __name__(self) -> str:
+        return name_of(self.function)
+
     def __call__(self, sample: Any) -> Any:
         return self.function(sample)
 

@@ -13,7 +13,7 @@ named in `notes` or in the split's report: nothing is dropped silently.
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
@@ -225,8 +225,7 @@ def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
 
 def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
     """The data set, or a copy of it that applies only the cached part of its transform; and the
-    split of the transform (None: it has none). A transform that cannot be reached is left where it
-    is, and the report says so."""
+    split of the transform (None: it has none, or its own code applies it, in [i])."""
     if type(dataset) is Subset:
         inner, split = split_dataset(dataset.dataset)
         if inner is not dataset.dataset:
@@ -237,19 +236,13 @@ def split_dataset(dataset: DataSet) -> tuple[DataSet, TransformSplit | None]:
     if whole is not None:
         return whole
     owner = torchvision_reader(dataset)
-    if owner is None:
-        holder = _holder_of_transform(dataset)
-        if holder is None:
-            return dataset, None
-        return dataset, _left_alone(f"{holder} applies its transform itself")
     both = getattr(dataset, "transforms", None)
-    if both is not None and not is_from(both, "torchvision.datasets.vision"):
-        return dataset, _left_alone(f"{owner}'s transforms= change picture and target together")
+    joint = both is not None and not is_from(both, "torchvision.datasets.vision")
+    if owner is None or owner in NOT_ONE_PICTURE or joint:
+        return dataset, None  # if it is random, `lifting` looks at what [i] does with it
     transform = getattr(both, "transform", None) if owner in READ_TRANSFORMS else dataset.transform
     if transform is None:
         return dataset, None
-    if owner in NOT_ONE_PICTURE:
-        return dataset, _left_alone(f"a sample of {owner} is more than one picture")
     split = split_transform(transform, known_size(dataset, owner))
     made = copy.copy(dataset)
     made.transform = split.decode
@@ -265,10 +258,8 @@ def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
         return None
     made, splits = zip(*map(split_dataset, dataset.datasets), strict=True)
     first = splits[0]
-    if any(split is None or split.left_whole for split in splits):
+    if not all(split is not None and _redoes_the_same(split, first) for split in splits):
         return None
-    if not all(_redoes_the_same(split, first) for split in splits):
-        return dataset, _left_alone("the data sets inside of ConcatDataset have other transforms")
     whole = copy.copy(dataset)
     whole.datasets = list(made)
     return whole, first
@@ -277,35 +268,6 @@ def _split_parts(dataset: DataSet) -> tuple[DataSet, TransformSplit] | None:
 def _redoes_the_same(one: TransformSplit, other: TransformSplit) -> bool:
     same_steps = [*map(id, one.rest)] == [*map(id, other.rest)] or (one.batched and other.batched)
     return same_steps and (one.size, one.augment) == (other.size, other.augment)
-
-
-def _left_alone(why: str) -> TransformSplit:
-    why = f"transform not split: {why}"
-    return TransformSplit(
-        None,
-        None,
-        batched=True,
-        report=f"{why}; all of it runs when a sample is decoded: give what is random as augment=",
-        left_whole=why,
-    )
-
-
-def _holder_of_transform(dataset: DataSet) -> str | None:
-    """The class that has a transform: that of this data set, or of one inside it."""
-    known: set[int] = set()
-    open_ = [dataset]
-    while open_:
-        part = open_.pop()
-        if id(part) in known:
-            continue
-        known.add(id(part))
-        own: dict[str, Any] = getattr(part, "__dict__", {})
-        if own.get("transform") is not None or own.get("transforms") is not None:
-            return type(part).__name__
-        inside = own.get("datasets")
-        inside = list(inside.values()) if isinstance(inside, Mapping) else inside
-        open_ += [*(inside if isinstance(inside, list | tuple) else ()), own.get("dataset")]
-    return None
 
 
 # ---- samples that are in memory already ---------------------------------------------------------

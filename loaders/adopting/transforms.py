@@ -121,8 +121,6 @@ class TransformSplit:
     """The transforms that `augment` was made of."""
     size: Size | None = None
     """The size of the pictures that `decode` returns, where that is known."""
-    left_whole: str = ""
-    """Why the transform was not split, if it was not."""
 
     def seen(self, picture: object) -> "TransformSplit":
         """The split for pictures like this one, which `decode` returned. Before one is seen, they

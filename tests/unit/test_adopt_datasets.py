@@ -11,7 +11,6 @@ from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
-    StackDataset,
     Subset,
     TensorDataset,
     random_split,
@@ -131,51 +130,28 @@ class OwnPictures(Dataset[Any]):
         return index
 
 
-class OwnRandom(datasets.FakeData):
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(1), self.transform(2)
+PAIRS: Any = object.__new__(datasets.LFWPairs)
+PAIRS.transform, PAIRS.transforms = ROW, None
+JOINT = fake()
+JOINT.transforms = v2.Compose([v2.RandomHorizontalFlip()])
 
 
 @pytest.mark.parametrize(
-    ("dataset", "who"),
+    "dataset",
     [
-        (OwnPictures(ROW), "OwnPictures applies its transform itself"),
-        (OwnPictures(transforms=ROW), "OwnPictures applies its transform itself"),
-        (OwnRandom(4, (3, 8, 8), 2, ROW), "OwnRandom applies its transform itself"),
-        (ConcatDataset([OwnPictures(), fake(ROW)]), "FakeData applies"),
-        (StackDataset(a=OwnPictures(ROW)), "OwnPictures applies"),
-        (Subset(OwnPictures(ROW), [1]), "OwnPictures applies"),
+        fake(),
+        TEN,
+        OwnPictures(),
+        Subset(TEN, [1]),
+        TensorDataset(torch.zeros(3)),
+        OwnPictures(ROW),
+        ConcatDataset([OwnPictures(), fake(ROW)]),
+        PAIRS,
+        JOINT,
     ],
-    ids=["transform", "transforms", "overridden", "concat", "stack", "subset"],
+    ids=["none", "list", "own", "subset", "tensors", "own row", "concat", "pairs", "joint"],
 )
-def test_a_transform_that_cannot_be_got_at_is_left_alone_and_that_is_said(
-    dataset: Any, who: str
-) -> None:
-    same, split = split_dataset(dataset)
-    assert same is dataset
-    assert split is not None
-    assert (split.decode, split.augment) == (None, None)
-    assert f"transform not split: {who}" in split.report
-    assert "augment=" in split.report
-    assert split.seen(torch.zeros(3, 2, 2)) is split
-
-
-def test_pairs_and_joint_transforms_are_left_alone() -> None:
-    pairs: Any = object.__new__(datasets.LFWPairs)
-    pairs.transform, pairs.transforms = ROW, None
-    same, split = split_dataset(pairs)
-    assert same is pairs
-    assert split is not None
-    assert "a sample of LFWPairs is more than one picture" in split.report
-    joint = fake()
-    joint.transforms = v2.Compose([v2.RandomHorizontalFlip()])
-    assert "picture and target together" in cast(Any, split_dataset(joint)[1]).report
-
-
-@pytest.mark.parametrize(
-    "dataset", [fake(), TEN, OwnPictures(), Subset(TEN, [1]), TensorDataset(torch.zeros(3))]
-)
-def test_a_data_set_without_a_transform_is_what_it_was(dataset: Any) -> None:
+def test_a_data_set_without_a_transform_of_pictures_alone_is_what_it_was(dataset: Any) -> None:
     same, split = split_dataset(dataset)
     assert same is dataset
     assert split is None

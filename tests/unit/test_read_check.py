@@ -127,11 +127,6 @@ class AtClass:
         return index + self.numbers.integers(1000)
 
 
-class FolderWithIds(datasets.FakeData):
-    def __getitem__(self, index: int) -> Any:
-        return *super().__getitem__(index), index
-
-
 class OpaqueSample:
     def __init__(self, value: float) -> None:
         self.about = {"value": value}
@@ -147,7 +142,6 @@ RANDOM: dict[str, Callable[[], Any]] = {
     "img_transform": lambda: Augmenting("img_transform", CHANGE),
     "joint_transform": lambda: Augmenting("joint_transform", CHANGE),
     "preprocess": lambda: Augmenting("preprocess", lambda p: FLIP(p)),
-    "transform": lambda: Augmenting("transform", FLIP),
     "seldom": lambda: Augmenting("aug", RARE),
     "own generators": lambda: Augmenting("aug", Pipe()),
     "a wrapper": lambda: Wrapped(Read(plain), FLIP),
@@ -174,7 +168,6 @@ RANDOM: dict[str, Callable[[], Any]] = {
     "of two transforms": lambda: ConcatDataset(
         [datasets.FakeData(6, (3, 8, 8), 2, t) for t in (FLIP, CHANGE)]
     ),
-    "a subclass": lambda: FolderWithIds(9, (3, 8, 8), 2, FLIP),
 }
 
 once, again = {"reuse": 1}, {"reuse": 3}

@@ -1,0 +1,172 @@
+"""Data sets of users' own that apply a random transform in [i]: it is redone, or refused."""
+
+import pickle
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.own_transforms import (
+    LIFTABLE,
+    RARE,
+    RARELY,
+    REFUSED,
+    SAMPLES,
+    TENSORS,
+    Flip,
+    Own,
+    usual,
+)
+from torch.utils.data import DataLoader, default_collate
+
+from loaders import LoaderError, ReuseLoader, Workers
+from loaders.adopting.probing import digests_of
+from loaders.errors import FrozenDraw
+
+READERS: dict[str, dict[str, Any]] = {
+    "processes": {"workers": Workers(2, "process")},
+    "threads": {"workers": Workers(2, "thread")},
+    "nobody": {"workers": 0},
+}
+REUSE = 12
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def told(sample: Any) -> str:
+    return str(sorted(digests_of(sample).items()))
+
+
+@pytest.mark.parametrize("name", LIFTABLE)
+@pytest.mark.parametrize("reader", ["processes", "nobody"])
+def test_each_serve_is_a_sample_as_the_data_set_makes_it_and_draws_anew(
+    name: str, reader: str
+) -> None:
+    data = LIFTABLE[name]()
+    before = dict(vars(data))
+    served = defaultdict[int, set[str]](set)
+    how = READERS[reader]
+    with ReuseLoader(data, 7, REUSE, collate=as_they_are, **how) as loader:
+        for batch in loader:
+            assert loader.last_batch is not None
+            for i, sample in zip(loader.last_batch.ids.tolist(), batch, strict=True):
+                served[i].add(told(sample))
+        assert loader.stats.decoded == SAMPLES
+        assert loader.dataset is data
+    assert all(vars(data)[attribute] is value for attribute, value in before.items())
+    assert sorted(served) == [*range(SAMPLES)]
+    for i, outcomes in served.items():
+        assert outcomes <= {told(data[i]) for _ in range(64)}
+    assert sum(len(outcomes) > 1 for outcomes in served.values()) == SAMPLES
+
+
+@pytest.mark.parametrize("name", ["of torchvision alone", "views", "a whole dict", "by name"])
+def test_batches_are_nested_as_a_dataloader_nests_them(name: str) -> None:
+    data = LIFTABLE[name]()
+    theirs = default_collate([data[i] for i in range(7)])
+    with ReuseLoader(data, 7, 2, workers=1) as loader:
+        for mine in loader:
+            assert shape_of(mine) == shape_of(theirs)
+
+
+def shape_of(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.dtype, batch.shape
+    if isinstance(batch, dict):
+        return {key: shape_of(part) for key, part in batch.items()}
+    return [shape_of(part) for part in batch]
+
+
+def test_known_transforms_become_steps_over_whole_batches() -> None:
+    with ReuseLoader(Own(usual, TENSORS), 7, 2, workers=1) as loader:
+        split = loader.setup.opened.split
+        assert split is not None and split.batched
+        assert split.report.startswith("cached: Resize; redone at every serve: RandomHorizontal")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_applied_last_and_once_is_refused_by_name(name: str) -> None:
+    make, why = REFUSED[name]
+    with pytest.raises(LoaderError, match=f"is random: .*{why}") as error:
+        ReuseLoader(make(), 7, 2, workers=0)
+    assert re.search(
+        r"`t, dataset\.(\w+) = dataset\.\1, None`, and give augment=", str(error.value)
+    )
+    data = make()
+    with ReuseLoader(data, 7, 1, workers=0, collate=as_they_are) as loader:
+        assert sum(map(len, loader)) == SAMPLES
+        assert loader.setup.opened.dataset is data
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", RARELY)
+def test_a_sample_that_is_made_otherwise_is_refused_when_it_is_read(name: str, reader: str) -> None:
+    data = Own(RARELY[name], Flip())
+    with (
+        ReuseLoader(data, 7, 2, collate=as_they_are, on_error="skip", **READERS[reader]) as loader,
+        pytest.raises(FrozenDraw, match=rf"sample {RARE} of Own is not made as others.*reuse=1"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("name", RARELY)
+def test_without_reuse_the_data_set_is_read_as_it_is(name: str) -> None:
+    data = Own(RARELY[name], Flip())
+    with ReuseLoader(data, 7, 2, collate=as_they_are, workers=0) as loader:
+        loader.set_reuse(1)
+        served = [sample for batch in loader for sample in batch]
+        assert len(served) == SAMPLES and loader.setup.opened.dataset is data
+        loader.set_reuse(2)
+        with pytest.raises(FrozenDraw):
+            list(loader)
+
+
+def test_a_new_transform_is_served_from_the_next_pass_on() -> None:
+    data = Own(usual, Flip())
+    with ReuseLoader(data, 7, 2, collate=as_they_are, workers=2) as loader:
+        first = [np.asarray(s[0]).shape for batch in loader for s in batch]
+        data.transform = TENSORS
+        second = [tuple(s[0].shape) for batch in loader for s in batch]
+    assert {*first} == {(8, 6, 3)} and {*second} == {(3, 4, 4)}
+
+
+def test_a_resumed_pass_serves_what_the_whole_one_did() -> None:
+    def loader() -> ReuseLoader:
+        return ReuseLoader(Own(usual, TENSORS), 7, 3, seed=4, workers=1)
+
+    with loader() as whole:
+        batches = list(whole)
+    with loader() as begun:
+        passing = iter(begun)
+        for _ in range(2):
+            next(passing)
+        state = begun.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+    assert len(rest) == len(batches) - 2
+    for mine, theirs in zip(rest, batches[2:], strict=True):
+        assert all(map(torch.equal, mine, theirs))
+
+
+def test_a_data_set_without_its_transform_can_go_to_another_process() -> None:
+    with ReuseLoader(Own(usual, TENSORS), 7, 2, workers=0) as loader:
+        made = loader.setup.opened.dataset
+        again = pickle.loads(pickle.dumps(made))
+    assert told(again[3]) == told(made[3]) != told(loader.dataset[3])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_of_such_a_data_set_is_taken_over(workers: int) -> None:
+    theirs: Any = DataLoader(Own(usual, TENSORS), 7, num_workers=workers)
+    with ReuseLoader.from_dataloader(theirs, reuse=3) as loader:
+        pictures = {i: list[Any]() for i in range(SAMPLES)}
+        for batch, ids in loader:
+            for one, i in zip(batch, ids.tolist(), strict=True):
+                pictures[i].append(one)
+    assert all(len(serves) == 3 for serves in pictures.values())
+    assert any(not torch.equal(serves[0], serves[1]) for serves in pictures.values())
