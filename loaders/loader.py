@@ -226,6 +226,11 @@ class ReuseLoader:
         """End passes after `batches` batches, from the next pass on. None: serve them whole."""
         self.position.next = replace(self.position.next, pass_limit=batches)
 
+    def stop_shuffling(self) -> None:
+        """Serve passes in the order of the data set from now on, so that all are alike."""
+        self.shuffle = self._data.stop_shuffling()
+        self.close()
+
     def close(self) -> None:
         """End the workers and free memory. The loader may be used, and closed, again."""
         self._leave()
@@ -289,8 +294,6 @@ class ReuseLoader:
         if self._data.use_drawn(seed):
             self.close()
 
-    # ---- one pass -------------------------------------------------------------------------------
-
     def _serve_pass(self) -> Iterator[Batch]:
         self._leave()  # another iterator may have been left open
         self.refresh()
@@ -320,10 +323,9 @@ class ReuseLoader:
 
     def refresh(self) -> bool:
         """Serve the data set as it is now; returns whether it has changed since it was opened."""
-        if not self._data.refresh(self.position.serving):
-            return False
-        self.close()
-        return True
+        if changed := self._data.refresh(self.position.serving):
+            self.close()
+        return changed
 
     def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:
         at = self.position
@@ -348,8 +350,7 @@ class ReuseLoader:
             return TorchPass(self._torch, self.setup, planned, self._stats, self._feed)
         self._torch.close()
         order, jobs = planned.order, planned.jobs
-        # Lightning evaluates in inference mode, and nobody may write to the tensors of that mode
-        # outside it.
+        # Lightning evaluates in inference mode, and outside it nobody may write to such tensors.
         with torch.inference_mode(False):
             pool = pipeline.ready_for(plan.capacity, order, jobs, self.made_ahead)
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)

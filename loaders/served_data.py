@@ -79,6 +79,12 @@ class ServedData:
         second.setup = replace(self.setup, options=second.options)
         return second
 
+    def stop_shuffling(self) -> bool:
+        """Have the order of the data set for all passes from now on. Returns that: no shuffling."""
+        self.options = replace(self.options, shuffle=False, sampler=None)
+        self._open()
+        return self.options.shuffle
+
     def refresh(self, serving: Serving) -> bool:
         """Open the data set anew, if it holds something else than when it was opened, or if passes
         that are served like this need it otherwise. Returns whether it was. (A stream is iterated

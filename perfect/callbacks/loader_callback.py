@@ -3,6 +3,7 @@
 A view of a `SharedStream` is a loader to it like any other, and so is what a swarm deals.
 
     checkpoint    contains the loader's state, as the state of this callback
+    fit start     with overfit_batches, the loader stops shuffling
     train start   the state is restored, whatever Lightning did with it
     epoch start   if the length of the pass has changed, Lightning reads it again; a loader made by
                   reload_dataloaders_every_n_epochs continues with the passes of the previous one
@@ -19,7 +20,7 @@ from typing import Any
 
 import lightning as L
 
-from loaders import LoaderError
+from loaders import LoaderError, ReuseLoader
 from loaders.stats import UNTOLD, LoaderStats
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
@@ -60,6 +61,10 @@ class LoaderCallback(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict.get("loader")
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if vars(trainer)["overfit_batches"]:  # pyright knows no such attribute
+            _serve_alike(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         others: list[L.Callback] = vars(trainer)["callbacks"]  # pyright knows no such attribute
@@ -145,6 +150,19 @@ def _train_loader(trainer: L.Trainer) -> TrainLoader:
         f"LoaderCallback needs a ReuseLoader as the train loader, not {type(loader).__name__}:"
         " ReuseLoader.from_dataloader(loader) makes one from a DataLoader"
     )
+
+
+def _serve_alike(trainer: L.Trainer) -> None:
+    """Have all passes alike for Trainer(overfit_batches=...), as Lightning has it of a DataLoader:
+    by not shuffling. It can make a new loader with another sampler only of a DataLoader."""
+    source = data_source(trainer)
+    loader = source.instance = source.dataloader()
+    if not isinstance(loader, ReuseLoader):
+        raise LoaderError(
+            f"Trainer(overfit_batches=...) trains on the same batches in every epoch, and a"
+            f" {type(loader).__name__} shuffles: give a ReuseLoader"
+        )
+    loader.stop_shuffling()
 
 
 def _continue_from(before: TrainLoader, loader: TrainLoader) -> None:

@@ -49,6 +49,21 @@ def test_a_datamodule_is_asked_once() -> None:
     assert passes_of(module.ids, BATCHES) == [WHOLE] * 3
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+@pytest.mark.parametrize("given", ["loader", "datamodule", "sampler"])
+def test_overfit_batches_trains_on_the_same_batches_in_every_epoch(given: str) -> None:
+    module, theirs = Module(), Module()
+    pictures: Any = Pictures()
+    make_trainer(overfit_batches=2).fit(theirs, DataLoader(pictures, BATCH, shuffle=True))
+    options = {"sampler": [*range(SAMPLES)][::-1]} if given == "sampler" else {"shuffle": True}
+    trainer = make_trainer(LoaderCallback(), overfit_batches=2)
+    if given == "datamodule":
+        trainer.fit(module, datamodule=Data(reuse=1, **options))
+    else:
+        trainer.fit(module, make_loader(reuse=1, **options))
+    assert module.ids == theirs.ids == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
 @pytest.mark.parametrize(("limit", "batches"), [(5, 5), (0.5, 8), (1.0, BATCHES), (99, BATCHES)])
 @pytest.mark.parametrize("callbacks", [[], [LoaderCallback]], ids=["plain", "callback"])
 def test_limit_train_batches_serves_the_beginning_of_each_pass(
