@@ -46,6 +46,7 @@ from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
 from loaders.sources.own_batching import OwnBatching
 
+STATEFUL = "torchdata.stateful_dataloader."
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any
 
@@ -157,8 +158,11 @@ def _is_lightnings(function: object) -> bool:
 
 def _check(dataloader: DataLoader[Any]) -> None:
     if not isinstance(dataloader, DataLoader):
-        raise TypeError(f"expected a torch DataLoader, not a {type(dataloader).__name__}")
-    kind = type(dataloader)
+        raise TypeError(
+            f"expected a torch DataLoader, not a {type(dataloader).__name__}: give its data set to"
+            " ReuseLoader(dataset, batch_size=...)"
+        )
+    kind = torchs_class(dataloader)
     if kind.__iter__ is not DataLoader.__iter__:
         raise LoaderError(
             f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
@@ -166,7 +170,16 @@ def _check(dataloader: DataLoader[Any]) -> None:
         )
 
 
+def torchs_class(thing: object) -> type:
+    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader act as the
+    classes of torch that they are made from, but for a state of their own."""
+    kind = type(thing)
+    return kind.__bases__[0] if kind.__module__.startswith(STATEFUL) else kind
+
+
 def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
+    if type(dataloader).__module__.startswith(STATEFUL):
+        yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
     if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers:
         yield (
             f"num_workers={dataloader.num_workers} has no effect: one thread at a time iterates"
@@ -195,7 +208,7 @@ def _unwrapped(function: object) -> object:
 def _with_order(adopted: Adopted, sampler: Iterable[int]) -> Adopted:
     if isinstance(adopted.dataset, IterableDataset):
         return adopted  # its order is its own
-    kind = type(sampler)
+    kind = torchs_class(sampler)
     source = getattr(sampler, "dataset" if kind is DistributedSampler else "data_source", None)
     whole = source is not None and len(source) == len(adopted.dataset)
     if kind is SequentialSampler and whole:

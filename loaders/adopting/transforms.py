@@ -76,10 +76,12 @@ class PerSample:
     steps: tuple[Step, ...]
     form: Form = "picture"
 
-    def __call__(self, stored: Any) -> torch.Tensor:
+    def __call__(self, stored: Any) -> torch.Tensor | list[torch.Tensor]:
         picture = _restored(stored, self.form) if isinstance(stored, torch.Tensor) else stored
         for step in self.steps:
             picture = step(picture)
+        if isinstance(picture, list | tuple):  # several views
+            return [_as_tensor(view, self.steps) for view in cast(list[Any], picture)]
         return _as_tensor(picture, self.steps)
 
 
@@ -248,9 +250,7 @@ def _as_tensor(picture: object, steps: Sequence[Step]) -> torch.Tensor:
         return torch.from_numpy(picture)
     raise LoaderError(
         f"the transforms {_names(steps)} gave a {type(picture).__name__}, but a serve needs one"
-        " picture (PIL, array or tensor): let the last transform return one. For several views of"
-        " a picture give the data set without these transforms, and augment=[t, t], or a"
-        " list of transforms as augment="
+        " picture (PIL, array or tensor), or a list of them: let the last transform return such"
     )
 
 

@@ -11,11 +11,13 @@ there, and it gives all its samples.
 
 import copy
 import importlib
+import inspect
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from loaders.checks import at_least_one
 from loaders.errors import LoaderError
@@ -36,12 +38,12 @@ class IterableSamples:
         """`sharded`, where there are several ranks: whether iterating gives the samples of this
         rank alone (True), or those of all, of which each rank then keeps its own (False).
         `samples`: all ranks together serve so many in a pass. None: as many as there are."""
-        if isinstance(dataset, Iterator):
+        if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
             raise LoaderError(
                 f"{type(dataset).__name__} can be iterated once only, but every pass iterates anew:"
                 " give an IterableDataset, or any object whose __iter__ begins anew"
             )
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.sharded = sharded
         if samples is not None:
             at_least_one("samples", samples)
@@ -93,8 +95,7 @@ def _read(
     dataset: Any, turn: StreamTurn, step: int, place: Place | None, skip: int
 ) -> StreamReading:
     """Read one pass over a data set, of which every `step`-th sample is this rank's."""
-    has_state = all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict"))
-    resumable, number, asked = has_state and not loses_samples(dataset), 0, 0
+    resumable, number, asked = _has_state(dataset) and not loses_samples(dataset), 0, 0
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(turn.pass_index)
     if place is not None:
@@ -118,6 +119,17 @@ def _read(
             yield RawSample(said, None) if skipped else RawSample(said, sample, here, _mark(sample))
             asked += 1
         number += 1
+
+
+def _has_state(dataset: Any) -> bool:
+    """Whether its state can be asked for. (LitData's wants to be told how many samples it gave.)"""
+    if not all(hasattr(dataset, name) for name in ("state_dict", "load_state_dict")):
+        return False
+    try:
+        inspect.signature(dataset.state_dict).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _mark(sample: Any) -> str:
