@@ -58,7 +58,7 @@ def is_made_by_torch(setup: PipelineSetup, reuse: int) -> bool:
         and options.cache is None
         and options.on_error == "raise"
         and options.backend == "native"
-        and opened.decoded is None
+        and (opened.decoded is None or options.workers.init is not None)
         and not isinstance(opened.dataset, StreamedSamples)
         and options.workers.timeout is None
         and (workers.kind == "process" or workers.count == 0)

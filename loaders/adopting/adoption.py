@@ -44,9 +44,8 @@ from loaders.adopting.torchvision_steps import is_from
 from loaders.adopting.transforms import Decode, TransformSplit, split_transform
 from loaders.errors import LoaderError
 from loaders.sources.datasets import PictureArrays
-from loaders.sources.own_batching import OwnBatching
+from loaders.sources.own_batching import STATEFUL, OwnBatching, torchs_class
 
-STATEFUL = "torchdata.stateful_dataloader."
 # Map-style: len() and [i]; torch's Dataset does not promise len().
 DataSet = Any
 
@@ -168,13 +167,6 @@ def _check(dataloader: DataLoader[Any]) -> None:
             f"{kind.__name__} has an __iter__ of its own, which nobody would call: give its data"
             " set to ReuseLoader instead"
         )
-
-
-def torchs_class(thing: object) -> type:
-    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader act as the
-    classes of torch that they are made from, but for a state of their own."""
-    kind = type(thing)
-    return kind.__bases__[0] if kind.__module__.startswith(STATEFUL) else kind
 
 
 def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:

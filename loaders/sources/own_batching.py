@@ -18,6 +18,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from loaders.sources.randomness import generators_of, seeded_randomness
 from loaders.sources.samplers import SAMPLER_STREAM
 
+STATEFUL = "torchdata.stateful_dataloader."
+
+
+def torchs_class(thing: object) -> type:
+    """The class of a DataLoader or a sampler. Those of torchdata's StatefulDataLoader act as the
+    classes of torch that they are made from, but for a state of their own."""
+    kind = type(thing)
+    return kind.__bases__[0] if kind.__module__.startswith(STATEFUL) else kind
+
 
 @dataclass(frozen=True, slots=True)
 class OwnBatching:
@@ -38,7 +47,7 @@ class OwnBatching:
         batches, streamed = loader.batch_sampler, isinstance(loader.dataset, IterableDataset)
         if batches is None:
             return cls("batch_size=None", None if streamed else loader.sampler)
-        if type(batches) is not BatchSampler:
+        if torchs_class(batches) is not BatchSampler:
             return cls(f"a batch_sampler ({type(batches).__name__})", batches, True)
         if streamed and loader.num_workers > 1:
             why = f"{loader.num_workers} workers, which iterate a stream each"
