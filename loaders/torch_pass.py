@@ -10,6 +10,7 @@ pass are ours. So is what a worker process draws: it is a function of (seed, pas
 import logging
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,18 +176,20 @@ class TorchBatches:
         else:
             dataset = reads = TorchReads(setup)
             how, init = {"collate_fn": _as_it_is, "batch_sampler": self}, reads.begin_worker
-        return DataLoader(
-            dataset,
-            **how,
-            num_workers=count,
-            pin_memory=options.pin_memory and torch.cuda.is_available(),
-            timeout=options.workers.timeout or 0,
-            worker_init_fn=init,
-            multiprocessing_context=options.workers.start_method if count else None,
-            generator=torch.Generator(),
-            # What a stream is in this process, a worker has from its start alone.
-            persistent_workers=count > 0 and not isinstance(dataset, IterableDataset),
-        )
+        with warnings.catch_warnings():  # the user's own DataLoader warned of too many workers
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            return DataLoader(
+                dataset,
+                **how,
+                num_workers=count,
+                pin_memory=options.pin_memory and torch.cuda.is_available(),
+                timeout=options.workers.timeout or 0,
+                worker_init_fn=init,
+                multiprocessing_context=options.workers.start_method if count else None,
+                generator=torch.Generator(),
+                # What a stream is in this process, a worker has from its start alone.
+                persistent_workers=count > 0 and not isinstance(dataset, IterableDataset),
+            )
 
     def makes(self, asked: Iterator[AskedBatch]) -> bool:
         """Whether these are the batches that it makes now."""

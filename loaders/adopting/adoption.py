@@ -97,7 +97,7 @@ def from_dataloader(
     if own is not None:
         return _as_it_batches(dataloader, own)
     batches = cast(BatchSampler, dataloader.batch_sampler)
-    collate = dataloader.collate_fn
+    collate, streamed = dataloader.collate_fn, isinstance(dataloader.dataset, IterableDataset)
     adopted = Adopted(
         dataset=dataloader.dataset,
         batch_size=batches.batch_size,
@@ -107,8 +107,8 @@ def from_dataloader(
         workers=dataloader.num_workers or int(_may_read_ahead(dataloader.dataset, splits)),
         collate=None if collate is default_collate else collate,
         pin_memory=dataloader.pin_memory,
-        timeout=dataloader.timeout or None,
-        start_method=_start_method(dataloader),
+        timeout=None if streamed else dataloader.timeout or None,
+        start_method=None if streamed else _start_method(dataloader),
         worker_init_fn=_worker_init_fn(dataloader),
         notes=tuple(_without_effect(dataloader)),
     )
@@ -174,8 +174,9 @@ def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
         yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
     if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers:
         yield (
-            f"num_workers={dataloader.num_workers} has no effect: one thread at a time iterates"
-            f" {type(dataloader.dataset).__name__}, and no sample comes twice"
+            f"num_workers={dataloader.num_workers}, and what it says of them, has no effect: one"
+            f" thread at a time iterates {type(dataloader.dataset).__name__}, and no sample comes"
+            " twice"
         )
     given = dataloader.worker_init_fn
     if dataloader.num_workers == 0 and given is not None and not _is_lightnings(given):

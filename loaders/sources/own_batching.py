@@ -49,8 +49,8 @@ class OwnBatching:
             return cls("batch_size=None", None if streamed else loader.sampler)
         if torchs_class(batches) is not BatchSampler:
             return cls(f"a batch_sampler ({type(batches).__name__})", batches, True)
-        if streamed and loader.num_workers > 1:
-            why = f"{loader.num_workers} workers, which iterate a stream each"
+        if streamed and loader.num_workers > 0:
+            why = f"workers that iterate a stream each (num_workers={loader.num_workers})"
             return cls(why, batch_size=loader.batch_size, drop_last=loader.drop_last)
         return None
 

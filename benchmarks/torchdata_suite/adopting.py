@@ -1,0 +1,41 @@
+"""What the tests import as torchdata's StatefulDataLoader: torch's DataLoader, adopted by us.
+
+With OURS=0 in the environment it is torch's DataLoader itself.
+"""
+
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from loaders import ReuseLoader
+
+
+class AdoptedDataLoader(DataLoader[Any]):
+    """A DataLoader that is adopted with reuse=1 when it is first iterated."""
+
+    @property
+    def ours(self) -> ReuseLoader:
+        if "ours_" not in self.__dict__:
+            plain = copy.copy(self)
+            plain.__class__ = DataLoader
+            object.__setattr__(self, "ours_", ReuseLoader.from_dataloader(plain, reuse=1))
+        return self.__dict__["ours_"]
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return iter(self.ours)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.ours.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ours.load_state_dict(state)
+
+
+StatefulDataLoader = AdoptedDataLoader if os.environ["OURS"] == "1" else DataLoader
+
+
+class Stateful:
+    """The tests' data sets inherit from it."""
