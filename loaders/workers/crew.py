@@ -169,7 +169,8 @@ class ThreadCrew:
         with self.lock:
             if self._failed is not None and waited > JOIN_SECONDS:
                 raise self._failed
-            if sum(thread.is_alive() for thread in self._threads) < self._at_work:
+            living = sum(thread.is_alive() for thread in self._threads)
+            if self._struck is None and living < self._at_work:
                 raise WorkerDied(
                     f"a thread of {self._name} ended before it began to work; see what it wrote to"
                     " stderr"
