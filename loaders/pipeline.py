@@ -308,6 +308,7 @@ class Pipeline:
 
     def maker_of(self, slab: Slab) -> BatchMaker:
         seed, options, split = self.setup.seed, self.setup.options, self.setup.opened.split
+        varies = self._varies
 
         def keys(info: BatchInfo) -> NDArray[np.uint64]:
             return draw_keys(seed, info.pass_index, info.ids, info.draws)
@@ -323,7 +324,7 @@ class Pipeline:
             if split is not None and options.parts is None:
                 return ()
             augments = each_view(augment)
-            return joint_parts(template, "augment", augments, options.parts, self._varies)
+            return joint_parts(template, "augment", augments, options.parts, varies)
 
         on_device = options.device is not None and options.device.augments
         return BatchMaker(

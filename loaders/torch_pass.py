@@ -139,6 +139,17 @@ class TorchReads:
             raise
 
 
+class AskedSampler:
+    """What a DataLoader takes for its sampler, or its batch sampler. (It holds no more, or both
+    would hold each other, and the data set.)"""
+
+    def __init__(self) -> None:
+        self.asked: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.asked
+
+
 class TorchBatches:
     """The DataLoader of one loader. Its workers stay from pass to pass."""
 
@@ -148,15 +159,11 @@ class TorchBatches:
         self._of_the_parent: DataLoader[Any] | None = None
         """What a forked process has inherited. Were it collected, it would tell its workers to end,
         which are the parent's."""
-        self._asked: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        """What the DataLoader takes for its sampler, or its batch sampler."""
-        return self._asked
+        self._sampler = AskedSampler()
 
     def begin(self, setup: PipelineSetup, seed: int, asked: Iterator[Any]) -> Iterator[Any]:
         """The batches of a pass. `seed` is that of the workers that start with it."""
-        self._asked = asked
+        self._sampler.asked = asked
         if self._loader is None or self._pid != os.getpid():
             self._of_the_parent = self._loader
             self._loader, self._pid = self._made(setup), os.getpid()
@@ -172,10 +179,11 @@ class TorchBatches:
         batching = options.sampler
         init: Any = options.workers.init
         if isinstance(batching, OwnBatching):
-            how = {"collate_fn": options.collate, **batching.arguments(self)}
+            how = {"collate_fn": options.collate, **batching.arguments(self._sampler)}
         else:
             dataset = reads = TorchReads(setup)
-            how, init = {"collate_fn": _as_it_is, "batch_sampler": self}, reads.begin_worker
+            how = {"collate_fn": _as_it_is, "batch_sampler": self._sampler}
+            init = reads.begin_worker
         with warnings.catch_warnings():  # the user's own DataLoader warned of too many workers
             warnings.filterwarnings("ignore", "This DataLoader will create")
             return DataLoader(
@@ -193,7 +201,7 @@ class TorchBatches:
 
     def makes(self, asked: Iterator[AskedBatch]) -> bool:
         """Whether these are the batches that it makes now."""
-        return self._asked is asked
+        return self._sampler.asked is asked
 
     def close(self) -> None:
         """End the workers."""
@@ -201,7 +209,7 @@ class TorchBatches:
             if self._loader is not None:
                 end_workers(self._loader)
             self._loader = None
-        self._asked = iter(())
+        self._sampler.asked = iter(())
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process makes a DataLoader of its own."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import torch
@@ -70,7 +71,7 @@ def main() -> None:
     if not (tests / FILES[0]).exists():
         parser.error(f"{given.checkout} has no test/stateful_dataloader/{FILES[0]}")
     unexplained = 0
-    results = {"torch": torch.__version__}
+    results: dict[str, Any] = {"torch": str(torch.__version__)}
     for file in given.files:
         ours = outcomes(tests, [file], True)
         plain = outcomes(tests, [file], False) if file == FILES[0] else {}

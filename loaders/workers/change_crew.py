@@ -23,9 +23,9 @@ class ChangeCrew:
     def __init__(self, processes: WorkerPool[WorkerProcess], workers: int) -> None:
         self._processes = processes
         self._workers = workers
-        self._threads: set[int] = set()
+        threads = self._threads = set[int]()
         self._pool = ThreadPoolExecutor(
-            workers, "perfect-change", lambda: self._threads.add(threading.get_ident())
+            workers, "perfect-change", lambda: threads.add(threading.get_ident())
         )
 
     def changed(

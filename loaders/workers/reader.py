@@ -100,11 +100,9 @@ class Reader:
         self.frozen = False
         """Whether a read that draws random numbers is refused."""
         self._watch = DrawWatch(dataset) if watched else None
-        self._borrow: Borrow = borrow or (lambda: nullcontext(self._fetch))
-        self._elsewhere = borrow is not None
+        self._borrow = borrow
         self._at_once = bool(borrow or self._many or once or watched)
         """Whether reading several samples at once is cheaper."""
-        self._anywhere = Room(self._memory)
         self._most = 0
         """The bytes of the largest picture so far."""
         self._lock = threading.Lock()
@@ -138,7 +136,7 @@ class Reader:
             each = zip(missed, expected, strict=True)
             missed = [job for job, seen in each if not self._in_slot(order, slab, job, done, seen)]
         if missed:
-            with self._borrow() as fetch:
+            with self._fetching() as fetch:
                 while missed:
                     missed = self._read_missed(order, slab, missed, fetch, done, foreseen)
 
@@ -173,7 +171,7 @@ class Reader:
     def _first_at(self, order: PassOrder, position: int) -> tuple[Sample, int]:
         """A copy of the sample of a position, and its id."""
         (sample_id,) = _ids(order, [position])
-        with self._borrow() as fetch:
+        with self._fetching() as fetch:
             chunk = fetch([sample_id], self._keys([sample_id], [position], order), self.frozen)
             if chunk.error is None:
                 sample = self._first[sample_id] = own(chunk.samples[0])
@@ -211,11 +209,14 @@ class Reader:
 
     def _keys(self, ids: Sequence[int], positions: Sequence[int], order: PassOrder) -> list[int]:
         """What a worker process seeds by, in case that reading draws random numbers."""
-        if not self._elsewhere:
+        if self._borrow is None:
             return []
         which = np.asarray(ids, dtype=np.int64)
         serves = order.draws(np.asarray(positions), np.full_like(which, READING))
         return draw_keys(self._seed, order.pass_index, which, serves).tolist()
+
+    def _fetching(self) -> AbstractContextManager[Fetch]:
+        return nullcontext(self._fetch) if self._borrow is None else self._borrow()
 
     def _fetch(self, ids: Sequence[int], _keys: Sequence[int], frozen: bool) -> Chunk:
         """Read from the data set on this thread. Threads share the generators, so none is
@@ -261,7 +262,7 @@ class Reader:
             return first
         if self._read_into is None:
             return self._dataset[sample_id]
-        return self._read_into(self._of_base([sample_id])[0], self._anywhere)
+        return self._read_into(self._of_base([sample_id])[0], Room(self._memory))
 
     def _in_slot(
         self, order: PassOrder, slab: Slab, job: Job, done: Done, crops: Crops | None
