@@ -170,14 +170,35 @@ class OwnWay(DataLoader[Any]):
         return iter([])
 
 
+class StatefulDataLoader(DataLoader[Any]):
+    """As torchdata's: it is known by the module that defines it."""
+
+    __module__ = "torchdata.stateful_dataloader.stateful_dataloader"
+    __iter__ = OwnWay.__iter__
+
+
+class StatefulBatches(BatchSampler):
+    __module__ = "torchdata.stateful_dataloader.sampler"
+
+
+def test_a_dataloader_of_torchdata_is_taken_over_but_for_its_state() -> None:
+    theirs = StatefulDataLoader(
+        TEN, batch_sampler=StatefulBatches(RandomSampler(TEN), 4, True), num_workers=1
+    )
+    found = from_dataloader(theirs)
+    assert (found.batch_size, found.shuffle, found.drop_last) == (4, True, True)
+    [note] = found.notes
+    assert note == "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
+
+
 def start_worker(_: int) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("make", "kind", "complaint"),
     [
-        (lambda: TEN, TypeError, "expected a torch DataLoader, not a list"),
-        (lambda: DataLoader(TEN, batch_size=None), LoaderError, "batch_size=None"),
+        (lambda: TEN, TypeError, "not a list: give its data set to ReuseLoader"),
+        (lambda: DataLoader(TEN, batch_size=None), LoaderError, r"batch_size=None.*\.batched\(\)"),
         (
             lambda: DataLoader(TEN, batch_sampler=OwnBatches(SequentialSampler(TEN), 2, False)),
             LoaderError,
