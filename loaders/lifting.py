@@ -1,5 +1,6 @@
 """A data set without its own random transform, where that is proven to change no sample."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -12,9 +13,8 @@ from loaders.adopting.own_transforms import (
     advice,
     lifted,
     possible_lifts,
-    why_no_copy,
 )
-from loaders.adopting.probing import schedule
+from loaders.adopting.probing import SECONDS, schedule
 from loaders.adopting.transforms import TransformSplit
 from loaders.errors import WorkerDied
 from loaders.opened_dataset import OpenedDataset
@@ -35,9 +35,9 @@ def without_transform(
 ) -> OpenedDataset | str:
     """The data set whose random transform is redone at every serve; or why it is not. `varies` says
     in what reading a data set varies."""
-    dataset, why = opened.dataset, why_no_copy(opened.dataset)
+    dataset = opened.dataset
     for lift in possible_lifts(dataset):
-        found = why or _proven(dataset, lift, reading)
+        found = _proven(dataset, lift, reading)
         if isinstance(found, Lift):
             lift, taken = found, lifted(dataset, found)
             found = "what [i] does beside it is random" if varies(taken) else ""
@@ -55,9 +55,12 @@ def without_transform(
 def _proven(dataset: Any, lift: Lift, reading: Reading) -> Lift | str:
     """The lift with what samples tell of it, or why it would change one."""
     found: Lift | None = None
+    until = time.monotonic() + SECONDS
     try:
         with reading(ReadBothWays(dataset, lift)) as read:
             for sample_id in dict.fromkeys(schedule(len(dataset))):
+                if found is not None and time.monotonic() > until:
+                    break
                 chunk = read([sample_id])
                 if isinstance(chunk.error, Exception):
                     continue  # a pass tells of what it cannot read

@@ -37,6 +37,8 @@ OF_EVERY_CLASS = frozenset(
     {"__class__", "__dict__", "__doc__", "__getattribute__", "__init__", "__init_subclass__"}
     | {"__module__", "__new__", "__subclasshook__", "__weakref__"}
 )
+OF_ONE_OBJECT = ("__del__", "__getitems__")
+"""A copy would end what it shares; it would have to read several samples at once."""
 Way = tuple[Any, ...]
 """The keys that lead to a part of a sample."""
 Ways = dict[int | str, Way]
@@ -179,6 +181,9 @@ def lifted(dataset: Any, lift: Lift) -> Any:
         else:
             made.datasets = [lifted(part, lift) for part in made.datasets]
         return made
+    for name in OF_ONE_OBJECT:
+        if hasattr(kind, name):
+            raise HandledResult(f"{kind.__name__} has {name}, so no copy may read in its place")
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     made = object.__new__(type(kind.__name__, (LiftedReading, kind), names))
     vars(made).update(vars(dataset), _given=dataset, _lift=lift, **{lift.name: lift.deferred})
@@ -195,16 +200,6 @@ def possible_lifts(dataset: Any) -> Iterator[Lift]:
         if callable(held[name]) and not isinstance(held[name], type) and alike:
             split = split_transform(held[name])
             yield Lift(name, held[name], split.decode.steps if split.decode else (), split.rest)
-
-
-def why_no_copy(dataset: Any) -> str:
-    """Why no copy of a data set may be read in its place. Empty: one may."""
-    for holder in _holders(dataset):
-        if hasattr(holder, "__del__"):
-            return "a copy of the data set would end what it shares (__del__)"
-        if hasattr(holder, "__getitems__"):
-            return "the data set reads several samples at once (__getitems__)"
-    return ""
 
 
 class ReadBothWays:

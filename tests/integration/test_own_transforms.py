@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from support.own_transforms import (
     usual,
 )
 from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 from loaders import LoaderError, ReuseLoader, Workers
 from loaders.adopting.probing import digests_of
@@ -170,3 +173,16 @@ def test_a_dataloader_of_such_a_data_set_is_taken_over(workers: int) -> None:
                 pictures[i].append(one)
     assert all(len(serves) == 3 for serves in pictures.values())
     assert any(not torch.equal(serves[0], serves[1]) for serves in pictures.values())
+
+
+def test_a_folder_whose_transform_returns_several_views_gives_a_list_of_batches(
+    tmp_path: Path, make_pictures: Any
+) -> None:
+    crop = transforms.Compose([transforms.RandomCrop(6), transforms.ToTensor()])
+    root = make_pictures(tmp_path / "pictures", {"cat": 5, "dog": 3})
+    dataset = ImageFolder(str(root), lambda picture: [crop(picture), crop(picture)])
+    theirs, _ = next(iter(DataLoader(dataset, 4)))
+    with ReuseLoader(dataset, 4, 2, workers=2) as loader:
+        for views, _ in loader:
+            assert shape_of(views) == shape_of(theirs)
+            assert not torch.equal(*views)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
@@ -282,26 +282,6 @@ def test_a_transform_of_the_users_own_runs_picture_by_picture_and_that_is_said(
     assert all(torch.equal(p, dataset[i][0]) for i, pictures in mine.items() for p in pictures)
     said = next(r.getMessage() for r in caplog.records if "cached:" in r.getMessage())
     assert "picture by picture, for want of a batched form: shade has none" in said
-
-
-class TwoViews:
-    """SimCLR's transform."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __call__(self, picture: Any) -> Any:
-        return [self.transform(picture), self.transform(picture)]
-
-
-def test_a_transform_that_returns_several_views_gives_a_list_of_batches(folder: Path) -> None:
-    crop = v1.Compose([v1.RandomCrop(6), v1.ToTensor()])
-    dataset = ImageFolder(str(folder), TwoViews(crop))
-    theirs, _ = next(iter(DataLoader(dataset, BATCH)))
-    with ReuseLoader(dataset, BATCH, 2, workers=2) as loader:
-        for views, _ in loader:
-            assert [view.shape[1:] for view in views] == [view.shape[1:] for view in theirs]
-            assert not torch.equal(*views)
 
 
 def test_tensors_in_memory_are_served_from_where_they_are() -> None:
