@@ -22,8 +22,7 @@ from loaders.options import LoaderOptions, check_stream
 from loaders.slots.leaves import leaves_of, picture_number
 from loaders.sources.datasets import counts_of
 from loaders.sources.randomness import seeded_randomness
-from loaders.streams.finding import as_stream
-from loaders.streams.streamed_samples import StreamedSamples
+from loaders.streams.streamed_samples import StreamedSamples, as_stream
 from loaders.user_views import WholeSample
 from loaders.workers.pass_order import PassOrder
 

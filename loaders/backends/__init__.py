@@ -15,8 +15,9 @@ May import: errors, order, pixels, sources, workers.
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from loaders.errors import SourceError
-from loaders.sources.datasets import picture_folder
+from loaders.errors import DecodeError, SourceError
+from loaders.sources.archives import PictureTar, picture_tar
+from loaders.sources.datasets import PictureFiles, picture_folder
 
 Backend = Literal["native", "dali", "ffcv"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -48,15 +49,12 @@ def _open_path(path: Path, size: int | None) -> Any:
     if path.suffix == ".beton":
         raise SourceError(f'{path} is a file of FFCV: open it with backend="ffcv"')
     if path.suffix == ".tar":
-        from loaders.sources.archives import picture_tar
-
         return picture_tar(path, size)
     return picture_folder(path, size)
 
 
 def _open_dali(dataset: Any) -> Any:
     from loaders.backends.dali import DaliPictures, this_device
-    from loaders.backends.encoded import Encoded
 
     if not isinstance(dataset, Encoded):
         raise SourceError(
@@ -81,3 +79,21 @@ def _open_beton(dataset: Any, size: int | None) -> Any:
     from loaders.backends.ffcv import BetonPictures
 
     return BetonPictures(dataset)
+
+
+Encoded = PictureFiles | PictureTar
+
+
+def read(source: Encoded, index: int) -> bytes:
+    """The encoded picture of a sample."""
+    try:
+        return source.read(index)
+    except OSError as error:
+        raise unreadable(source, index, str(error)) from error
+
+
+def unreadable(source: Encoded, index: int, reason: str) -> DecodeError:
+    """The error for an unreadable picture, with the same text as that of `PictureDecoder`."""
+    return DecodeError(
+        f"cannot decode picture {source.name_of(index)}: {reason}; repair the file or remove it"
+    )

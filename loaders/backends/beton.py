@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends.encoded import Encoded, read, unreadable
+from loaders.backends import Encoded, read, unreadable
 from loaders.backends.ffcv import IMAGE, JPG, LABEL, import_ffcv
 from loaders.errors import LoaderError, SourceError
 from loaders.order.serve import Serve

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from loaders.backends.encoded import Encoded, read, unreadable
+from loaders.backends import Encoded, read, unreadable
 from loaders.errors import BackendMissing
 from loaders.pixels.decoding import check_encoded, decode_pixels
 from loaders.sources.archives import PictureTar

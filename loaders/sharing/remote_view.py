@@ -45,7 +45,6 @@ from loaders.sharing.view_link import (
     ViewAddress,
     ViewCall,
     ViewLink,
-    Withdraw,
     connect,
 )
 from loaders.stats import BatchInfo, LoaderStats
@@ -129,8 +128,8 @@ class RemoteView(SharedView):
                 self._hang_up()
             elif self._place is None:
                 with suppress(PeerGone):
-                    link = connect(self._address, Withdraw(self.name, os.getpid()))
-                    link.close()
+                    # Who has opened it and goes is not waited for.
+                    connect(self._address, OpenView(self.name, os.getpid(), None)).close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._link is not None:

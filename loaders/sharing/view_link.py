@@ -1,7 +1,7 @@
 """What a view in another process and the process of its stream say to each other.
 
     consumer                        server
-    OpenView, Withdraw    ------>
+    OpenView              ------>
                           <------   Answered           where the view stands
     BeginPass             ------>
                           <------   Served, Served     as many as may be ahead
@@ -59,14 +59,6 @@ class OpenView:
     pid: int
     place: ViewPlace | None
     """Where this consumer stood before. None: it is where the view is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Nobody shall wait for the view, unless a process has it open."""
-
-    name: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +185,7 @@ def shut(connection: Connection) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def connect(address: ViewAddress, first: OpenView | Withdraw) -> ViewLink:
+def connect(address: ViewAddress, first: OpenView) -> ViewLink:
     """Return a link to the process of a stream, on which `first` was said."""
     with peer_may_go():
         connection = Client(address.socket, "AF_UNIX")
@@ -209,7 +201,7 @@ def connect(address: ViewAddress, first: OpenView | Withdraw) -> ViewLink:
     return link
 
 
-def let_in(connection: Connection, key: bytes) -> tuple[OpenView | Withdraw, ViewLink]:
+def let_in(connection: Connection, key: bytes) -> tuple[OpenView, ViewLink]:
     """Return what a consumer wants that knows the key, and the link to it."""
     with peer_may_go():
         deliver_challenge(connection, key)

@@ -37,7 +37,6 @@ from loaders.sharing.view_link import (
     ViewAddress,
     ViewCall,
     ViewLink,
-    Withdraw,
     check_machine,
     let_in,
     shut,
@@ -270,21 +269,18 @@ class ViewServer:
                 self._connections.discard(connection)
             connection.close()
 
-    def _open(self, asked: OpenView | Withdraw, link: ViewLink) -> None:
+    def _open(self, asked: OpenView, link: ViewLink) -> None:
         desk = self._desks.get(asked.name)
         if desk is None:  # it was withdrawn
             return
-        opens = isinstance(asked, OpenView)
-        if not desk.busy.acquire(timeout=BUSY_SECONDS if opens else 0):
-            if opens:
-                link.send(Answered(None, {}, Failure.of(_busy(asked.name, desk.pid))))
+        if not desk.busy.acquire(timeout=BUSY_SECONDS):
+            link.send(Answered(None, {}, Failure.of(_busy(asked.name, desk.pid))))
             return
         try:
             desk.pid = asked.pid
-            if opens:
-                session = ViewSession(desk, link)
-                session.begin(asked.place)
-                session.run()
+            session = ViewSession(desk, link)
+            session.begin(asked.place)
+            session.run()
         finally:
             desk.view.close()
             desk.pid = None

@@ -9,14 +9,19 @@ here by their ids; afterwards they are gone. So decoding runs on all workers, an
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from loaders.errors import SourceError
 from loaders.pixels.decoding import Room
+from loaders.streams.iterable_samples import IterableSamples
+from loaders.streams.shard_files import is_remote
 from loaders.streams.stream_pass import StreamPass
 from loaders.streams.stream_source import RawSample, StreamSource
+from loaders.streams.tar_shards import TarShards
 from loaders.workers.decode_work import Done, Read
 from loaders.workers.pass_order import PassOrder
 
@@ -99,3 +104,29 @@ class StreamedSamples:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
+
+
+def as_stream(dataset: Any) -> StreamSource | None:
+    """The source of a stream: of an IterableDataset, TarShards, ..., of several tars by a pattern
+    or in a list, or of a tar behind a URL. None: `dataset` is none."""
+    if isinstance(dataset, TarShards | IterableSamples):
+        return dataset
+    listed = hasattr(dataset, "__len__") or hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not listed):
+        return IterableSamples(dataset)
+    if isinstance(dataset, str) and _is_pattern(dataset):
+        return TarShards(dataset)
+    if isinstance(dataset, list | tuple) and dataset and all(map(_is_tar, dataset)):
+        return TarShards(dataset)
+    return None
+
+
+def _is_pattern(text: str) -> bool:
+    if is_remote(text):
+        return True
+    several = any(sign in text for sign in "{*?[")
+    return several and text.endswith(".tar") and not Path(text).exists()
+
+
+def _is_tar(one: Any) -> bool:
+    return isinstance(one, str | Path) and (is_remote(str(one)) or str(one).endswith(".tar"))
