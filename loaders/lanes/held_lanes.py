@@ -119,7 +119,7 @@ class LaneProgress:
         """Forget the steps before `step`, which are committed; returns the slots that fall free."""
         free: list[int] = []
         for old in [s for s in self.planned if s < step and s not in self.making]:
-            over = last_serves(self.planned.pop(old), self.of.reuse).tolist()
+            over = last_serves(self.planned.pop(old), self.of.whole.reuse).tolist()
             self.needed.pop(old)
             self.made.pop(old, None)
             if self.samples.work.decoded_rows is None:

@@ -27,7 +27,7 @@ from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
 from loaders.loader import ReuseLoader
-from loaders.order.reuse import ORDER_VERSION
+from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.pass_order import PassOrder
@@ -212,7 +212,7 @@ class LaneLoader:
         """The place, and how passes are served. It is the same on every peer, whatever it holds."""
         loader = self.loader
         return {
-            "samples": self._pass.samples,
+            "samples": self._pass.whole.samples,
             "lanes": self.lanes,
             "order_version": ORDER_VERSION,
             **{name: getattr(loader, name) for name in SAME_AFTER_RESUME},
@@ -273,20 +273,17 @@ class LaneLoader:
 
     def _pass_of(self, pass_index: int, serving: Serving) -> LanePass:
         loader = self.loader
-        return LanePass(
-            pass_index=pass_index,
+        whole = ReuseBuffer(
             samples=loader.order.samples,
-            lanes=self.lanes,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
-            reaugment=serving.reaugment,
-            steps_limit=serving.pass_limit,
             buffer_batches=loader.buffer_batches,
             mode=loader.mode,
             shuffle=loader.shuffle,
             drop_last=loader.drop_last,
-            seed=loader.seed,
+            seed=(loader.seed, ORDER_STREAM, pass_index, 0),
         )
+        return LanePass(whole, self.lanes, serving.reaugment, serving.pass_limit)
 
     def _begun(self) -> tuple[LaneCrew, PassOrder]:
         """The threads, at the present step of a pass that has begun."""

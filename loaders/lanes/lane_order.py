@@ -12,12 +12,12 @@ last steps of a pass. With `drop_last` the pass ends where the shortest lane end
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loaders.order.reuse import ORDER_STREAM, Mode, ReuseBuffer, batches_per_pass
+from loaders.order.reuse import ReuseBuffer
 from loaders.order.serve import EMPTY, BufferAges, Residents, Serve
 
 RECENT = 2
@@ -36,68 +36,48 @@ class LaneServe:
 
 @dataclass(frozen=True, slots=True)
 class LanePass:
-    """One pass over `samples` samples, which are shared out to `lanes` lanes."""
+    """One pass, which is shared out to `lanes` lanes."""
 
-    pass_index: int
-    samples: int
+    whole: ReuseBuffer
+    """The pass over all samples. Its batches are those of one lane."""
     lanes: int
-    batch_size: int
-    """The samples of one lane at one step."""
-    reuse: int
     reaugment: bool
     """Whether every serve of a sample draws anew."""
     steps_limit: int | None
     """The pass ends after this many steps. None: it is served whole."""
-    buffer_batches: int
-    mode: Mode
-    shuffle: bool
-    drop_last: bool
-    seed: int
 
     def __len__(self) -> int:
         """The number of steps."""
-        whole = self._batches(self.lanes - 1 if self.drop_last else 0)
+        whole = len(self.plan(self.lanes - 1 if self.whole.drop_last else 0))
         return whole if self.steps_limit is None else min(whole, self.steps_limit)
 
     @property
     def slots(self) -> int:
         """So many samples of a lane are in memory at most: those of its reuse buffer, and a batch
         more. The samples that a step serves for the last time stay until the step is committed."""
-        return (self.buffer_batches + 1) * self.batch_size
+        return self.whole.capacity + self.whole.batch_size
 
     def share(self, lane: int) -> int:
         """The number of samples of a lane."""
-        return (self.samples - lane + self.lanes - 1) // self.lanes
+        return (self.whole.samples - lane + self.lanes - 1) // self.lanes
 
     def sizes(self, step: int) -> tuple[int, ...]:
         """For each lane the number of samples that it serves at this step."""
         return tuple(self.size(lane, step) for lane in range(self.lanes))
 
     def size(self, lane: int, step: int) -> int:
-        if step >= self._batches(lane):
+        plan = self.plan(lane)
+        if step >= len(plan):
             return 0
-        if self.mode == "immediate":
-            left = self.share(lane) - step // self.reuse * self.batch_size
+        if plan.mode == "immediate":
+            left = plan.samples - step // plan.reuse * plan.batch_size
         else:
-            left = self.share(lane) * self.reuse - step * self.batch_size
-        return min(left, self.batch_size)
+            left = plan.samples * plan.reuse - step * plan.batch_size
+        return min(left, plan.batch_size)
 
     def plan(self, lane: int) -> ReuseBuffer:
         """The reuse order of a lane. Its positions count the samples of the lane's share."""
-        return ReuseBuffer(
-            samples=self.share(lane),
-            batch_size=self.batch_size,
-            reuse=self.reuse,
-            buffer_batches=self.buffer_batches,
-            mode=self.mode,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            seed=(self.seed, ORDER_STREAM, self.pass_index, lane),
-        )
-
-    def _batches(self, lane: int) -> int:
-        share = self.share(lane)
-        return batches_per_pass(share, self.batch_size, self.reuse, self.mode, self.drop_last)
+        return replace(self.whole, samples=self.share(lane), seed=(*self.whole.seed[:-1], lane))
 
 
 @dataclass(slots=True, eq=False)

@@ -197,7 +197,7 @@ class LaneTable:
             return held.room.maker.make(info, slots, serves)
 
         rows = None if decoded is None else partial(decoded.rows_of, share)
-        work = DecodeWork(PassJobs.all(0), read, make, of.reuse, rows)
+        work = DecodeWork(PassJobs.all(0), read, make, of.whole.reuse, rows)
         progress = LaneProgress(of, share, walk, WorkProgress(work))
         return progress
 

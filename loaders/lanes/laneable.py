@@ -65,13 +65,14 @@ def check_pass(of: LanePass) -> None:
     """Refuse a pass in which some lane cannot fill a batch."""
     if of.lanes < 1:
         raise ValueError(f"lanes must be at least 1, not {of.lanes}")
-    if of.lanes > of.samples:
+    samples, batch_size = of.whole.samples, of.whole.batch_size
+    if of.lanes > samples:
         raise ValueError(
-            f"{of.lanes} lanes are more than the data set has samples ({of.samples}): lower lanes"
+            f"{of.lanes} lanes are more than the data set has samples ({samples}): lower lanes"
         )
     least = of.share(of.lanes - 1)
-    if of.batch_size > least:
+    if batch_size > least:
         raise ValueError(
-            f"batch_size {of.batch_size} is larger than a lane's share of the data set ({least} of"
-            f" {of.samples} samples on {of.lanes} lanes): lower batch_size or lanes"
+            f"batch_size {batch_size} is larger than a lane's share of the data set ({least} of"
+            f" {samples} samples on {of.lanes} lanes): lower batch_size or lanes"
         )

@@ -18,7 +18,7 @@ from support.numbered_samples import Served, loader, settings_of_a_loader, take
 
 from loaders.lanes.lane_loader import LaneLoader
 from loaders.lanes.lane_order import LanePass, LaneWalk
-from loaders.order.reuse import MODES
+from loaders.order.reuse import MODES, ORDER_STREAM, ReuseBuffer
 
 Batches = dict[tuple[int, int, int], Served]
 """What was served, by (pass, step, lane)."""
@@ -27,20 +27,17 @@ Batches = dict[tuple[int, int, int], Served]
 @st.composite
 def passes(draw: st.DrawFn) -> LanePass:
     batch, lanes = draw(st.integers(1, 5)), draw(st.integers(1, 7))
-    return LanePass(
-        pass_index=draw(st.integers(0, 3)),
+    whole = ReuseBuffer(
         samples=draw(st.integers(batch * lanes, batch * lanes + 60)),
-        lanes=lanes,
         batch_size=batch,
         reuse=draw(st.integers(1, 4)),
-        reaugment=True,
-        steps_limit=draw(st.none() | st.integers(0, 20)),
         buffer_batches=draw(st.integers(1, 4)),
         mode=draw(st.sampled_from(MODES)),
         shuffle=draw(st.booleans()),
         drop_last=draw(st.booleans()),
-        seed=draw(st.integers(0, 99)),
+        seed=(draw(st.integers(0, 99)), ORDER_STREAM, draw(st.integers(0, 3)), 0),
     )
+    return LanePass(whole, lanes, True, draw(st.none() | st.integers(0, 20)))
 
 
 # ---- the order, which is pure -------------------------------------------------------------------
@@ -51,7 +48,7 @@ def passes(draw: st.DrawFn) -> LanePass:
 def test_all_lanes_together_serve_every_sample_as_often_as_asked_and_nothing_twice(
     of: LanePass,
 ) -> None:
-    order = np.random.default_rng(of.seed).permutation(of.samples)
+    order = np.random.default_rng(of.whole.seed).permutation(of.whole.samples)
     walks = [LaneWalk(of.plan(lane)) for lane in range(of.lanes)]
     served: Counter[tuple[int, int]] = Counter()
     for step in range(len(of)):
@@ -61,12 +58,14 @@ def test_all_lanes_together_serve_every_sample_as_often_as_asked_and_nothing_twi
             ids = order[lane :: of.lanes][serve.positions]
             served.update(zip(ids.tolist(), serve.serves.tolist(), strict=True))
     assert set(served.values()) <= {1}
-    if of.steps_limit is None and not of.drop_last:
-        assert len(served) == of.samples * of.reuse
+    if of.steps_limit is None and not of.whole.drop_last:
+        assert len(served) == of.whole.samples * of.whole.reuse
         assert all(not len(walk.serve(len(of)).positions) for walk in walks)
-    if of.steps_limit is None and of.drop_last:
-        assert all(size == of.batch_size for step in range(len(of)) for size in of.sizes(step))
-    assert sum(of.share(lane) for lane in range(of.lanes)) == of.samples
+    if of.steps_limit is None and of.whole.drop_last:
+        assert all(
+            size == of.whole.batch_size for step in range(len(of)) for size in of.sizes(step)
+        )
+    assert sum(of.share(lane) for lane in range(of.lanes)) == of.whole.samples
 
 
 @given(passes(), st.data())
@@ -86,10 +85,12 @@ def test_a_walk_tells_of_the_step_before_as_one_that_goes_there_straight(
 
 
 def test_every_lane_and_pass_has_a_reuse_order_of_its_own() -> None:
-    of = LanePass(0, 80, 2, 4, 2, True, None, 3, "rolling", True, False, 0)
+    whole = ReuseBuffer(80, 4, 2, 3, "rolling", True, False, (0, ORDER_STREAM, 0, 0))
+    seeds = [(0, ORDER_STREAM, 0, 0), (0, ORDER_STREAM, 1, 0), (1, ORDER_STREAM, 0, 0)]
+    passes = [LanePass(replace(whole, seed=seed), 2, True, None) for seed in seeds]
     orders = [
         [LaneWalk(each.plan(lane)).serve(3).positions.tolist() for lane in range(2)]
-        for each in (of, replace(of, pass_index=1), replace(of, seed=1))
+        for each in passes
     ]
     assert len({tuple(order) for pair in orders for order in pair}) == 6
 
