@@ -23,12 +23,13 @@ from loaders.arguments import (
 from loaders.backends import Backend
 from loaders.batches import Augments, Batch, Collate
 from loaders.cache.cache_setup import Cache
+from loaders.dataloader_face import DataLoaderFace
 from loaders.device import DeviceFeed
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.joint_parts import PartKinds
 from loaders.options import Device, LoaderOptions, Workers
-from loaders.order.reuse import ORDER_VERSION, Mode
-from loaders.own_order import OwnOrder
+from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
+from loaders.own_batches import OwnOrder, OwnPass
 from loaders.pass_position import PassPosition
 from loaders.passes import PassRun
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
@@ -39,14 +40,14 @@ from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.stream_order import StreamOrder
 from loaders.summary import Announcement
-from loaders.torch_pass import OwnPass, TorchBatches, TorchPass, is_made_by_torch
+from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
 
 log = logging.getLogger(__name__)
 
 
-class ReuseLoader:
+class ReuseLoader(DataLoaderFace):
     """A drop-in for a `DataLoader` over a map-style data set whose decoding is the bottleneck.
 
         with ReuseLoader(dataset, batch_size=64, reuse=3, augment=Flip()) as loader:
@@ -326,6 +327,11 @@ class ReuseLoader:
         if changed := self._data.refresh(self.position.serving):
             self.close()
         return changed
+
+    def plan_of_next_pass(self) -> ReuseBuffer:
+        at = self.position
+        serving = self.order.within_share(at.serving, self.drop_last)
+        return self._data.plan(at.pass_index, serving, self.buffer_batches)
 
     def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:
         at = self.position

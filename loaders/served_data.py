@@ -16,7 +16,7 @@ from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import OpenedDataset, open_dataset
 from loaders.options import LoaderOptions
 from loaders.order.reuse import ORDER_STREAM, ReuseBuffer
-from loaders.own_order import OwnOrder
+from loaders.own_batches import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.read_check import ReadCheck

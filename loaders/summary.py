@@ -17,7 +17,7 @@ from loaders.arguments import Serving
 from loaders.batches import each_view
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions, WorkerKind
-from loaders.own_order import OwnOrder
+from loaders.own_batches import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
 from loaders.stream_order import StreamOrder

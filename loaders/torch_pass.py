@@ -27,7 +27,6 @@ from loaders.batches import Collate
 from loaders.device import DeviceFeed
 from loaders.errors import OTHER_ITERATOR, PassEnded, SourceError, WorkerDied
 from loaders.order.serve import Serve
-from loaders.pass_position import PassPosition
 from loaders.passes import PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
@@ -250,7 +249,7 @@ class TorchPass:
         return sent_ahead(self._taken(), self._feed)
 
     def _begin(self, asked: Iterator[AskedBatch]) -> None:
-        seed = _seed_of_workers(self._setup, self._order.pass_index)
+        seed = seed_of_workers(self._setup, self._order.pass_index)
         self._asked, self._made = asked, self._batches.begin(self._setup, seed, asked)
 
     def _taken(self) -> Iterator[TakenBatch]:
@@ -306,68 +305,7 @@ class TorchPass:
         return extra
 
 
-class OwnPass:
-    """The batches of a pass as the DataLoader makes them that was adopted."""
-
-    leaves_room = False
-    """The next pass is never begun while this one runs."""
-
-    def __init__(
-        self,
-        batches: TorchBatches,
-        setup: PipelineSetup,
-        position: PassPosition,
-        stats: LoaderStats,
-        feed: DeviceFeed | None,
-    ) -> None:
-        batching: OwnBatching = setup.options.sampler
-        self._batches = batches
-        self._feed = feed
-        self._stats = stats
-        self._pass_index, self._index = position.pass_index, position.served
-        self._limit = position.running.pass_limit
-        self._items = None
-        if batching.source is not None:
-            self._items = batching.drawn_in(setup.seed, self._pass_index)
-        self._asked = iter([] if self._items is None else self._items[self._index :])
-        seed = _seed_of_workers(setup, self._pass_index)
-        self._made = batches.begin(setup, seed, self._asked)
-        if self._items is None:
-            deque(islice(self._made, self._index), maxlen=0)
-
-    def __iter__(self) -> Iterator[TakenBatch]:
-        return sent_ahead(self._taken(), self._feed)
-
-    def _taken(self) -> Iterator[TakenBatch]:
-        ending = self._limit if self._items is None else len(self._items)
-        nobody = np.zeros(0, np.int64)
-        while self._index != ending and self._index != self._limit:
-            if not self._batches.makes(self._asked):
-                raise PassEnded(OTHER_ITERATOR)
-            begun = time.perf_counter()
-            try:
-                batch = next(self._made)
-            except StopIteration:
-                return
-            waited, begins = time.perf_counter() - begun, self._index == 0
-            self._stats = self._stats.read_once(1, waited, waited, begins)
-            info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
-            self._index += 1
-            if self._feed is not None:
-                batch = self._feed.send(batch, lambda there: there)
-            last = self._index in (ending, self._limit)
-            yield TakenBatch(batch, info, self._stats, None, last)
-
-    def finish(self) -> None:
-        """The last batch was taken."""
-        self._made = iter(())
-
-    def extra_decodes(self) -> int:
-        """Nobody knows."""
-        return 0
-
-
-def _seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
+def seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
     key = draw_keys(setup.seed, pass_index, np.zeros(1, np.int64), OF_WORKERS)
     return int(key[0] >> np.uint64(1))
 

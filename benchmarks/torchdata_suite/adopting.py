@@ -20,7 +20,7 @@ class AdoptedDataLoader(DataLoader[Any]):
     def ours(self) -> ReuseLoader:
         if "ours_" not in self.__dict__:
             plain = copy.copy(self)
-            plain.__class__ = DataLoader
+            plain.__class__ = DataLoader  # pyright: ignore[reportAttributeAccessIssue]
             object.__setattr__(self, "ours_", ReuseLoader.from_dataloader(plain, reuse=1))
         return self.__dict__["ours_"]
 

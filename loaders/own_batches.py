@@ -1,18 +1,28 @@
-"""The order of a loader whose batches are made in a DataLoader's own way (`OwnBatching`)."""
+"""Order and passes of a loader whose batches a DataLoader makes in its own way (`OwnBatching`)."""
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from loaders.arguments import Serving
-from loaders.errors import LoaderError, StateError
+from loaders.device import DeviceFeed
+from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, StateError
 from loaders.options import LoaderOptions
 from loaders.order.reuse import Mode
+from loaders.pass_position import PassPosition
+from loaders.passes import TakenBatch, sent_ahead
+from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks
 from loaders.sources.own_batching import OwnBatching
 from loaders.sources.samplers import named_rank
+from loaders.stats import BatchInfo, LoaderStats
+from loaders.torch_pass import TorchBatches, seed_of_workers
 from loaders.workers.pass_order import PassOrder
 
 
@@ -106,3 +116,64 @@ class OwnOrder:
                 "the saved loader state is that of a stream that one thread iterates: make the"
                 " loader as it was made in that run"
             )
+
+
+class OwnPass:
+    """The batches of a pass as the DataLoader makes them that was adopted."""
+
+    leaves_room = False
+    """The next pass is never begun while this one runs."""
+
+    def __init__(
+        self,
+        batches: TorchBatches,
+        setup: PipelineSetup,
+        position: PassPosition,
+        stats: LoaderStats,
+        feed: DeviceFeed | None,
+    ) -> None:
+        batching: OwnBatching = setup.options.sampler
+        self._batches = batches
+        self._feed = feed
+        self._stats = stats
+        self._pass_index, self._index = position.pass_index, position.served
+        self._limit = position.running.pass_limit
+        self._items = None
+        if batching.source is not None:
+            self._items = batching.drawn_in(setup.seed, self._pass_index)
+        self._asked = iter([] if self._items is None else self._items[self._index :])
+        seed = seed_of_workers(setup, self._pass_index)
+        self._made = batches.begin(setup, seed, self._asked)
+        if self._items is None:
+            deque(islice(self._made, self._index), maxlen=0)
+
+    def __iter__(self) -> Iterator[TakenBatch]:
+        return sent_ahead(self._taken(), self._feed)
+
+    def _taken(self) -> Iterator[TakenBatch]:
+        ending = self._limit if self._items is None else len(self._items)
+        nobody = np.zeros(0, np.int64)
+        while self._index != ending and self._index != self._limit:
+            if not self._batches.makes(self._asked):
+                raise PassEnded(OTHER_ITERATOR)
+            begun = time.perf_counter()
+            try:
+                batch = next(self._made)
+            except StopIteration:
+                return
+            waited, begins = time.perf_counter() - begun, self._index == 0
+            self._stats = self._stats.read_once(1, waited, waited, begins)
+            info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
+            self._index += 1
+            if self._feed is not None:
+                batch = self._feed.send(batch, lambda there: there)
+            last = self._index in (ending, self._limit)
+            yield TakenBatch(batch, info, self._stats, None, last)
+
+    def finish(self) -> None:
+        """The last batch was taken."""
+        self._made = iter(())
+
+    def extra_decodes(self) -> int:
+        """Nobody knows."""
+        return 0

@@ -1,0 +1,108 @@
+"""What programs read of a DataLoader beside its batches: its sampler, its workers, its collate."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler, default_collate
+
+if TYPE_CHECKING:
+    from loaders.loader import ReuseLoader
+
+
+class PassSampler(SequentialSampler):
+    """The ids of this rank in the order in which the next pass reads them.
+
+    (It is a SequentialSampler because Lightning wants to put one in the place of any other where
+    `overfit_batches` is given. `LoaderCallback` sees to that.)"""
+
+    def __init__(self, loader: "ReuseLoader") -> None:
+        self._loader = loader
+        self.data_source = loader.dataset
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._loader
+        order = loader.order.of_pass(loader.position.pass_index)
+        yield from order.ids(np.arange(len(order))).tolist()
+
+    def __len__(self) -> int:
+        return self._loader.share
+
+
+class PassBatches(BatchSampler):
+    """The ids of the batches that the next pass serves."""
+
+    def __init__(self, loader: "ReuseLoader", sampler: PassSampler) -> None:
+        self._loader = loader
+        super().__init__(sampler, loader.batch_size, loader.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        loader = self._loader
+        order = loader.order.of_pass(loader.position.pass_index)
+        _, serves = loader.plan_of_next_pass().walk(0)
+        for serve in islice(serves, len(self)):
+            yield order.ids(serve.positions).tolist()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class DataLoaderFace:
+    """The attributes of a DataLoader, as they are for a `ReuseLoader`."""
+
+    @property
+    def _loader(self) -> "ReuseLoader":
+        return self  # pyright: ignore[reportReturnType]
+
+    @property
+    def sampler(self) -> Any:
+        """None: a stream has none."""
+        listed = self._loader.order.in_dataset is not None
+        own = getattr(self._loader.setup.options.sampler, "source", None)
+        return own or (PassSampler(self._loader) if listed else None)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """None: a stream has none."""
+        sampler = self.sampler
+        return PassBatches(self._loader, sampler) if isinstance(sampler, PassSampler) else sampler
+
+    @property
+    def num_workers(self) -> int:
+        return self._loader.workers
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Any]:
+        return self._loader.setup.options.collate or default_collate
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """None: the order is a function of the seed and the pass."""
+        return None
+
+    @property
+    def pin_memory(self) -> bool:
+        return self._loader.setup.options.pin_memory
+
+    @property
+    def timeout(self) -> float:
+        return self._loader.setup.options.workers.timeout or 0
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], object] | None:
+        return self._loader.setup.options.workers.init
+
+    @property
+    def multiprocessing_context(self) -> str | None:
+        return self._loader.setup.options.workers.start_method
+
+    @property
+    def persistent_workers(self) -> bool:
+        return self._loader.workers > 0
+
+    @property
+    def in_order(self) -> bool:
+        """True: the order never depends on which worker was faster."""
+        return True
