@@ -220,6 +220,8 @@ class ReuseLoader(DataLoaderFace):
             reaugment=self.reaugment if reaugment is None else reaugment,
             batch_size=self.batch_size if batch_size is None else batch_size,
         )
+        if isinstance(self.order, OwnOrder):
+            self.order.within_share(serving, self.drop_last)
         self._data.reads.check(serving := serving.within(self.share, self.drop_last))
         self.position.next = serving
 

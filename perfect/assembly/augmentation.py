@@ -148,10 +148,15 @@ def _tried(step: Any, picture: torch.Tensor, key: str) -> torch.Tensor:
     for seed in range(TRIES):
         with seeded_randomness(seed + 1, held=held):
             try:
-                made = alone(picture.clone())
+                result = alone(picture.clone())
             except Exception as error:
                 why = f"fails on {given}: {type(error).__name__}: {error}; remove or change it"
                 raise BuildError(key, why) from error
+        if isinstance(result, list):
+            raise BuildError(
+                key, f"makes {len(result)} views of {given}: give a step that makes one"
+            )
+        made = result
         if made.dtype != torch.uint8 or made.ndim != 3 or len(made) != len(picture):
             raise BuildError(
                 key,
