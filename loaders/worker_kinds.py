@@ -54,7 +54,7 @@ def settled(asked: Workers, dataset: Any) -> SettledWorkers:
 def worker_process(dataset: Any, workers: SettledWorkers, seed: int, number: int) -> WorkerProcess:
     """Worker number `number`, whose process starts with its first read."""
     asked = workers.asked
-    place = WorkerPlace(number, workers.count, seed, asked.init)
+    place = WorkerPlace(number, workers.count, seed, asked.init, asked.timeout is not None)
     name = f"perfect-worker-{number}"
     return WorkerProcess(dataset, asked.start_method, name, asked.timeout, place)
 

@@ -48,6 +48,13 @@ LOOK_SECONDS = 1.0  # the time between two looks whether the child is still ther
 LOOKS = 8  # so many looks in the time that a sample may take, where that is shorter
 END_SECONDS = (5.0, 1.0, 5.0)  # the time to end: by itself, after SIGTERM, after SIGKILL
 
+GUARDED = "keep its actions under `if __name__ == '__main__':`"
+NOT_PICKLED = (
+    "open files, locks and lambdas cannot be pickled: open them in __getitem__, leave them out in"
+    " __getstate__, or decode in threads"
+)
+NOT_IMPORTED = 'define it in a module that can be imported, or give start_method="fork"'
+
 
 class _Gone(Exception):
     """The process at the other end is dead or dying."""
@@ -84,6 +91,7 @@ class WorkerProcess:
         self.dataset = dataset
         self.start_method: StartMethod = start_method or default_start_method()
         self.name = name
+        self._who = f"worker process {name}"
         self.timeout = timeout
         self.place = place or WorkerPlace()
         self.restarts = 0
@@ -240,7 +248,7 @@ class WorkerProcess:
     def _start(self) -> Connection:
         context = cast(SpawnContext, multiprocessing.get_context(self.start_method))
         forked = self.start_method == "fork"
-        payloads = [] if forked else [self._pickled_dataset(), self._pickled_place()]
+        payloads = [] if forked else self._payloads()
         if self.start_method == "forkserver":
             context.set_forkserver_preload([worker.__name__])  # so the server imports torch once
         ours, theirs = context.Pipe()
@@ -266,10 +274,10 @@ class WorkerProcess:
             how = how_it_ended(self._end())
             if self._stopping:
                 self._refuse()
+            guard = "" if forked else f". {self.start_method!r} imports the script: {GUARDED}"
             raise WorkerDied(
                 f"{self._who} ended {how} before it could read a sample; see what it wrote to"
-                " stderr. A script that uses processes must be importable: keep its actions under"
-                " `if __name__ == '__main__':`, or decode in threads"
+                f" stderr{guard}"
             ) from error
         if reply.failure is not None:
             self._end()
@@ -286,23 +294,19 @@ class WorkerProcess:
             raise error
         return ours
 
-    def _pickled_dataset(self) -> bytes:
-        try:
-            return pickle.dumps(self.dataset, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise SourceError(
-                f"the data set ({self._kind}) cannot be sent to a process of its"
-                f" own: {error}; open files, locks and lambdas cannot be pickled: open them in"
-                " __getitem__, leave them out in __getstate__, or decode in threads"
-            ) from error
+    def _payloads(self) -> list[bytes]:
+        whole, init = f"the data set ({self._kind})", f"init={self.place.init!r}"
+        return [
+            self._pickled(self.dataset, whole, NOT_PICKLED),
+            self._pickled(self.place, init, NOT_IMPORTED),
+        ]
 
-    def _pickled_place(self) -> bytes:
+    def _pickled(self, sent: Any, what: str, remedy: str) -> bytes:
         try:
-            return pickle.dumps(self.place, protocol=pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(sent, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise SourceError(
-                f"init={self.place.init!r} cannot be sent to a process of its own:"
-                f' {error}; define it in a module that can be imported, or give start_method="fork"'
+                f"{what} cannot be sent to a process of its own: {error}; {remedy}"
             ) from error
 
     def _receive(self, pipe: Connection) -> Reply:
@@ -387,10 +391,6 @@ class WorkerProcess:
     @property
     def _kind(self) -> str:
         return type(getattr(self.dataset, "probed", self.dataset)).__name__
-
-    @property
-    def _who(self) -> str:
-        return f"worker process {self.name}"
 
 
 def _shut(pipe: Connection) -> None:

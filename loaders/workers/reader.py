@@ -47,6 +47,7 @@ from loaders.sources.datasets import unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.workers.decode_work import Done
 from loaders.workers.pass_order import PassOrder, PassProgress
+from loaders.workers.reading_at_once import read_at_once
 from loaders.workers.slot_writer import IncomingSample, Job, SlotWriter, while_decoding
 from loaders.workers.staged_rows import as_rows
 from loaders.workers.watched_draws import DrawWatch
@@ -236,19 +237,11 @@ class Reader:
         return chunk
 
     def _read_here(self, ids: Sequence[int]) -> Chunk:
-        if self._many is not None and len(ids) > 1:
-            try:
-                together = list(self._many(self._of_base(ids)))
-            except Exception:
-                log.debug("%d samples could not be read at once, so they are read singly", len(ids))
-            else:
-                if len(together) == len(ids):
-                    return Chunk(together)
-                error = LoaderError(
-                    f"__getitems__ of {type(self._base).__name__} gave {len(together)} samples for"
-                    f" {len(ids)} ids: let it give one for each, in their order, or leave it out"
-                )
-                return Chunk([], error)
+        try:
+            if (together := read_at_once(self._many, self._of_base(ids))) is not None:
+                return Chunk(together)
+        except LoaderError as error:
+            return Chunk([], error)
         samples: list[Sample] = []
         for sample_id in ids:
             try:
@@ -299,6 +292,8 @@ class Reader:
     ) -> tuple[Sample, int]:
         """A sample that replaces an unreadable one, and its id. Raises `error` where none may."""
         (wanted,) = _ids(order, [position])
+        if isinstance(error, StopIteration):  # as it is, it would end the loop in silence
+            error = DecodeError(f"reading sample {wanted} raised {error!r}: let [i] raise another")
         if (
             self._on_error == "raise"
             or isinstance(error, FrozenDraw)

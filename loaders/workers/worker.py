@@ -28,11 +28,13 @@ from loaders.pixels.decode_counts import DecodeCounts
 from loaders.slots.leaves import Sample, own
 from loaders.sources.datasets import counts_of
 from loaders.torch_seams import tell_worker_info
+from loaders.workers.reading_at_once import read_at_once
 from loaders.workers.staged_rows import PackedRows, RowsBeingWritten
 from loaders.workers.staging import IDLE, Staging, mapped, unpack
 from loaders.workers.watched_draws import DrawWatch
 
 LOOK_SECONDS = 1.0  # the time between two looks whether the parent is still there
+MOST_TRACE = 20_000  # so many letters of a traceback are sent
 
 Change = Callable[[Sample, int], Sample]
 """Changes a sample, with random numbers that its key seeds."""
@@ -49,13 +51,16 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         trace = error.__traceback__ and error.__traceback__.tb_next  # without our own frame
-        lines = traceback.format_exception(type(error), error, trace)
+        lines = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        if (more := len(lines) - MOST_TRACE) > 0:
+            half = MOST_TRACE // 2
+            lines = f"{lines[:half]}\n... {more} letters are left out ...\n{lines[-half:]}"
         text = f"{type(error).__name__}: {error}"
         try:
             pickled = pickle.dumps(error)
         except Exception as reason:
             text, pickled = f"{text} (it could not be sent as it was: {reason})", None
-        return cls(pickled, text, "".join(lines).rstrip())
+        return cls(pickled, text, lines)
 
     def error(self, worker: str) -> BaseException:
         """The original exception, if it can be rebuilt; else a LoaderError with the same text."""
@@ -114,6 +119,8 @@ class WorkerPlace:
     """The loader's seed."""
     init: Callable[[int], object] | None = None
     """The user's `Workers.init`."""
+    singly: bool = False
+    """Whether samples are never read several at once."""
 
     def take(self, dataset: Any) -> None:
         """Be this worker: say so to whoever asks torch."""
@@ -162,7 +169,7 @@ def work(pipe: Connection, inherited: tuple[Connection, Any, WorkerPlace] | None
                 return
             _send(pipe, staging, None, [], None)
         counts = counts_of(dataset)
-        reads, changes = SeededReads(dataset), SampleChanges()
+        reads, changes = SeededReads(dataset, place.singly), SampleChanges()
         while True:
             while not pipe.poll(LOOK_SECONDS):
                 if os.getppid() != parent:
@@ -184,29 +191,36 @@ class SeededReads:
     """Reads samples of the data set. With keys, the random numbers of a sample depend on its key
     alone, and not on the process and on what that has read before."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, singly: bool) -> None:
+        """`singly`: whether samples are never read at once, because each has a time limit."""
         self._dataset = dataset
+        self._many = None if singly else getattr(dataset, "__getitems__", None)
+        self._together: list[Sample] | None = None
+        """The samples of this request, if they were read at once."""
         self._watch = DrawWatch(dataset)
         self._seeds = False
         """Whether some sample drew, so that each is read with generators that its key seeds."""
 
-    def begin(self) -> None:
+    def begin(self, request: Request) -> None:
+        self._together = None
         if not self._seeds:
             self._watch.mark()
+            self._together = read_at_once(self._many, request.ids)
 
     def must_read_again(self, request: Request) -> bool:
         """Whether these samples drew from generators that were not seeded for each."""
         if self._seeds or not request.keys or not self._watch.moved:
             return False
-        self._seeds = True
+        self._seeds, self._together = True, None
         return True
 
     def of(self, request: Request, number: int) -> Sample:
-        if not self._seeds or not request.keys:
-            return self._dataset[request.ids[number]]
-        if request.frozen:
-            self._watch.refuse_draws(request.ids[number : number + 1])
-        self._watch.generators.seed(request.keys[number])
+        if self._together is not None:
+            return self._together[number]
+        if self._seeds and request.keys:
+            if request.frozen:
+                self._watch.refuse_draws(request.ids[number : number + 1])
+            self._watch.generators.seed(request.keys[number])
         return self._dataset[request.ids[number]]
 
 
@@ -234,7 +248,11 @@ def _read(
     reads: SeededReads,
     counts: Sequence[DecodeCounts],
 ) -> None:
-    reads.begin()
+    staging.begin()
+    try:
+        reads.begin(request)
+    except LoaderError as error:
+        return _send(pipe, staging, None, [], Failure.of(error), counts)
     made = _made(pipe, staging, request, reads.of)
     if reads.must_read_again(request):
         made = _made(pipe, staging, request, reads.of)

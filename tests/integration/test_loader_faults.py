@@ -11,7 +11,8 @@ import torch
 from support.numbered_samples import in_threads
 from torch.utils.data import IterableDataset
 
-from loaders.errors import LoaderError, SampleShapeError, SourceError
+from loaders import Workers
+from loaders.errors import DecodeError, LoaderError, SampleShapeError, SourceError
 
 
 class Numbers:
@@ -67,6 +68,19 @@ def test_a_failure_of_the_very_first_sample_says_which_one_it_was_too() -> None:
     with pytest.raises(Unreadable) as error:
         list(in_threads(Numbers(8, read), 4, 1, shuffle=False, workers=1))
     assert "sample 0" in notes(error.value)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_stop_iteration_of_a_sample_does_not_end_the_pass_in_silence(kind: Any) -> None:
+    def read(i: int) -> torch.Tensor:
+        if i == 6:
+            raise StopIteration("sector 7")
+        return torch.tensor(i)
+
+    loader = in_threads(Numbers(8, read), 4, 2, workers=Workers(1, kind), reaugment=False)
+    said = r"sample 6 raised StopIteration\('sector 7'\)"
+    with loader, pytest.raises(DecodeError, match=said):
+        list(loader)
 
 
 def test_batches_before_the_one_that_failed_were_served_whole() -> None:

@@ -17,7 +17,7 @@ from loaders.errors import LoaderError, SourceError, WorkerDied
 from loaders.slots.leaves import Chunk, Picture, own, structure_of
 from loaders.slots.slab import Slab
 from loaders.workers.processes import StartMethod, WorkerProcess, default_start_method
-from loaders.workers.worker import Staging
+from loaders.workers.worker import MOST_TRACE, Failure, Staging, WorkerPlace
 
 every_method = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 # A spawned process is as one of the fork server's, but for the second that it takes to start.
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def values(chunk: Chunk) -> list[Any]:
-    return [sample.item() for sample in chunk.samples]
+    return [sample.tolist() for sample in chunk.samples]
 
 
 def notes(error: BaseException | None) -> str:
@@ -194,6 +194,28 @@ def test_leaves_are_found_where_the_slab_finds_them() -> None:
     assert structure_of(sample) == structure_of(sets.Everything()[2])
 
 
+# ---- several samples at once --------------------------------------------------------------------
+
+
+def test_samples_are_read_at_once_where_the_data_set_can() -> None:
+    with WorkerProcess(sets.Together(), None, "reader") as worker:
+        assert values(worker.read([3, 4, 5], keys=[0, 0, 0])) == [[3, 3], [4, 3], [5, 3]]
+        chunk = worker.read([11, 12, 13, 14])
+        assert values(chunk) == [[11, 1], [12, 1]], "singly, so that the one that fails is known"
+        assert type(chunk.error) is KeyError
+
+
+def test_samples_that_have_a_time_limit_each_are_read_singly() -> None:
+    with WorkerProcess(sets.Together(), None, "reader", 60, WorkerPlace(singly=True)) as worker:
+        assert values(worker.read([3, 4])) == [[3, 1], [4, 1]]
+
+
+def test_another_number_of_samples_than_of_ids_is_refused() -> None:
+    with WorkerProcess(sets.Together(spare=1), None, "reader") as worker:
+        chunk = worker.read([3, 4])
+        assert "__getitems__ of Together gave 3 samples for 2 ids" in str(chunk.error)
+
+
 # ---- failures of the data set -------------------------------------------------------------------
 
 
@@ -262,3 +284,18 @@ def test_a_death_before_the_first_sample_is_not_tried_again() -> None:
         with pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*__main__"):
             worker.read([0])
         assert worker.restarts == 0
+
+
+def test_a_forked_process_that_dies_at_its_start_is_told_nothing_of_imports() -> None:
+    place = WorkerPlace(init=lambda number: os._exit(9))
+    worker = WorkerProcess(sets.Faulty(), "fork", "reader", place=place)
+    with worker, pytest.raises(WorkerDied, match=r"exit code 9 before it could read.*stderr$"):
+        worker.read([0])
+
+
+def test_a_huge_traceback_is_cut_in_its_middle() -> None:
+    error = Failure.of(ValueError(f"begins {'x' * 10 * MOST_TRACE} ends")).error("worker 1")
+    assert type(error) is ValueError
+    assert len(notes(error)) < 2 * MOST_TRACE
+    for part in ("begins", "letters are left out", "ends"):
+        assert part in notes(error)

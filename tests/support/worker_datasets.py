@@ -186,3 +186,18 @@ class DeadAtStart:
 
     def __reduce__(self) -> Any:
         return os._exit, (9,)
+
+
+class Together:
+    """Sample i is i and the number of samples that were read with it; 13 cannot be read."""
+
+    def __init__(self, spare: int = 0) -> None:
+        self.spare = spare
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, ids: list[int]) -> list[torch.Tensor]:
+        if 13 in ids:
+            raise KeyError("sector 7")
+        return [torch.tensor([index, len(ids)]) for index in [*ids, *ids[: self.spare]]]
