@@ -23,6 +23,7 @@ from loaders.passes import PlannedPass
 from loaders.sources.samplers import (
     NamedRank,
     drawn_before,
+    length_of,
     named_rank,
     sampler_order,
     shared_out,
@@ -117,7 +118,7 @@ class RankOrder:
     @property
     def samples(self) -> int:
         """The number of samples in an order, before it is shared out."""
-        return len(self.dataset) if self.sampler is None else len(self.sampler)
+        return len(self.dataset) if self.sampler is None else length_of(self.sampler)
 
     @property
     def in_dataset(self) -> int | None:

@@ -28,6 +28,8 @@ from loaders.sources.randomness import attributes_of, generators_of, seeded_rand
 
 SAMPLER_STREAM = 2
 """Samplers draw from another stream of the seed than order and augmentation."""
+MOST_DRAWN = 1 << 28
+"""More ids of a pass would take more than 2 GiB."""
 RANK_NAMES = ("rank", "_rank", "shard_index", "process_index")
 """What samplers call the rank for which they draw: torch's, and those of other libraries."""
 COUNT_NAMES = (
@@ -49,29 +51,48 @@ class NamedRank:
 
 def sampler_order(sampler: Iterable[int], seed: int, pass_index: int) -> NDArray[np.int64]:
     """Draw `len(sampler)` ids from a user's sampler, in its order, repeatably."""
-    name = type(sampler).__name__
-    if not hasattr(sampler, "__len__"):
-        raise LoaderError(
-            f"the sampler {name} has no len(), which is the length of a pass: give it one"
-        )
     if (set_epoch := getattr(sampler, "set_epoch", None)) is not None:
         set_epoch(pass_index)
-    wanted = len(cast(Any, sampler))
+    name, wanted = type(sampler).__name__, length_of(sampler)
     held = generators_of(sampler)
     with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
-        drawn = list(islice(sampler, wanted + 1))
-    if len(drawn) != wanted:
-        gave = "more" if len(drawn) > wanted else str(len(drawn))
+        drawn = islice(sampler, wanted + 1)
+        ids = np.fromiter((_one_id(each, name) for each in drawn), dtype=np.int64)
+    if len(ids) != wanted:
+        gave = "more" if len(ids) > wanted else str(len(ids))
         raise LoaderError(
             f"the sampler {name} has a len() of {wanted} and gave {gave} in pass {pass_index}:"
             " make them agree"
         )
+    return ids
+
+
+def length_of(sampler: Any) -> int:
+    """How many ids a user's sampler draws in a pass."""
+    name = type(sampler).__name__
     try:
-        return np.array([index(each) for each in drawn], dtype=np.int64)
+        length = len(sampler)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        raise LoaderError(
+            f"the sampler {name} has no len(), which is the length of a pass ({error}): give it"
+            " one; one without an end is a stream: give an IterableDataset"
+        ) from error
+    if not 0 < length <= MOST_DRAWN:
+        raise LoaderError(
+            f"the sampler {name} has a len() of {length}, and all ids of a pass are drawn when it"
+            f" begins: give one of 1 to {MOST_DRAWN}; one without an end is a stream: give an"
+            " IterableDataset"
+        )
+    return length
+
+
+def _one_id(drawn: Any, name: str) -> int:
+    try:
+        return index(drawn)
     except TypeError as error:
         raise LoaderError(
-            f"the sampler {name} gave {drawn[0]!r}, which is not one id: give single ids; batch"
-            " them with batch_size"
+            f"the sampler {name} gave {drawn!r}, which is not one id: give single ids; batch them"
+            " with batch_size"
         ) from error
 
 

@@ -127,11 +127,17 @@ class Lying(Sampler[int]):
         (Lying(1, [[1, 2]]), r"gave \[1, 2\], which is not one id"),
         (Lying(1, [1.5]), r"gave 1\.5, which is not one id"),
         (iter([1]), r"has no len\(\)"),
+        (Lying(-1, [1]), r"has no len\(\).*should return >= 0"),
+        (Lying(10**12, iter(int, 1)), "len.. of 1000000000000, and all ids of a pass are drawn"),
+        (Lying(10**30, iter(int, 1)), r"has no len\(\)"),
+        (Lying(0, []), "len.. of 0, .*give one of 1 to"),
     ],
 )
 def test_a_sampler_that_gives_no_order_is_refused(sampler: Any, complaint: str) -> None:
     with pytest.raises(LoaderError, match=complaint):
         sampler_order(sampler, 0, 2)
+    with pytest.raises(LoaderError, match=complaint.replace("pass 2", "pass 0")):
+        list(ReuseLoader(TEN, 1, 1, sampler=sampler, workers=0))
 
 
 # ---- whose share a sampler draws ----------------------------------------------------------------
