@@ -59,7 +59,8 @@ class OwnBatching:
         """What to say where it does not do."""
         return (
             f"the DataLoader has {self.why}, but reuse mixes samples of different batches: give"
-            " single samples, a sampler of single ids and a batch_size, or reuse=1"
+            " single samples (a WebDataset without .batched()), a sampler of single ids and a"
+            " batch_size, or reuse=1"
         )
 
     def arguments(self, drawn: Any) -> dict[str, Any]:

@@ -202,9 +202,9 @@ def start_worker(_: int) -> None: ...
         (
             lambda: DataLoader(TEN, batch_sampler=OwnBatches(SequentialSampler(TEN), 2, False)),
             LoaderError,
-            r"batch_sampler of its own \(OwnBatches\)",
+            r"has a batch_sampler \(OwnBatches\), but reuse",
         ),
-        (lambda: DataLoader(TEN, batch_sampler=[[1, 2]]), LoaderError, r"its own \(list\)"),
+        (lambda: DataLoader(TEN, batch_sampler=[[1, 2]]), LoaderError, r"a batch_sampler \(list\)"),
         (lambda: OwnWay(TEN), LoaderError, "OwnWay has an __iter__ of its own"),
     ],
     ids=["list", "no batch", "batches", "list of batches", "own"],
