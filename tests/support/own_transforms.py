@@ -205,6 +205,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Own(lambda d, i: (d.transform(array(i)), random.random()), Flip()),
         "gives another sample",
     ),
+    "random before": (
+        lambda: Own(
+            lambda d, i: d.transform(image=array(i) + random.randrange(2)), FlipNamed()
+        ),
+        "what .i. does beside it is random",
+    ),
     "a file's name": (
         lambda: Own(lambda d, i: (d.transform(f"{i}"), i), lambda _: torch.rand(2)),
         "it is given no array",
