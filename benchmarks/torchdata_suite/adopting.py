@@ -14,7 +14,11 @@ from loaders import ReuseLoader
 
 
 class AdoptedDataLoader(DataLoader[Any]):
-    """A DataLoader that is adopted with reuse=1 when it is first iterated."""
+    """A DataLoader that is adopted with reuse=1 when it is first iterated. Its state may be asked
+    for at any batch, so `snapshot_every_n_steps` says nothing."""
+
+    def __init__(self, *args: Any, snapshot_every_n_steps: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
 
     @property
     def ours(self) -> ReuseLoader:

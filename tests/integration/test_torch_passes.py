@@ -109,9 +109,9 @@ def test_it_serves_what_the_dataloader_serves_and_resumes(kind: str, workers: in
 def test_reuse_would_mix_their_batches_so_it_is_refused(kind: str) -> None:
     with pytest.raises(LoaderError, match="mixes samples of different batches"):
         ReuseLoader.from_dataloader(THEIRS[kind](0), reuse=3)
-    with ReuseLoader.from_dataloader(THEIRS[kind](0), reuse=1) as loader:
-        with pytest.raises(LoaderError, match="mixes samples of different batches"):
-            loader.set_reuse(2)
+    loader = ReuseLoader.from_dataloader(THEIRS[kind](0), reuse=1)
+    with loader, pytest.raises(LoaderError, match="mixes samples of different batches"):
+        loader.set_reuse(2)
 
 
 def test_a_batch_sampler_that_names_no_rank_is_refused_on_several() -> None:
