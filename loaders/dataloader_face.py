@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler, default_collate
 
-if TYPE_CHECKING:
-    from loaders.loader import ReuseLoader
+Loader = Any
+"""A `ReuseLoader`, whose module imports this one."""
 
 
 class PassSampler(SequentialSampler):
@@ -18,7 +18,7 @@ class PassSampler(SequentialSampler):
     (It is a SequentialSampler because Lightning wants to put one in the place of any other where
     `overfit_batches` is given. `LoaderCallback` sees to that.)"""
 
-    def __init__(self, loader: "ReuseLoader") -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.data_source = loader.dataset
 
@@ -34,7 +34,7 @@ class PassSampler(SequentialSampler):
 class PassBatches(BatchSampler):
     """The ids of the batches that the next pass serves."""
 
-    def __init__(self, loader: "ReuseLoader", sampler: PassSampler) -> None:
+    def __init__(self, loader: Loader, sampler: PassSampler) -> None:
         self._loader = loader
         super().__init__(sampler, loader.batch_size, loader.drop_last)
 
@@ -53,8 +53,8 @@ class DataLoaderFace:
     """The attributes of a DataLoader, as they are for a `ReuseLoader`."""
 
     @property
-    def _loader(self) -> "ReuseLoader":
-        return self  # pyright: ignore[reportReturnType]
+    def _loader(self) -> Loader:
+        return self
 
     @property
     def sampler(self) -> Any:

@@ -136,6 +136,8 @@ def _columns(dataset: Any) -> list[Any]:
     """The digests of the attributes that have an entry for each sample."""
     if isinstance(dataset, TensorDataset):
         return [_digest(tensor) for tensor in dataset.tensors]
+    if not hasattr(dataset, "__len__"):
+        return []
     kinds = (list, tuple, np.ndarray, torch.Tensor)
     found: list[Any] = []
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
