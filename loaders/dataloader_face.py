@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler, default_collate
 
 Loader = Any
 """A `ReuseLoader`, whose module imports this one."""
 
 
-class PassSampler(SequentialSampler):
-    """The ids of this rank in the order in which the next pass reads them.
-
-    (It is a SequentialSampler because Lightning wants to put one in the place of any other where
-    `overfit_batches` is given. `LoaderCallback` sees to that.)"""
+class PassSampler(Sampler[int]):
+    """The ids of this rank in the order in which the next pass reads them."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -29,6 +26,11 @@ class PassSampler(SequentialSampler):
 
     def __len__(self) -> int:
         return self._loader.share
+
+
+class OrderedSampler(PassSampler, SequentialSampler):
+    """That of a loader that does not shuffle. Only this class goes with Lightning's
+    `overfit_batches`, which can put none in its place. (`LoaderCallback` stops the shuffling.)"""
 
 
 class PassBatches(BatchSampler):
@@ -59,9 +61,11 @@ class DataLoaderFace:
     @property
     def sampler(self) -> Any:
         """None: a stream has none."""
-        listed = self._loader.order.in_dataset is not None
-        own = getattr(self._loader.setup.options.sampler, "source", None)
-        return own or (PassSampler(self._loader) if listed else None)
+        listed, options = self._loader.order.in_dataset is not None, self._loader.setup.options
+        own = getattr(options.sampler, "source", None)
+        shuffled = options.shuffle or options.sampler is not None
+        kind = PassSampler if shuffled else OrderedSampler
+        return own or (kind(self._loader) if listed else None)
 
     @property
     def batch_sampler(self) -> Any:

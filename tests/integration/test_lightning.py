@@ -64,6 +64,15 @@ def test_overfit_batches_trains_on_the_same_batches_in_every_epoch(given: str) -
     assert module.ids == theirs.ids == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
 
 
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+def test_overfit_batches_without_a_callback_takes_only_a_loader_that_does_not_shuffle() -> None:
+    module = Module()
+    make_trainer(overfit_batches=2).fit(module, make_loader(reuse=1, shuffle=False))
+    assert module.ids == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+    with pytest.raises(ValueError, match=r"ReuseLoader\(Pictures"):
+        make_trainer(overfit_batches=2).fit(module, make_loader(reuse=1))
+
+
 @pytest.mark.parametrize(("limit", "batches"), [(5, 5), (0.5, 8), (1.0, BATCHES), (99, BATCHES)])
 @pytest.mark.parametrize("callbacks", [[], [LoaderCallback]], ids=["plain", "callback"])
 def test_limit_train_batches_serves_the_beginning_of_each_pass(
