@@ -41,6 +41,9 @@ MOVES_NOTHING = frozenset(
     | {"ToPILImage", "ToPureTensor", "ToTensor"}
 )
 """Transforms of torchvision that leave every pixel where it is."""
+BOXES: dict[str, PartKind] = {
+    "XYXY": "boxes_xyxy", "XYWH": "boxes_xywh", "CXCYWH": "boxes_cxcywh"
+}  # fmt: skip
 PLACES = re.compile(
     r"\['((b|bounding_)?box(es)?|segmentations?|(key_?)?points?|landmarks?|masks?|polygons?)'\]"
     r"(\[\d+\])*$",
@@ -168,18 +171,12 @@ def _kind_of_class(leaf: Any, place: str, sides: tuple[int, int]) -> PartKind | 
 
 def boxes_kind(layout: Any, place: str) -> PartKind:
     """The kind of boxes of one of torchvision's formats."""
-    match layout.name:
-        case "XYXY":
-            return "boxes_xyxy"
-        case "XYWH":
-            return "boxes_xywh"
-        case "CXCYWH":
-            return "boxes_cxcywh"
-        case other:
-            raise LoaderError(
-                f"the boxes in part {place} have the format {other}, and only XYXY, XYWH and CXCYWH"
-                " can be moved: convert them, or change them in a collate function"
-            )
+    if (kind := BOXES.get(layout.name)) is None:
+        raise LoaderError(
+            f"the boxes in part {place} have the format {layout.name}, and only XYXY, XYWH and"
+            " CXCYWH can be moved: convert them, or change them in a collate function"
+        )
+    return kind
 
 
 def _checked(leaf: Any, place: str, kind: PartKind) -> PartKind:

@@ -22,8 +22,7 @@ from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions
 from loaders.slots.leaves import Chunk
 from loaders.sources.datasets import unwrapped
-from loaders.streams.stream_source import FirstSamples
-from loaders.streams.streamed_samples import StreamedSamples
+from loaders.streams.streamed_samples import FirstSamples, StreamedSamples
 from loaders.worker_kinds import SettledWorkers, reading_thread, worker_process
 
 log = logging.getLogger(__name__)

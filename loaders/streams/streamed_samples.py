@@ -9,6 +9,8 @@ here by their ids; afterwards they are gone. So decoding runs on all workers, an
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from loaders.pixels.decoding import Room
 from loaders.streams.iterable_samples import IterableSamples
 from loaders.streams.shard_files import is_remote
 from loaders.streams.stream_pass import StreamPass
-from loaders.streams.stream_source import RawSample, StreamSource
+from loaders.streams.stream_source import RawSample, StreamTurn
 from loaders.streams.tar_shards import TarShards
 from loaders.workers.decode_work import Done, Read
 from loaders.workers.pass_order import PassOrder
 
+FIRST = 6
+"""So many samples are read once more, to see whether they are the same."""
+StreamSource = IterableSamples | TarShards
 HOW_MANY = "give TarShards(..., samples=n) or IterableSamples(..., samples=n)"
 
 
@@ -104,6 +109,22 @@ class StreamedSamples:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
+
+
+class FirstSamples:
+    """A data set of one sample, which has the first ones of a stream, read anew at every look: are
+    they the same each time? What a stream draws, it draws once for all serves of a sample, and a
+    resumed pass would read others."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> list[Any]:
+        with closing(self.source.begin(StreamTurn(0, 0, False, 0, 1))) as reading:
+            return [self.source.decode(raw) for raw in islice(reading, FIRST)]
 
 
 def as_stream(dataset: Any) -> StreamSource | None:
