@@ -41,9 +41,7 @@ MOVES_NOTHING = frozenset(
     | {"ToPILImage", "ToPureTensor", "ToTensor"}
 )
 """Transforms of torchvision that leave every pixel where it is."""
-BOXES: dict[str, PartKind] = {
-    "XYXY": "boxes_xyxy", "XYWH": "boxes_xywh", "CXCYWH": "boxes_cxcywh"
-}  # fmt: skip
+BOXES = ("XYXY", "XYWH", "CXCYWH")
 PLACES = re.compile(
     r"\['((b|bounding_)?box(es)?|segmentations?|(key_?)?points?|landmarks?|masks?|polygons?)'\]"
     r"(\[\d+\])*$",
@@ -171,12 +169,12 @@ def _kind_of_class(leaf: Any, place: str, sides: tuple[int, int]) -> PartKind | 
 
 def boxes_kind(layout: Any, place: str) -> PartKind:
     """The kind of boxes of one of torchvision's formats."""
-    if (kind := BOXES.get(layout.name)) is None:
+    if layout.name not in BOXES:
         raise LoaderError(
             f"the boxes in part {place} have the format {layout.name}, and only XYXY, XYWH and"
             " CXCYWH can be moved: convert them, or change them in a collate function"
         )
-    return kind
+    return cast(PartKind, f"boxes_{layout.name.lower()}")
 
 
 def _checked(leaf: Any, place: str, kind: PartKind) -> PartKind:
