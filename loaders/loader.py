@@ -39,7 +39,7 @@ from loaders.rank_order import LoaderRanks, RankOrder
 from loaders.served_data import ServedData
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.stream_order import StreamOrder
-from loaders.summary import Announcement
+from loaders.summary import Announcement, tell_choice
 from loaders.torch_pass import TorchBatches, TorchPass, is_made_by_torch
 from loaders.workers.precedence import Precedence
 from loaders.workers.reader import OnError
@@ -70,7 +70,7 @@ class ReuseLoader(DataLoaderFace):
         dataset: Any,
         batch_size: int = 128,
         reuse: int | Literal["auto"] = 3,
-        buffer_batches: int = 3,
+        buffer_batches: int = 12,
         reaugment: bool = True,
         augment: Augments | None = None,
         mode: Mode = "rolling",
@@ -99,10 +99,12 @@ class ReuseLoader(DataLoaderFace):
         )  # fmt: skip
         self._tuner = tuner_for(reuse)
         ranks = LoaderRanks(rank)
-        self._data = ServedData(dataset, options, ranks, seed, self._tuner is not None)
+        self._data = ServedData(dataset, options, ranks, seed)
         serving = first_serving(reuse, reaugment, batch_size).within(self.share, drop_last)
         self.position = PassPosition(running=serving, next=serving)
         self._data.suit(serving)
+        self.recommended_reuse = serving.reuse
+        """By reuse="auto", from the end of a pass on: what keeps up with training."""
         self.announcement = Announcement(self._tuner is not None)
         self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
         self.mode: Mode = mode
@@ -126,7 +128,9 @@ class ReuseLoader(DataLoaderFace):
         adopted = adopted_arguments(loader, changes, reuse)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)
-        made.announcement.say(made.setup, made.order, made.position.next)
+        serving = made.position.next
+        expected = made._data.expected_buffer(serving)
+        made.announcement.say(made.setup, made.order, serving, expected)
         return made
 
     # ---- what a training loop uses --------------------------------------------------------------
@@ -291,6 +295,7 @@ class ReuseLoader(DataLoaderFace):
         self.identity.expect(state.get("identity") if position.resuming else None)
         if self._tuner and state["tuner"]:
             self._tuner.load_state_dict(state["tuner"])
+            self.recommended_reuse = self._tuner.reuse or 1
 
     def use_drawn_seed(self, seed: int) -> None:
         """Use what another process or an earlier run has drawn, unless a seed was given."""
@@ -312,7 +317,7 @@ class ReuseLoader(DataLoaderFace):
                 self._stats, self.last_batch = taken.stats, taken.info
                 self.position.served += 1
                 if self._tuner and taken.measured and (choice := self._tuner.feed(taken.measured)):
-                    log.info("reuse %d from the next pass on: %s", choice.reuse, choice.reason)
+                    tell_choice(choice, self.reuse)
                 if taken.last:
                     self._end(run)
                 else:
@@ -339,16 +344,17 @@ class ReuseLoader(DataLoaderFace):
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
         pass_index, first = at.pass_index, at.served
-        self.announcement.say(self.setup, self.order, serving)
+        by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
+        if by_torch or isinstance(self.order, OwnOrder):
+            self.announcement.say(self.setup, self.order, serving, None)
         if isinstance(self.order, OwnOrder):
             return OwnPass(self._torch, self.setup, at, self._stats, self._feed)
-        by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
         pipeline = None if by_torch else self.pipeline_of_this_process()
         buffer_batches = self.buffer_batches
         if pipeline is not None:
             buffer_batches = pipeline.prepare(serving, self.buffer_batches)
         plan = self._data.plan(pass_index, serving, buffer_batches)
-        order, in_vain = self._pipeline.followed(pass_index, plan.capacity)
+        order, in_vain = self._pipeline.followed(pass_index, plan.slots)
         self._count_extra(in_vain)
         order = order or self.order.of_pass(pass_index)
         self.identity.begin(self.order.check_ranks(order, batches and batches - first))
@@ -360,7 +366,8 @@ class ReuseLoader(DataLoaderFace):
         order, jobs = planned.order, planned.jobs
         # Lightning evaluates in inference mode, and outside it nobody may write to such tensors.
         with torch.inference_mode(False):
-            pool = pipeline.ready_for(plan.capacity, order, jobs, self.made_ahead)
+            pool = pipeline.ready_for(plan.slots, order, jobs, self.made_ahead)
+        self.announcement.say(self.setup, self.order, serving, pipeline.buffer(serving.batch_size))
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
 
@@ -378,11 +385,8 @@ class ReuseLoader(DataLoaderFace):
         self.run = None
         self.position.end()
         if self._tuner:
-            # Ranks must serve alike: all take the largest choice.
-            reuse = self.order.ranks.largest(self._tuner.reuse or self.reuse)
-            if reuse != self.reuse:
-                log.info("reuse %d from this pass on, it was %d", reuse, self.reuse)
-            self.position.next = replace(self.position.next, reuse=reuse)
+            # Ranks must serve alike, so the same is recommended to all of them.
+            self.recommended_reuse = self.order.ranks.largest(self._tuner.reuse or 1)
 
     def _leave(self) -> None:
         """Stop a pass that was not served to its end."""

@@ -130,7 +130,6 @@ class PassRun:
             decoded=decoded,
             workers=max(self._pipeline.setup.workers.count, 1),
             step_seconds=0.0 if self._delivery_time is None else asked - self._delivery_time,
-            stall_seconds=stalled,
             served=len(info.ids),
         )
         self._index += 1

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from loaders.arguments import Serving
 from loaders.batches import BatchMaker, Gathered, each_view
 from loaders.blocks import Blocks
+from loaders.buffer_size import BufferSize
 from loaders.device import DeviceFeed, tensors_of
 from loaders.errors import BufferTooSmall
 from loaders.joint_parts import JointPart, check_once, joint_parts
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions
+from loaders.order.reuse import buffered_batches
 from loaders.order.serve import Serve
 from loaders.order.source_order import source_order
 from loaders.pixels.augmentation import crops_of, draw_keys, sides_of
@@ -224,6 +226,9 @@ class Pipeline:
             "cache_bytes": self.cache.nbytes if self.cache else 0,
         }
 
+    def buffer(self, batch_size: int) -> BufferSize:
+        return BufferSize(-(-self.slots // batch_size), self.bytes_taken["buffer_bytes"])
+
     @property
     def slots(self) -> int:
         return self.slab.slots if self.slab else 0
@@ -234,7 +239,11 @@ class Pipeline:
         repeated = serving.reuse > 1 and serving.reaugment
         self._drawn = serving.reuse if serving.reaugment else 1
         self.reader.frozen = self.cache is not None or repeated
-        limit = self.setup.options.buffer_bytes
+        options = self.setup.options
+        limit, batches = (
+            options.buffer_bytes,
+            buffered_batches(options.mode, serving.reuse, batches),
+        )
         if limit is None or self.setup.opened.decoded is not None:
             return batches
         return min(batches, self._batches_within(limit, serving.batch_size))

@@ -11,10 +11,10 @@ It is found out once, when it first matters: where the loader is made, or by `se
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
-from loaders.adopting.probing import ProbedReads, variation
+from loaders.adopting.probing import ProbedReads, bytes_of, variation
 from loaders.arguments import Serving
 from loaders.errors import CacheError, SourceError, WorkerDied
 from loaders.lifting import without_transform
@@ -36,16 +36,13 @@ class ReadCheck:
         opened: OpenedDataset,
         options: LoaderOptions,
         workers: SettledWorkers,
-        tuned: bool,
         seed: int,
     ) -> None:
-        """`tuned`: whether the reuse may go up by itself."""
         self._opened = opened
         self._options = options
         self._workers = workers
         self._seed = seed
         self._cached = options.cache is not None
-        self._tuned = tuned
         self._stream = None
         if isinstance(opened.dataset, StreamedSamples):
             self._stream = opened.dataset.source
@@ -53,6 +50,16 @@ class ReadCheck:
         self._variation: str | None = None
         self._lifted: OpenedDataset | str = ""
         """Without the transform that is random; or why that cannot be taken out."""
+        self._sample_bytes: int | None = None
+
+    @property
+    def sample_bytes(self) -> int | None:
+        """How large a sample is. None: no code of the user's own has read one yet."""
+        dataset = self._opened.dataset
+        if self._sample_bytes is None and _is_ours(dataset) and self._stream is None:
+            with suppress(Exception):  # whoever needs this sample is told
+                self._sample_bytes = bytes_of(dataset[0])
+        return self._sample_bytes
 
     def opened_for(self, serving: Serving) -> OpenedDataset:
         """What passes read that are served like this, and were checked."""
@@ -93,7 +100,7 @@ class ReadCheck:
 
     def _freezes(self, *servings: Serving) -> bool:
         """Whether one of them would serve several times what was read once."""
-        repeated = any(s.reaugment and (s.reuse > 1 or self._tuned) for s in servings)
+        repeated = any(s.reaugment and s.reuse > 1 for s in servings)
         return repeated or self._cached
 
     def _tell_of_stream(self) -> None:
@@ -118,9 +125,18 @@ class ReadCheck:
         """In what reading a data set varies."""
         with self._reading(ProbedReads(dataset)) as read:
             try:
-                return variation(len(dataset), read)
+                return variation(len(dataset), self._measured(read))
             except WorkerDied:  # a pass says so too, and may skip that sample
                 return None
+
+    def _measured(self, read: Callable[[Sequence[int]], Chunk]) -> Callable[[Sequence[int]], Chunk]:
+        def measured(ids: Sequence[int]) -> Chunk:
+            chunk = read(ids)
+            for _, _, nbytes in cast(Any, chunk.samples):
+                self._sample_bytes = max(self._sample_bytes or 0, nbytes)
+            return chunk
+
+        return measured
 
     @contextmanager
     def _reading(self, probed: Any) -> Iterator[Callable[[Sequence[int]], Chunk]]:

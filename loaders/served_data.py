@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from loaders.arguments import Serving, settled_seed
+from loaders.buffer_size import BufferSize
 from loaders.identity.held_values import HeldValues
 from loaders.identity.loader_identity import LoaderIdentity
 from loaders.opened_dataset import OpenedDataset, open_dataset
 from loaders.options import LoaderOptions
-from loaders.order.reuse import ORDER_STREAM, ReuseBuffer
+from loaders.order.reuse import ORDER_STREAM, ReuseBuffer, buffered_batches
 from loaders.own_batches import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import LoaderRanks, RankOrder
@@ -23,6 +24,7 @@ from loaders.read_check import ReadCheck
 from loaders.sources.own_batching import OwnBatching
 from loaders.stream_order import StreamOrder, pass_order
 from loaders.streams.streamed_samples import StreamedSamples
+from loaders.torch_pass import is_made_by_torch
 from loaders.worker_kinds import settled
 
 
@@ -43,14 +45,11 @@ class ServedData:
         options: LoaderOptions,
         ranks: LoaderRanks,
         seed: int | torch.Generator | None,
-        tuned: bool,
     ) -> None:
-        """`seed`: a number, or where to draw it from. `tuned`: whether the reuse may change by
-        itself."""
+        """`seed`: a number, or where to draw it from."""
         self.options = options
         self._given = dataset
         self._ranks = ranks
-        self._tuned = tuned
         self._seed_is_drawn = not isinstance(seed, int)
         self.seed = settled_seed(seed, ranks.given is not None and ranks.world_size > 1)
         self._open()
@@ -71,6 +70,17 @@ class ServedData:
             drop_last=options.drop_last,
             seed=(self.seed, ORDER_STREAM, pass_index, self.order.rank),
         )
+
+    def expected_buffer(self, serving: Serving) -> BufferSize | None:
+        """How large the buffer of such a pass will be, as far as samples were read yet. None: it
+        has none."""
+        if isinstance(self.order, OwnOrder) or is_made_by_torch(self.setup, serving.reuse):
+            return None
+        options, size = self.options, serving.batch_size
+        batches = buffered_batches(options.mode, serving.reuse, options.buffer_batches)
+        slots, each = min(batches * size, self.order.share), self.reads.sample_bytes
+        nbytes = None if each is None else min(slots * each, options.buffer_bytes or slots * each)
+        return BufferSize(-(-slots // size), nbytes, about=True)
 
     def without_cache(self) -> "ServedData":
         """The same, where no cache keeps samples."""
@@ -137,4 +147,4 @@ class ServedData:
             else pass_order(opened.dataset, options, self._ranks, self.seed)
         )
         self.identity = LoaderIdentity(opened.dataset, options.sampler)
-        self.reads = ReadCheck(opened, options, workers, self._tuned, self.seed)
+        self.reads = ReadCheck(opened, options, workers, self.seed)

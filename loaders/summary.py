@@ -3,11 +3,12 @@
 made from a DataLoader   said at once
 made by hand             said when its first pass begins
 
-It is a WARNING if something has no effect or cannot be compared, else at level INFO.
+It is a WARNING if something has no effect or cannot be compared, and if the buffer takes much of
+the memory, else at level INFO.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from loaders.adopted import AdoptedArguments
@@ -15,13 +16,17 @@ from loaders.adopting.native_folder import NativeFolder
 from loaders.adopting.torchvision_steps import name_of
 from loaders.arguments import Serving
 from loaders.batches import each_view
+from loaders.buffer_size import BufferSize
+from loaders.free_memory import free_memory
 from loaders.opened_dataset import OpenedDataset
 from loaders.options import LoaderOptions, WorkerKind
+from loaders.order.tuning import Choice
 from loaders.own_batches import OwnOrder
 from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
 from loaders.stream_order import StreamOrder
 from loaders.streams.streamed_samples import StreamedSamples
+from loaders.workers.cpus import launched_ranks
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ class Told:
     reuse: str
     cache: str
     """Where decoded samples stay from pass to pass. Empty: nowhere."""
+    buffer: str
     seed: int
     seed_from: str
     in_memory: bool
@@ -59,15 +65,19 @@ def told_of(
     tuned: bool,
     order: AnyOrder,
     adopted: AdoptedArguments | None,
+    buffer: BufferSize | None,
 ) -> Told:
-    """`tuned`: whether the reuse is chosen by measuring. `adopted`: what came from a DataLoader."""
+    """`tuned`: whether another reuse may be recommended. `adopted`: what came from a DataLoader."""
     workers, opened = setup.workers, setup.opened
-    reuse = "auto" if tuned else str(serving.reuse)
+    reuse = (
+        f"{serving.reuse} (auto recommends one when it is sure)" if tuned else f"{serving.reuse}"
+    )
     unknown = order.unknown_draws
     return Told(
         _samples(opened, setup.options),
-        reuse if serving.reaugment else f"{reuse} with the same draws",
+        f"{reuse}" if serving.reaugment else f"{reuse} with the same draws",
         setup.options.cache.kind if setup.options.cache else "",
+        "" if buffer is None or opened.decoded is not None else buffer.said,
         setup.seed,
         adopted.seed_from if adopted else "",
         opened.decoded is not None,
@@ -112,6 +122,7 @@ def summary(told: Told) -> str:
         told.samples,
         f"reuse {told.reuse}",
         f"kept in the cache ({told.cache})" if told.cache else "",
+        told.buffer,
         "each batch has all samples" if told.whole_batches else "",
         f"seed {told.seed}{_because(told.seed_from)}",
         "read by nobody: it lies decoded in memory" if told.in_memory else readers,
@@ -126,19 +137,37 @@ def _because(why: str) -> str:
 
 
 class Announcement:
-    """Says the summary of one loader, once."""
+    """Says the summary of one loader, once, and once if its buffer takes much of the memory."""
 
     def __init__(self, tuned: bool) -> None:
         self.adopted: AdoptedArguments | None = None
         self._tuned = tuned
         self._said = False
+        self._largest = 0
+        """The bytes of the largest buffer so far."""
 
     def say(
-        self, setup: PipelineSetup, order: RankOrder | StreamOrder | OwnOrder, serving: Serving
+        self, setup: PipelineSetup, order: AnyOrder, serving: Serving, buffer: BufferSize | None
     ) -> None:
-        """`serving` is how the first pass will be served."""
-        if self._said:
-            return
-        self._said = True
-        told = told_of(setup, serving, self._tuned, order, self.adopted)
-        log.log(logging.WARNING if told.notes else logging.INFO, "%s", summary(told))
+        """`serving` is how the pass will be served. `buffer` None: it has none."""
+        too_large = ""
+        if buffer is not None and setup.opened.decoded is None and buffer.exceeds(self._largest):
+            self._largest = buffer.nbytes or 0
+            too_large = buffer.too_large(free_memory() // launched_ranks())
+        if not self._said:
+            self._said = True
+            told = told_of(setup, serving, self._tuned, order, self.adopted, buffer)
+            told = replace(told, notes=(*told.notes, *filter(None, [too_large])))
+            log.log(logging.WARNING if told.notes else logging.INFO, "%s", summary(told))
+        elif too_large:
+            log.warning("%s", too_large)
+
+
+def tell_choice(choice: Choice, served: int) -> None:
+    """Say which reuse is recommended, where `served` is the present one."""
+    log.log(
+        logging.INFO if choice.reuse == served else logging.WARNING,
+        "reuse %d is recommended, %d is served: %s; loader.set_reuse(loader.recommended_reuse)"
+        " between two passes follows it",
+        choice.reuse, served, choice.reason,
+    )  # fmt: skip

@@ -43,14 +43,15 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ProbedReads:
-    """A data set whose [i] says what reading sample i gave: a digest of each part, and of the
-    generators that moved. A worker process may read it in place of the data set."""
+    """A data set whose [i] says what reading sample i gave: a digest of each part, one of each of
+    the generators that moved, and how large it is. A worker process may read it in place of the
+    data set."""
 
     def __init__(self, probed: Any) -> None:
         self.probed = probed
         self._reads = 0
 
-    def __getitem__(self, sample_id: int) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def __getitem__(self, sample_id: int) -> tuple[dict[str, bytes], dict[str, bytes], int]:
         # The first read draws from the generators as they are: if a data set draws something once
         # at its first read, and keeps it, that comes from the user's own seed.
         entropy = (PROBE_STREAM, self._reads) if self._reads else ()
@@ -64,7 +65,7 @@ class ProbedReads:
             for n, ((name, state), old) in enumerate(zip(after, before, strict=True))
             if (name, state) != old
         }
-        return digests_of(sample), moved
+        return digests_of(sample), moved, bytes_of(sample)
 
 
 def variation(samples: int, read: Callable[[Sequence[int]], Chunk]) -> str | None:
@@ -84,7 +85,7 @@ def variation(samples: int, read: Callable[[Sequence[int]], Chunk]) -> str | Non
                 raise chunk.error
             unreadable.add(sample_id)
             continue
-        told, moved = cast(Any, chunk.samples[0])
+        told, moved, _ = cast(Any, chunk.samples[0])
         if sample_id not in first:
             first[sample_id] = told, moved
             continue
@@ -108,6 +109,12 @@ def schedule(samples: int) -> list[int]:
 def digests_of(sample: Any) -> dict[str, bytes]:
     """A digest of each part of a sample. They are equal where two samples are."""
     return {where: _digest(part) for where, part in islice(parts(sample), MOST_PARTS)}
+
+
+def bytes_of(sample: Any) -> int:
+    """The bytes of the arrays in a sample."""
+    values = (as_tensor(part) for _, part in islice(parts(sample), MOST_PARTS))
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 def parts(sample: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

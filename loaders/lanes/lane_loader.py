@@ -21,13 +21,14 @@ import torch
 
 from loaders.arguments import SAME_AFTER_RESUME, UNCOMPARED_SEED, Serving, check_order_version
 from loaders.batches import Batch, Gathered
+from loaders.buffer_size import BufferSize
 from loaders.errors import LaneError, StateError
 from loaders.lanes.held_lanes import LaneProgress
 from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
 from loaders.loader import ReuseLoader
-from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
+from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer, buffered_batches
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.pass_order import PassOrder
@@ -277,7 +278,7 @@ class LaneLoader:
             samples=loader.order.samples,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
-            buffer_batches=loader.buffer_batches,
+            buffer_batches=buffered_batches(loader.mode, serving.reuse, loader.buffer_batches),
             mode=loader.mode,
             shuffle=loader.shuffle,
             drop_last=loader.drop_last,
@@ -303,7 +304,8 @@ class LaneLoader:
                 )
             order = self._following or self.loader.order.of_pass(self._pass_index)
             self._identity.begin(order.drawn)
-            self.loader.announcement.say(self.loader.setup, self.loader.order, serving)
+            each = BufferSize(of.slots // serving.batch_size, None)  # of a lane
+            self.loader.announcement.say(self.loader.setup, self.loader.order, serving, each)
             if self._pipeline is not None:
                 self._pipeline.prepare(serving, self.loader.buffer_batches)
                 if self._pipeline.cache is not None:

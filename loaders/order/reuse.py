@@ -34,6 +34,8 @@ Mode = Literal["rolling", "block", "immediate"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ORDER_STREAM = 1
 """Order and augmentation draw from different streams of one seed."""
+READ_AHEAD = 3
+"""So many batches of slots are read ahead where a larger buffer would mix nothing."""
 ORDER_VERSION = 2
 """Raise it when the same seed would give another order. States of version 1 do not name it."""
 
@@ -54,6 +56,11 @@ class ReuseBuffer:
     @property
     def capacity(self) -> int:
         return self.buffer_batches * self.batch_size
+
+    @property
+    def slots(self) -> int:
+        """So many samples are in memory at most."""
+        return min(self.capacity, self.samples)
 
     def __len__(self) -> int:
         return batches_per_pass(
@@ -159,6 +166,13 @@ class ReuseBuffer:
             nth = np.concatenate([nth, np.full(len(block), serve)])
         starts = range(0, len(order), self.batch_size)
         return [Serve(*(a[n : n + self.batch_size] for a in (order, nth))) for n in starts]
+
+
+def buffered_batches(mode: Mode, reuse: int, buffer_batches: int) -> int:
+    """The least buffer that serves in the same order as one of `buffer_batches`, and reads ahead.
+    Where no sample waits for another serve, all of at least two batches do."""
+    waits = mode == "block" or (mode == "rolling" and reuse > 1)
+    return buffer_batches if waits else min(buffer_batches, READ_AHEAD)
 
 
 def batches_per_pass(samples: int, batch_size: int, reuse: int, mode: Mode, drop_last: bool) -> int:

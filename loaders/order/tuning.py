@@ -1,45 +1,36 @@
-"""How often to reuse samples, and how many workers to use: decided purely, from measurements.
+"""Which reuse keeps up with training, decided purely, from what batches took. It only recommends.
 
     decoding gives D fresh samples a second, training takes S when it is never starved
     reuse r is enough when  r * D >= S * (1 + margin);  with less, 1 - r * D / S  of the time stalls
 
 A larger reuse than that gains nothing and loses information, so the smallest that is enough is
-chosen.
+recommended.
 
-    | warm-up | block | block | ... | decide | block | block | ... | look again | ...
+    | warm-up | block | block | block | block | block | block | ...      a window is 5 blocks
                 '- sums of 8 batches: some batches decode nothing, some wait for the GPU for others
 
-A window's estimate is the median of its blocks. Later windows change the choice only if three in a
-row ask for the same change, and only if the change is clear: more reuse if training already
-starves, less if the smaller reuse would leave room beyond the margin. What lies between the two may
-be noise.
-
-Noise should not make a choice and then undo it. Let n = S / D be what a window measures. The first
-choice and every raise take the least reuse r >= n * (1 + margin). So
+A window takes the median of its blocks, and a batch that took PAUSE times as long as the others of
+its block counts as one of those: a validation or a checkpoint came before it, and training is no
+slower for that. Only windows in a row that agree change what is recommended, and only if the change
+is clear: more reuse if training already starves, less if the smaller reuse would leave room beyond
+the margin. What lies between the two may be noise, which should not raise the reuse and then lower
+it again. Let n = S / D be what a window measures. A raise takes the least r >= n * (1 + margin). So
 
     to raise it, later windows must measure more than 1 + margin = 1.10 times this n
     to lower it, later windows must measure less than 1 / (1 + clear) = 1 / 1.15 of this n
 
-Windows that differ by less than 10 % never change the choice, and windows that differ by less than
-15 % change it once at most. Noise makes some windows differ by more. If each batch's seconds are
-spread evenly over +-20 %, a standard deviation of 11.5 %, the mean of 8 batches has 4.1 %, the
-median of 5 such blocks 2.2 %, and the quotient of two such medians 3.1 %. Then one window in 40 is
-6 % too high, and one in 40 is 6 % too low: enough, in a long run, for a raise that is undone later.
-That is why several windows in a row must agree. Of simulated runs of 1,500 batches, so many changed
-the choice more than once:
-
-    windows that agree     noise of +-20 %      of +-30 %
-    2                      37 in a million      5 in a thousand
-    3                      1 in 3 million       4 in ten thousand
+Windows that differ by less than 10 % never change it, and windows that differ by less than 15 %
+change it once at most.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from math import inf, isnan
+from dataclasses import asdict, dataclass, field
+from math import inf
 from statistics import median
 from typing import Any
 
 MARGIN = 0.1
+PAUSE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +42,9 @@ class PipelineRates:
     step_per_second: float
     """The samples that training takes in a second."""
 
-    def __post_init__(self) -> None:
-        for name in ("decode_per_second", "step_per_second"):
-            value = getattr(self, name)
-            if isnan(value) or value < 0:
-                raise ValueError(f"{name} must be 0 or more, not {value}")
-
     def stall(self, reuse: int) -> float:
         """The share of the time that training waits."""
-        served = reuse * self.decode_per_second
+        served = reuse * self.decode_per_second if reuse else 0.0
         return 0.0 if served >= self.step_per_second else 1.0 - served / self.step_per_second
 
     def enough(self, reuse: int, margin: float) -> bool:
@@ -111,8 +96,6 @@ class BatchMeasurement:
     workers: int
     step_seconds: float
     """The time between the delivery of the batch before and the request for this one."""
-    stall_seconds: float
-    """The time that the consumer waited inside `next()`."""
     served: int
     """The number of samples in the batch."""
 
@@ -127,53 +110,40 @@ class TuningRules:
     block: int = 8
     """This many batches are summed into one estimate."""
     window: int = 5
-    """The median of this many blocks decides: the first choice comes after 10 + 8 * 5 = 50
-    batches."""
+    """The median of this many blocks is what a window measures."""
     clear: float = 0.15
     """A smaller reuse must leave this much room beyond the margin."""
     agreeing: int = 3
-    """This many windows in a row must ask for the same change. The head of this file says why 3."""
-
-    def __post_init__(self) -> None:
-        for name in ("block", "window", "agreeing"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("margin", "warm_up", "clear"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-
-
-@dataclass(slots=True)
-class _TimedBatches:
-    """The sums over the batches of a block."""
-
-    batches: int = 0
-    worker_seconds: float = 0.0
-    """The sum of decode_seconds / workers: how long decoding took with all workers busy."""
-    decoded: int = 0
-    step_seconds: float = 0.0
-    served: int = 0
+    """This many windows in a row must ask for the same change. Two are too few: noise of +-20 %
+    raised the reuse and lowered it again in 37 of a million simulated runs."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What a tuner has seen so far."""
+    """What a tuner has seen so far, as plain numbers and lists of them."""
 
     batches: int = 0
-    block: _TimedBatches = field(default_factory=_TimedBatches)
+    worker_seconds: float = 0.0
+    """Of this block: the sum of decode_seconds / workers, how long decoding took with all workers
+    busy."""
+    decoded: int = 0
+    served: int = 0
+    """The number of samples in this block's batches."""
+    steps: list[float] = field(default_factory=list)
+    """The seconds of each step of this block."""
     decode: list[float] = field(default_factory=list)
     """For each block of this window, the seconds that a fresh sample takes with all workers
     busy."""
     step: list[float] = field(default_factory=list)
     """For each block of this window, the seconds that training takes for a sample."""
     reuse: int = 0
-    """The latest choice. 0: there was none."""
+    """What is recommended. 0: nothing yet."""
     asked: int = 0
     """How many windows in a row asked for more reuse (positive) or for less (negative)."""
 
 
 class ReuseTuner:
-    """Chooses the reuse from what each batch took, and chooses again when the rates drift."""
+    """Recommends a reuse by what each batch took, and another one when the rates drift."""
 
     def __init__(self, most: int, rules: TuningRules | None = None) -> None:
         if most < 1:
@@ -184,28 +154,26 @@ class ReuseTuner:
 
     @property
     def reuse(self) -> int | None:
-        """The latest choice. None: there was none."""
+        """What is recommended. None: nothing yet."""
         return self._seen.reuse or None
 
     def feed(self, batch: BatchMeasurement) -> Choice | None:
-        """Take in what a batch took. Returns a choice if it is the first one, or differs from the
-        latest."""
+        """Take in what a batch took. Returns a choice where another one is recommended than before,
+        or the first one."""
         seen, rules = self._seen, self.rules
         seen.batches += 1
         if seen.batches <= rules.warm_up:
             return None
-        block = seen.block
-        block.batches += 1
-        block.worker_seconds += batch.decode_seconds / batch.workers
-        block.decoded += batch.decoded
-        block.step_seconds += batch.step_seconds
-        block.served += batch.served
+        seen.worker_seconds += batch.decode_seconds / batch.workers
+        seen.decoded += batch.decoded
+        seen.served += batch.served
+        seen.steps.append(batch.step_seconds)
         # With much reuse a block may decode nothing. Then it goes on until it does.
-        if block.batches < rules.block or not block.decoded or not block.served:
+        if len(seen.steps) < rules.block or not seen.decoded or not seen.served:
             return None
-        seen.decode.append(block.worker_seconds / block.decoded)
-        seen.step.append(block.step_seconds / block.served)
-        seen.block = _TimedBatches()
+        seen.decode.append(seen.worker_seconds / seen.decoded)
+        seen.step.append(_without_pauses(seen.steps) / seen.served)
+        seen.worker_seconds, seen.decoded, seen.served, seen.steps = 0.0, 0, 0, []
         if len(seen.decode) < rules.window:
             return None
         rates = PipelineRates(_per_second(seen.decode), _per_second(seen.step))
@@ -214,33 +182,17 @@ class ReuseTuner:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain numbers and lists of them."""
-        seen = self._seen
-        return {
-            "batches": seen.batches,
-            "block": [*astuple(seen.block)],
-            "decode": list(seen.decode),
-            "step": list(seen.step),
-            "reuse": seen.reuse,
-            "asked": seen.asked,
-        }
+        return asdict(self._seen)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the tuner would have whose state this is."""
-        self._seen = _Seen(
-            batches=state["batches"],
-            block=_TimedBatches(*state["block"]),
-            decode=[*state["decode"]],
-            step=[*state["step"]],
-            reuse=state["reuse"],
-            asked=state["asked"],
-        )
+        """Go on as the tuner would have whose state this is. (Of a state of an earlier version the
+        open block is not known here.)"""
+        known = asdict(_Seen())
+        copied = asdict(_Seen(**{name: state[name] for name in known if name in state}))
+        self._seen = _Seen(**copied)
 
     def _look(self, rates: PipelineRates) -> Choice | None:
-        seen, choice = self._seen, choose_reuse(rates, self.most, self.rules.margin)
-        if not seen.reuse:
-            seen.reuse = choice.reuse
-            return choice
-        ask = 0
+        seen, choice, ask = self._seen, choose_reuse(rates, self.most, self.rules.margin), 0
         if choice.reuse > seen.reuse and rates.stall(seen.reuse) > 0.0:
             ask = 1
         elif choice.reuse < seen.reuse:
@@ -262,6 +214,12 @@ def available_cpus(affinity: int, quota: tuple[int, int] | None, local_ranks: in
     if quota is not None and quota[0] > 0 and quota[1] > 0:
         affinity = min(affinity, -(-quota[0] // quota[1]))
     return max(1, affinity // max(1, local_ranks))
+
+
+def _without_pauses(steps: Sequence[float]) -> float:
+    """The sum of the seconds of a block's steps. A pause counts as a step like the others."""
+    typical = median(steps)
+    return sum(typical if 0.0 < typical * PAUSE < step else step for step in steps)
 
 
 def _per_second(seconds: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ def usable_cpus(local_ranks: int | None = None) -> int:
         affinity = len(os.sched_getaffinity(0))
     else:
         affinity = os.cpu_count() or 1
-    ranks = _launched_ranks() if local_ranks is None else local_ranks
+    ranks = launched_ranks() if local_ranks is None else local_ranks
     return available_cpus(affinity, cpu_quota(CGROUPS, MEMBERSHIP), ranks)
 
 
@@ -33,22 +33,22 @@ def cpu_quota(cgroups: Path, membership: Path) -> tuple[int, int] | None:
     """The tightest (quota, period) of this process's cgroup and of the groups above it, whose
     quotas bind it too. None: there is no limit."""
     tightest = None
-    for folder in _groups(cgroups, membership):
+    for folder in groups_of("cpu", cgroups, membership):
         found = _quota_of(folder)
         if found and (tightest is None or found[0] * tightest[1] < tightest[0] * found[1]):
             tightest = found
     return tightest
 
 
-def _groups(cgroups: Path, membership: Path) -> Iterator[Path]:
-    """The folders that may hold a quota for this process, of cgroups version 2 and version 1."""
+def groups_of(controller: str, cgroups: Path, membership: Path) -> Iterator[Path]:
+    """The folders that may hold limits for this process, of cgroups version 2 and version 1."""
     lines = membership.read_text(encoding="utf-8").splitlines() if membership.is_file() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts = [cgroups, cgroups / "unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [cgroups / controllers, cgroups / "cpu"]
+        elif controller in controllers.split(","):
+            mounts = [cgroups / controllers, cgroups / controller]
         else:
             continue
         for mount in mounts:
@@ -68,7 +68,7 @@ def _quota_of(group: Path) -> tuple[int, int] | None:
     return None if quota in ("max", "-1") else (int(quota), int(period))
 
 
-def _launched_ranks() -> int:
+def launched_ranks() -> int:
     said = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not said.isdecimal() or int(said) < 1:
         raise LoaderError(

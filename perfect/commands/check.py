@@ -11,7 +11,7 @@ from rich.table import Table
 
 from loaders import ReuseLoader
 from loaders.cache.cache import RAM_ENTRY_BYTES
-from loaders.order.reuse import batches_per_pass
+from loaders.order.reuse import batches_per_pass, buffered_batches
 from loaders.order.source_order import samples_per_rank
 from loaders.slots.slab import Slab
 from offload import OffloadError
@@ -167,8 +167,10 @@ def _size(loader: object) -> str:
 def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]:
     """Say how much memory samples take in the buffer and in the cache, by decoding one of them."""
     sample, limit = Slab(loader.dataset[0], 1).nbytes, loader.buffer_bytes
-    whole = sample * batch * loader.buffer_batches
-    batches = f"({say_count(loader.buffer_batches, 'batch')} of at most {batch})"
+    most = max(phase.reuse for phase in config.phases)
+    kept = buffered_batches(loader.mode, most, loader.buffer_batches)
+    whole = sample * min(batch * kept, len(loader.dataset))
+    batches = f"({say_count(kept, 'batch')} of at most {batch})"
     if in_memory(loader):
         yield f"buffer 0 B {batches}: the data set is in memory already"
     elif limit is None:
@@ -179,11 +181,11 @@ def _memory(config: RunConfig, loader: ReuseLoader, batch: int) -> Iterator[str]
             f" most {say_size(limit)}"
         )
     if config.loader.cache is not None and config.loader.cache_bytes is not None:
-        kept, needed = config.loader.cache_bytes, sample * len(loader.dataset)
+        limit, needed = config.loader.cache_bytes, sample * len(loader.dataset)
         where = config.loader.cache_dir or "RAM"
-        share = f"{min(1.0, kept / needed):.0%}" if needed else "all"
+        share = f"{min(1.0, limit / needed):.0%}" if needed else "all"
         yield (
-            f"decoded cache in {where}: at most {say_size(kept)}, about {share} of the"
+            f"decoded cache in {where}: at most {say_size(limit)}, about {share} of the"
             f" {say_size(needed)} that all training samples take"
         )
 

@@ -126,7 +126,7 @@ class DataConfig(NamedOrOwn):
 
 class LoaderConfig(Section):
     batch_size: Count = 128  # Samples of a batch on each device; with elastic, on all peers.
-    buffer_batches: Count = 3
+    buffer_batches: Count = 12
     """The buffer holds so many batches (never less than one)."""
     mode: Mode = "rolling"
     """rolling mixes first and later serves; block fills the buffer, serves it R times, refills it;

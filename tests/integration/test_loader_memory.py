@@ -10,7 +10,7 @@ import pytest
 from products import every_value
 from support import loader_datasets as sets
 
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.errors import BufferTooSmall
 from loaders.pipeline import AHEAD, HELD
 from loaders.pixels.augmentation import Chain, RandomResizedCrop
@@ -31,8 +31,9 @@ def test_slots_and_batches_together_stay_below_the_limit_and_use_it(
     batch_size: int, reuse: int
 ) -> None:
     limit = (AHEAD + HELD + 3) * batch_size * SAMPLE + SAMPLE // 2
+    threads = Workers(2, "thread" if reuse == 1 else "auto")  # else torch's own serve reuse 1
     with ReuseLoader(
-        sets.Pictures(60), batch_size, reuse, buffer_batches=50, buffer_bytes=limit, workers=2
+        sets.Pictures(60), batch_size, reuse, buffer_batches=50, buffer_bytes=limit, workers=threads
     ) as loader:
         for _ in range(2):
             for _ in loader:
@@ -123,7 +124,7 @@ def test_pictures_that_differ_a_little_in_size_can_be_served_for_ever() -> None:
 CHILD = """
 import sys
 import numpy as np, torch
-from loaders import ReuseLoader
+from loaders import ReuseLoader, Workers
 from loaders.pixels.augmentation import Chain, RandomResizedCrop
 
 BATCH, LIMIT, varied = 8, {limit}, {varied}

@@ -6,7 +6,7 @@ alive when. Nothing in it knows how `loaders.order.reuse` makes its choice.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from products import examples
 
-from loaders.order.reuse import MODES, ReuseBuffer, batches_per_pass
+from loaders.order.reuse import MODES, ReuseBuffer, batches_per_pass, buffered_batches
 from loaders.order.serve import Serve
 
 law = settings(max_examples=examples(150), deadline=None)
@@ -108,6 +108,23 @@ def with_drop_last(buffer: ReuseBuffer) -> ReuseBuffer:
 
 
 # ---- every mode ---------------------------------------------------------------------------------
+
+
+@law
+@given(st.data())
+def test_a_buffer_that_mixes_nothing_may_be_as_small_as_what_is_read_ahead(
+    data: st.DataObject,
+) -> None:
+    mode, reuse = data.draw(st.sampled_from([("rolling", 1), ("immediate", 1), ("immediate", 3)]))
+    large = plan(
+        samples=data.draw(st.integers(1, 300)), batch_size=data.draw(st.integers(1, 7)),
+        buffer_batches=data.draw(st.integers(4, 12)), reuse=reuse, mode=mode,
+        shuffle=data.draw(st.booleans()), drop_last=data.draw(st.booleans()),
+    )  # fmt: skip
+    kept = buffered_batches(mode, reuse, large.buffer_batches)
+    assert kept == 3
+    assert run(replace(large, buffer_batches=kept)) == run(large)
+    assert buffered_batches("rolling", 2, 12) == buffered_batches("block", 1, 12) == 12
 
 
 # A life that comes out even with the slots: a late sample has to be in every batch that is left.

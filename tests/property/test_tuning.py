@@ -67,7 +67,7 @@ def measurements(
     for _ in range(batches):
         fresh = int(rng.choice(decoded))
         seconds = 4 * fresh / 100 * off()
-        given.append(BatchMeasurement(seconds, fresh, 4, 64 / (100 * ratio) * off(), 0.0, 64))
+        given.append(BatchMeasurement(seconds, fresh, 4, 64 / (100 * ratio) * off(), 64))
     return given
 
 
@@ -93,7 +93,7 @@ def test_windows_that_lie_close_together_change_the_choice_never_or_once(
     (apart, most_changes), close = spread, 1 - 1e-6  # room for rounding
     tuner = ReuseTuner(16, TuningRules(warm_up=0, block=1, window=1, agreeing=agreeing))
     steps = [1 / (ratio * (1 + apart * close * at)) for at in windows]
-    made = [tuner.feed(BatchMeasurement(1.0, 1, 1, step, 0.0, 1)) for step in steps]
+    made = [tuner.feed(BatchMeasurement(1.0, 1, 1, step, 1)) for step in steps]
     assert sum(choice is not None for choice in made) <= 1 + most_changes
 
 
@@ -108,7 +108,7 @@ def blocks(
     decode = (4 * fresh / 100 * off).sum(axis=1)
     step = (64 / (100 * ratio) * again).sum(axis=1)
     return [
-        BatchMeasurement(*block, 0.0, 64 * batches)
+        BatchMeasurement(*block, 64 * batches)
         for block in zip(decode, fresh.sum(axis=1), [4] * count, step, strict=True)
     ]
 

@@ -201,7 +201,7 @@ def test_what_is_left_out_takes_the_defaults_and_is_written_out_complete(tmp_pat
     assert dumped["seed"] == 0
     assert dumped["loader"] == {
         "batch_size": 128,
-        "buffer_batches": 3,
+        "buffer_batches": 12,
         "mode": "rolling",
         "workers": "auto",
         "worker_kind": "auto",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import LoaderError
+from loaders.free_memory import free_memory
 from loaders.workers.cpus import cpu_quota, usable_cpus
 
 
@@ -83,3 +84,26 @@ def test_a_launcher_that_says_nonsense_is_named(said: str, monkeypatch: pytest.M
     monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
     with pytest.raises(LoaderError, match=f"LOCAL_WORLD_SIZE is '{said}'"):
         usable_cpus()
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves(tmp_path: Path) -> None:
+    def left(membership: str, **files: dict[str, str]) -> int:
+        (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 8 kB\n")
+        (tmp_path / "membership").write_text(membership)
+        for group, lines in files.items():
+            folder = tmp_path / "cgroup" / group.replace("_", "/")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in lines.items():
+                (folder / name).write_text(text + "\n")
+        places = tmp_path / "cgroup", tmp_path / "membership", tmp_path / "meminfo"
+        return free_memory(*places)
+
+    assert left("0::/") == 8 << 10
+    stat = "anon 1000\ninactive_file 500\nactive_file 300\nslab_reclaimable 100"
+    limited = {"memory.max": "5000", "memory.current": "2000", "memory.stat": stat}
+    assert left("0::/job/step", job_step=limited, job={"memory.max": "max"}) == 5000 - 1100
+    older = {"memory.limit_in_bytes": "4000", "memory.usage_in_bytes": "4500"}
+    assert left("0::/job/step\n4:memory:/job", memory_job=older) == 0

@@ -179,7 +179,7 @@ def test_random_reading_is_refused_with_reuse_and_with_a_cache(name: str) -> Non
     with pytest.raises(LoaderError, match=r"is random: .*augment=.*reaugment=False"):
         ReuseLoader(RANDOM[name](), 4, reuse=3, workers=1)
     with pytest.raises(LoaderError, match="is random: "):
-        ReuseLoader(RANDOM[name](), 4, reuse="auto", workers=1)
+        ReuseLoader(RANDOM[name](), 4, reuse="auto", workers=1).set_reuse(2)
     for how in (once, again, {"reuse": 3, "reaugment": False}):
         with pytest.raises(CacheError, match="served for the whole run"):
             ReuseLoader(RANDOM[name](), 4, workers=1, **how, **cached)

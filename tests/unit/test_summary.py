@@ -17,6 +17,7 @@ TOLD = Told(
     samples="cached: Resize; redone at every serve: RandomCrop (RandomCrop is random)",
     reuse="3",
     cache="",
+    buffer="a buffer of 12 batches (231 MB)",
     seed=42,
     seed_from="drawn from its generator",
     in_memory=False,
@@ -31,8 +32,8 @@ TOLD = Told(
 def test_a_summary_says_everything_once_and_in_order() -> None:
     assert summary(TOLD) == (
         "cached: Resize; redone at every serve: RandomCrop (RandomCrop is random); reuse 3;"
-        " seed 42 (drawn from its generator); read by 4 processes (Own is not known to be safe in"
-        " threads); rank 1 of 2"
+        " a buffer of 12 batches (231 MB); seed 42 (drawn from its generator); read by 4 processes"
+        " (Own is not known to be safe in threads); rank 1 of 2"
     )
 
 
@@ -44,6 +45,7 @@ def test_a_summary_says_everything_once_and_in_order() -> None:
         ({"in_memory": True}, "read by nobody: it lies decoded in memory"),
         ({"workers": 0}, "read by the loop itself, nothing ahead"),
         ({"seed_from": ""}, "seed 42;"),
+        ({"buffer": ""}, "reuse 3; seed 42"),
         ({"cache": "disk"}, "kept in the cache (disk)"),
         ({"rank": None, "world_size": None}, "; ranks as torch.distributed says"),
         ({"notes": ("timeout=3 has no effect",)}, "rank 1 of 2; timeout=3 has no effect"),
@@ -70,7 +72,7 @@ def test_an_adopted_loader_says_one_line_and_warns_only_of_what_is_otherwise(
         list(loader), list(loader)
     [record] = caplog.records
     assert record.levelno == logging.INFO
-    assert "cached: what list reads; reuse 1; seed" in record.getMessage()
+    assert "cached: what list reads; reuse 1; a buffer of 3 batches; seed" in record.getMessage()
     caplog.clear()
     with adopt(changes={"reuse": 3}) as loader:
         assert len(loader) == 15
@@ -129,8 +131,65 @@ def test_a_loader_made_by_hand_says_its_line_when_its_first_pass_begins(
     assert record.levelno == logging.INFO
     said = record.getMessage()
     assert said.startswith("cached: Resize; redone at every serve: ToTensor (")
-    assert "; reuse 2; seed 5; read by 1 process (FakeData is not known to be safe in" in said
+    assert "; reuse 2; a buffer of 3 batches (696 bytes); seed 5; read by 1 process (" in said
     assert said.endswith("; ranks as torch.distributed says")
+
+
+# ---- the buffer ---------------------------------------------------------------------------------
+
+
+class Large:
+    """1 MB a sample."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1000, 1000), index % 251, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_a_buffer_above_a_quarter_of_the_free_memory_is_warned_of_once(
+    adopted: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+
+    def served(free: int) -> list[logging.LogRecord]:
+        monkeypatch.setattr("loaders.summary.free_memory", lambda: free)
+        caplog.clear()
+        how: Any = {"reuse": 2, "rank": (0, 1)}
+        loader = ReuseLoader(Large(), 2, workers=1, **how)
+        if adopted:
+            loader = ReuseLoader.from_dataloader(DataLoader(Large(), 2, num_workers=1), **how)  # type: ignore[arg-type]
+        with loader:
+            for _ in range(2):
+                loader.limit_pass(2)
+                list(loader)
+        return caplog.records
+
+    [record] = served(97_000_000)
+    about = "about " if adopted else ""
+    assert f"a buffer of 12 batches ({about}24 MB)" in record.getMessage()
+    assert "more than a quarter" not in record.getMessage()
+    *_, record = served(95_000_000)
+    assert record.levelno == logging.WARNING
+    said = "the buffer takes 24 MB, more than a quarter of the memory that is free (95 MB)"
+    assert said in record.getMessage()
+    assert "size=" in record.getMessage() and "buffer_bytes=" in record.getMessage()
+
+
+def test_a_batch_that_becomes_larger_later_is_warned_of_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.summary.free_memory", lambda: 97_000_000)
+    with ReuseLoader(Large(), 2, 2, workers=1) as loader:
+        loader.limit_pass(2)
+        list(loader)
+        assert caplog.records == []
+        loader.set_reuse(2, batch_size=4)
+        list(loader), list(loader)
+    [record] = caplog.records
+    assert record.getMessage().startswith("the buffer takes 48 MB, more than a quarter of")
 
 
 # ---- the seed -----------------------------------------------------------------------------------
