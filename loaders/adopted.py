@@ -6,11 +6,13 @@ workers   as many as it has; none, and code of a user's own: the loop's own thre
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaders.adopting.adoption import from_dataloader
+from loaders.adopting.native_folder import Decoding, ScaledDecoding
+from loaders.checks import one_of
 from loaders.options import Workers
 
 
@@ -40,10 +42,15 @@ class AdoptedArguments:
 def adopted_arguments(
     dataloader: DataLoader[Any], changes: Mapping[str, Any], reuse: int | str
 ) -> AdoptedArguments:
-    """`changes` are arguments that were given beside the DataLoader, and replace what it says."""
+    """`changes` are arguments that were given beside the DataLoader, and replace what it says; and
+    "decode", which says whether JPEGs may be decoded smaller (see `native_folder`)."""
+    changes = dict(changes)
+    one_of("decode", decode := changes.pop("decode", "exact"), get_args(Decoding))
     splits = changes.get("augment") is None and changes.get("once") is None
     adopted = from_dataloader(dataloader, splits, reuse == 1)
     given = adopted.arguments()
+    if decode == "scaled":
+        given["dataset"] = ScaledDecoding(dataloader.dataset)
     generator = getattr(dataloader.sampler, "generator", None) or dataloader.generator
     seed_from = ""
     if "seed" in given:

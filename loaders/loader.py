@@ -124,7 +124,7 @@ class ReuseLoader(DataLoaderFace):
         cls, loader: DataLoader[Any], reuse: int | Literal["auto"] = 3, **changes: Any
     ) -> "ReuseLoader":
         """Serve what `loader` serves, with its batch size, workers, sampler and collate function.
-        `changes` are further arguments of `ReuseLoader`; they replace what `loader` says."""
+        `changes` replace what `loader` says; decode="scaled" is for large pictures only."""
         adopted = adopted_arguments(loader, changes, reuse)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)

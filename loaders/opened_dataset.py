@@ -5,7 +5,7 @@ the random part of its transform, and that part; or, if all of it is in memory, 
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from loaders.adopting.adoption import decoded_columns, split_dataset
 from loaders.adopting.huggingface_datasets import OfOneRow, taken_apart
-from loaders.adopting.native_folder import decoded_natively
+from loaders.adopting.native_folder import NativeFolder, ScaledDecoding, decoded_natively
 from loaders.adopting.torchvision_steps import name_of
 from loaders.adopting.transforms import TransformSplit
 from loaders.arguments import check_dataset
 from loaders.backends import open_source
+from loaders.batches import each_view
 from loaders.options import LoaderOptions, check_stream
+from loaders.pixels.augmentation import RandomResizedCrop, first_step
 from loaders.slots.leaves import leaves_of, picture_number
-from loaders.sources.datasets import counts_of
+from loaders.sources.datasets import counts_of, unwrapped
 from loaders.sources.randomness import seeded_randomness
 from loaders.streams.streamed_samples import StreamedSamples, as_stream
 from loaders.user_views import WholeSample
@@ -49,6 +51,8 @@ class OpenedDataset:
     split: TransformSplit | None
     """The two parts of the data set's own transform, where the user gave no augmentation."""
     decoded: DecodedColumns | None
+    scaled: bool = False
+    """Whether JPEGs may be decoded smaller than they are."""
     decoding: str = ""
     """Who decodes the pictures of a folder of torchvision's. Empty: it is none."""
 
@@ -62,6 +66,8 @@ class OpenedDataset:
 
 
 def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
+    scaled = isinstance(dataset, ScaledDecoding)
+    dataset = dataset.dataset if scaled else dataset
     if (source := as_stream(dataset)) is not None:
         check_stream(options)
         _check_parts(options, None)
@@ -74,14 +80,17 @@ def open_dataset(dataset: Any, options: LoaderOptions) -> OpenedDataset:
             dataset, split = apart[0], _redone(apart[1])
         else:
             dataset, split = split_dataset(dataset)
-    dataset, said = decoded_natively(dataset)
+    dataset, said = decoded_natively(dataset, scaled)
     split = None if split is None else _for_its_pictures(split, dataset)
     _check_parts(options, split)
+    opened = OpenedDataset(dataset, split, None, scaled, said)
+    if scaled:
+        _check_scaled(opened, options)
     if any(given is not None for given in (options.once, options.cache, options.collate)):
-        return OpenedDataset(dataset, split, None, said)
+        return opened
     there = decoded_columns(dataset)
     columns = None if there is None else DecodedColumns(tuple(there[0]), there[1])
-    return OpenedDataset(dataset, split, columns, said)
+    return replace(opened, decoded=columns)
 
 
 def _check_parts(options: LoaderOptions, split: TransformSplit | None) -> None:
@@ -89,6 +98,29 @@ def _check_parts(options: LoaderOptions, split: TransformSplit | None) -> None:
     moves = (options.augment, options.once, None if split is None else split.augment)
     if options.parts is not None and all(each is None for each in moves):
         raise ValueError("parts has no effect without augment: leave it out")
+
+
+def _check_scaled(opened: OpenedDataset, options: LoaderOptions) -> None:
+    """Refuse decode="scaled" where whole pictures are needed, or nobody of ours decodes them."""
+    folder, workers, device = unwrapped(opened.dataset)[0], options.workers, options.device
+    native = isinstance(folder, NativeFolder)
+    decode = folder.transform if native else None
+    augment = options.augment if opened.split is None else opened.split.augment
+    crops = [isinstance(first_step(each), RandomResizedCrop) for each in each_view(augment)]
+    apart = workers.kind == "process" or workers.init or workers.start_method or workers.timeout
+    refused = {
+        f"{type(folder).__name__} is {opened.decoding or 'no ImageFolder'}": not native,
+        "its transform changes the whole picture before a crop": decode and not decode.keeps_pixels,
+        "no RandomResizedCrop with a batched form comes first": not crops or not all(crops),
+        "the cache keeps whole pictures": options.cache is not None,
+        "a collate function gets whole samples": options.collate is not None,
+        "once crops whole pictures": options.once is not None,
+        "the device augments whole pictures": options.device is not None
+        and options.device.augments,
+        "only threads of the loader decode so": apart,
+    }
+    if why := [each for each, holds in refused.items() if holds]:
+        raise ValueError(f'decode="scaled" has no effect here, because {why[0]}: leave it out')
 
 
 def _redone(transform: OfOneRow) -> TransformSplit:

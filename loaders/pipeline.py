@@ -191,8 +191,10 @@ class Pipeline:
             return None
         sizes, channels = tuple(sides_of(first.size) for first in firsts), picture.shape[2]
         layout = CropLayout(sizes, self._drawn, channels)
-        whole = picture.dtype == torch.uint8 and prod(picture.shape)
-        return layout if layout.nbytes <= whole else None
+        if picture.dtype != torch.uint8:
+            return None
+        smaller = layout.nbytes <= prod(picture.shape)
+        return layout if smaller or self.setup.opened.scaled else None
 
     def _foreseen(self, order: PassOrder, slab: Slab, maker: BatchMaker) -> Foreseen | None:
         """What tells which crops of pictures the slots are to hold. None: pictures."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from loaders.adopting.native_folder import ScaledDecoding
 from loaders.arguments import Serving, settled_seed
 from loaders.buffer_size import BufferSize
 from loaders.identity.held_values import HeldValues
@@ -139,6 +140,7 @@ class ServedData:
         workers = settled(options.workers, opened.dataset)
         self.setup = PipelineSetup(opened, options, workers, self.seed)
         streamed = isinstance(opened.dataset, StreamedSamples)
+        dataset = dataset.dataset if isinstance(dataset, ScaledDecoding) else dataset
         readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, str) and not streamed
         self.dataset = dataset if readable else opened.dataset
         self.order = (

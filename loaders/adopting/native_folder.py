@@ -3,12 +3,15 @@
     JPEG                                  our decoder: Pillow's libjpeg, so Pillow's bits
     anything else, or it is refused       the folder's own loader (Pillow)
 
-Pictures are not turned by their EXIF, because torchvision's loader does not turn them.
+Pictures are not turned by their EXIF, because torchvision's loader does not turn them. With
+decode="scaled", a JPEG is decoded at 1, 2 or 4 eighths of its size where every crop of it that will
+be served still has as many pixels as it is fitted to. That is quicker, and has other bits.
 """
 
 import copy
+from dataclasses import dataclass
 from io import FileIO
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -21,14 +24,32 @@ from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
 from loaders.slots.leaves import Picture
 
+Decoding = Literal["exact", "scaled"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledDecoding:
+    """A data set that was given with decode="scaled"."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
 
 class NativeFolder:
     """The samples of `folder`, an ImageFolder of torchvision with torchvision's loader and a
     transform that we know. Several threads may read it. What is asked of it beside its samples is
     answered by `folder`."""
 
-    def __init__(self, folder: Any, counts: DecodeCounts | None = None) -> None:
+    def __init__(
+        self, folder: Any, counts: DecodeCounts | None = None, scaled: bool = False
+    ) -> None:
         self.folder = folder
+        self.scaled = scaled
         self.counts = counts or DecodeCounts()
         steps = folder.transform.steps if folder.transform is not None else ()
         self._steps: tuple[Any, ...] = steps
@@ -66,27 +87,33 @@ class NativeFolder:
         if not is_jpeg(data):
             self.counts.add(_format_of(path), native=False)
             return None
-        pixels = _decoded(data, room)
-        self.counts.add("JPEG", native=pixels is not None)
+        pixels, eighths = _decoded(data, room, self.scaled)
+        kind = "JPEG" if eighths == 8 else f"JPEG at 1/{8 // eighths}"
+        self.counts.add(kind, native=pixels is not None)
         return pixels
 
 
-def _decoded(data: bytes, room: Room) -> Pixels | None:
+def _decoded(data: bytes, room: Room, scaled: bool) -> tuple[Pixels | None, int]:
+    """The pixels, and at how many eighths of the size they were decoded."""
     try:
         with Jpeg(data) as jpeg:
             limit = Image.MAX_IMAGE_PIXELS
             if jpeg.printed or (limit and jpeg.height * jpeg.width > limit):
-                return None
-            return jpeg.decode(room)
+                return None, 8
+            eighths = 8
+            if scaled and room.crops:
+                eighths = room.crops.eighths(jpeg.height, jpeg.width)
+            return jpeg.decode(room, eighths), eighths
     except ValueError:  # Pillow may know better, or says in its own words what is wrong
-        return None
+        return None, 8
 
 
-def decoded_natively(dataset: Any) -> tuple[Any, str]:
+def decoded_natively(dataset: Any, scaled: bool = False) -> tuple[Any, str]:
     """The data set, or a copy of it that decodes the JPEGs of torchvision's folders natively; and
-    what to say of it. Empty: it is no such folder."""
+    what to say of it. Empty: it is no such folder. `scaled`: whether they may be decoded smaller,
+    for which it must be one folder, or a Subset of one."""
     if type(dataset) is Subset:
-        inner, said = decoded_natively(dataset.dataset)
+        inner, said = decoded_natively(dataset.dataset, scaled)
         if inner is not dataset.dataset:
             dataset = copy.copy(dataset)
             dataset.dataset = inner
@@ -101,7 +128,10 @@ def decoded_natively(dataset: Any) -> tuple[Any, str]:
         return dataset, ""
     if why := _why_not(dataset):
         return dataset, f"decoded by the data set ({why})"
-    return NativeFolder(dataset), "JPEG decoded natively, with Pillow's bits"
+    how = "with Pillow's bits"
+    if scaled:
+        how = "smaller where every crop stays large enough (not Pillow's bits); others whole"
+    return NativeFolder(dataset, scaled=scaled), f"JPEG decoded natively, {how}"
 
 
 def _why_not(folder: Any) -> str:

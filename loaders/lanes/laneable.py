@@ -35,6 +35,8 @@ def check_loader(loader: Any) -> None:
             f"the loader sends its batches to {device.to}, but whoever takes the"
             " batch of a lane moves it: leave device out"
         )
+    if loader.setup.opened.scaled:
+        raise LaneError('decode="scaled" has no effect on lanes, whose slots hold whole pictures')
     if loader.order.named is not None:
         raise LaneError(
             f"the sampler {type(loader.order.sampler).__name__} draws the share of one rank, but"

@@ -98,6 +98,8 @@ class Reader:
         self._base, self._rows = unwrapped(dataset)
         self._many = getattr(self._base, "__getitems__", None)
         self._read_into = getattr(self._base, "read_into", None) if borrow is None else None
+        self._scaled = getattr(self._base, "scaled", False)
+        """Whether a picture that was decoded whole has other bits."""
         self.frozen = False
         """Whether a read that draws random numbers is refused."""
         self._watch = DrawWatch(dataset) if watched else None
@@ -263,7 +265,9 @@ class Reader:
         """Decode straight into the slot; returns whether that was possible. A sample that cannot be
         read is left to `_read_missed`."""
         (_, slot, sample_id), picture = job, slab.picture
-        if sample_id in self._first or self._read_into is None or picture is None:
+        if self._read_into is None or picture is None:
+            return False
+        if sample_id in self._first and not self._scaled:
             return False
         try:
             room = Room(partial(picture.room, slot))
