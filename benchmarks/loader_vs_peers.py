@@ -13,9 +13,9 @@ Method  A random resized crop to 224 (area 0.08 to 1, ratio 3/4 to 4/3) and a fl
         time for which it waits for batches.
 Run     python benchmarks/loader_vs_peers.py photos FOLDER      FOLDER/CLASS/*.jpg, or in FOLDER/train
         python benchmarks/loader_vs_peers.py cifar10 FOLDER     FOLDER/cifar-10-batches-py
-        `--smoke` needs no folder and takes seconds. Peers: pip install 'perfect-training[bench]';
-        what is missing is said in the table with how to get it, also those that need more: FFCV
-        (headers), MosaicML and Pillow-SIMD (a venv of its own: `--python mosaic=VENV/bin/python`).
+        `--smoke` needs no folder and takes seconds. `photos FOLDER --asked` is the short table of
+        what was asked of us, in about five minutes. Peers: pip install 'perfect-training[bench]';
+        what is missing is said in the table with how to get it, also FFCV, which needs headers.
 
         rows -> a child each -> prepare, open -> rounds of passes -> stalls -> OUT/DATE_loader_vs_peers_SUITE.*
 """  # noqa: E501
@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from peers import folders
@@ -43,23 +43,23 @@ from provenance import provenance
 RESULTS = Path(__file__).parent / "results"
 BATCH = {"photos": 64, "cifar10": 512}
 PICTURES = {"photos": 2048, "cifar10": 50_000}
+LARGE = 12
+"""One picture of 1920x1440 for so many others."""
 SMOKE = {"photos": 24, "cifar10": 500}
 PACES = (4.0, 3.0, 2.0, 1.0, 0.5)
 """Fastest first: a slower consumer would leave the one after it a stock."""
 PACEMAKER = "ours-1"
 
 
-def start(
-    row: Row, job: Job, work: Path, python: str, stack: ExitStack
-) -> tuple[Seen, Child | None]:
+def start(row: Row, job: Job, work: Path, stack: ExitStack) -> tuple[Seen, Child | None]:
     """Convert (in a process that ends then), open, one pass to warm up."""
     seen = Seen(row)
     try:
         if row.converts:
-            with Child(row, job, work, python) as child:
+            with Child(row, job, work) as child:
                 seen.conversion = child.ask("prepare")
         with ExitStack() as opening:
-            child = opening.enter_context(Child(row, job, work, python))
+            child = opening.enter_context(Child(row, job, work))
             seen.hello = child.hello
             seen.start = child.ask("open")
             check(seen, job)
@@ -159,13 +159,18 @@ def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
         folder, pictures, batch, args.workers, 32 if args.suite == "cifar10" else args.crop,
         args.stored, args.seed,
     )  # fmt: skip
-    pythons = dict(pair.split("=", 1) for pair in args.python)
+    large = job
+    if any(row.large for row in rows):
+        count = max(batch, pictures // LARGE)
+        place = work / f"large_{count}"
+        made = place if place.exists() else folders.enlarged(folder, count, place)
+        large = replace(job, folder=made, pictures=count)
     with ExitStack() as stack:
         seen: dict[str, Seen] = {}
         living: dict[str, Child] = {}
         for row in rows:
             place = work / f"{args.suite}_{pictures}"
-            seen[row.key], child = start(row, job, place, pythons.get(row.key, ""), stack)
+            seen[row.key], child = start(row, large if row.large else job, place, stack)
             say(f"{row.name}: {seen[row.key].problem or 'ready'}")
             if child is not None:
                 living[row.key] = child
@@ -174,13 +179,15 @@ def run(args: argparse.Namespace, rows: Sequence[Row], work: Path) -> None:
         for key, child in living.items():
             seen[key].memory = child.ask("memory")
     setting = {k: v for k, v in asdict(job).items() if k != "folder"} | {
+        "pictures_of_1920x1440": large.pictures if large is not job else 0,
         "suite": args.suite, "threads_of_a_library_per_process": 1, "repeats": args.repeats,
         "stall_seconds": args.stall_seconds,
         "stall_repeats": args.stall_repeats, "pace_of_1x_images_per_second": round(rate),
     }  # fmt: skip
     machine = provenance() | {"load_before": before}
     title = f"Loaders, {args.suite}, {args.date}"
-    stem = args.out / f"{args.date}_loader_vs_peers_{args.suite}"
+    name = "asked" if args.asked else args.suite
+    stem = args.out / f"{args.date}_loader_vs_peers_{name}"
     print(write_report(stem, title, setting, machine, list(seen.values())))
 
 
@@ -191,8 +198,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, help="keeps conversions for another run")
     parser.add_argument("--only", default="", help="keys of rows, by commas; --only ? lists them")
-    parser.add_argument("--python", action="append", default=[], metavar="KEY=PATH",
-                        help="the interpreter that this row runs in")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=2)
@@ -205,11 +210,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stall-repeats", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="seconds: few rows, tiny passes")
+    parser.add_argument("--asked", action="store_true", help="what was asked of us, without stalls")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     args = parser.parse_args()
+    args.smoke &= not args.asked
+    if args.asked and args.pictures is None:
+        args.pictures = PICTURES[args.suite] // 2
     for name, usual, smoke in (
-        ("repeats", 5, 1),
-        ("stall_seconds", 3, 0.1),
+        ("repeats", 7 if args.asked else 5, 1),
+        ("stall_seconds", 0 if args.asked else 3, 0.1),
         ("stall_repeats", 2, 1),
     ):
         if getattr(args, name) is None:
@@ -220,11 +229,10 @@ def arguments() -> argparse.Namespace:
 def chosen(args: argparse.Namespace) -> list[Row]:
     rows = SUITES[args.suite]
     keys = [row.key for row in rows]
-    wanted = (
-        args.only.split(",") if args.only else [r.key for r in rows if r.smoke or not args.smoke]
-    )
-    named = [*wanted, *(pair.partition("=")[0] for pair in args.python)]
-    if unknown := [key for key in named if key not in keys]:
+    preset = [row for row in rows if row.asked or not args.asked]
+    wanted = [row.key for row in preset if row.smoke or not args.smoke]
+    wanted = args.only.split(",") if args.only else wanted
+    if unknown := [key for key in wanted if key not in keys]:
         raise SystemExit(f"no row {', '.join(unknown)}; there are {', '.join(keys)}")
     return [row for row in rows if row.key in wanted]
 

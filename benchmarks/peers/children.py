@@ -24,10 +24,9 @@ class PeerFailed(RuntimeError):
 
 
 class Child:
-    def __init__(self, row: Row, job: Job, work: Path, python: str = "", patience: float = 600):
+    def __init__(self, row: Row, job: Job, work: Path, patience: float = 600):
         self.row, self.job, self.patience = row, job, patience
         self.work = work / row.name.replace(" ", "_").replace(":", "").replace(",", "")
-        self.python = python or sys.executable
         self.hello: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
 
@@ -35,7 +34,7 @@ class Child:
         (self.work / "data").mkdir(parents=True, exist_ok=True)
         with (self.work / "log").open("a") as log:
             self._process = subprocess.Popen(
-                [self.python, "-m", "peers.child"],
+                [sys.executable, "-m", "peers.child"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 cwd=HERE, start_new_session=True,
             )  # fmt: skip

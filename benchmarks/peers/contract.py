@@ -64,3 +64,7 @@ class Row:
     converts: bool = False
     smoke: bool = False
     """Part of the smoke preset."""
+    asked: bool = False
+    """Part of the table of what was asked."""
+    large: bool = False
+    """Over pictures of 1920x1440."""

@@ -5,7 +5,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
+from PIL import Image
 
 CIFAR10 = "cifar-10-batches-py"
 SUFFIXES = {".jpg", ".jpeg"}
@@ -38,14 +38,28 @@ def repeat(folder: Path, pictures: int, into: Path) -> Path:
     return into
 
 
+def enlarged(folder: Path, pictures: int, into: Path) -> Path:
+    """Pictures of 1920x1440, each of four photos side by side."""
+    paths, _ = listing(folder)
+    for number in range(pictures):
+        made = Image.new("RGB", (1920, 1440))
+        for tile in range(4):
+            with Image.open(paths[(4 * number + tile) % len(paths)]) as photo:
+                part = photo.convert("RGB").resize((960, 720))
+                made.paste(part, (960 * (tile % 2), 720 * (tile // 2)))
+        place = into / f"class{number % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        made.save(place / f"{number:04d}.jpg", quality=90)
+    return into
+
+
 def made_up_photos(into: Path, pictures: int) -> Path:
     rng = np.random.default_rng(0)
     for number in range(pictures):
         place = into / f"class{number % 2}"
         place.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (12 + number % 3, 16, 3), np.uint8).repeat(8, 0).repeat(8, 1)
-        data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels))
-        (place / f"{number:03d}.jpg").write_bytes(data)
+        Image.fromarray(pixels).save(place / f"{number:03d}.jpg")
     return into
 
 

@@ -5,6 +5,7 @@ stored "short"     the same of pictures whose shorter side was fitted to 256 fir
 stored "crop"      the cropped sample is kept, every serve flips it
 cache              decoded pictures stay, so that a later pass decodes nothing (the first pass,
                    which warms it, is not measured)
+whole              pictures are decoded and kept whole, as where the first step is no crop
 decoded            the ceiling: an array of squares as large as the pictures on average, or of
                    crops, served straight out of it: nothing to decode or to move
 """
@@ -17,7 +18,16 @@ import numpy as np
 from PIL import Image
 
 from loaders import Cache, ReuseLoader
-from loaders.pixels.augmentation import Chain, Cutout, Flip, PadCrop, RandomResizedCrop
+from loaders.pixels.augmentation import (
+    Chain,
+    Cutout,
+    Draws,
+    Flip,
+    Geometric,
+    PadCrop,
+    RandomResizedCrop,
+)
+from loaders.pixels.placing import Placing
 from loaders.sources.datasets import PictureArrays, PictureFiles, picture_folder
 from peers.contract import Batches, Job
 from peers.folders import cifar10, listing
@@ -46,11 +56,24 @@ def mean_side(folder: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedWhole(Geometric):
+    """The same crop, of which nobody knows before the picture is decoded."""
+
+    crop: RandomResizedCrop
+    stage = 1
+    any_size = True
+
+    def place(self, placing: Placing, draws: Draws) -> Placing:
+        return self.crop.place(placing, draws)
+
+
+@dataclass(frozen=True, slots=True)
 class OurPhotos:
     reuse: int
     stored: Literal["picture", "short", "crop"] = "picture"
     cache: Literal["ram", "disk"] | None = None
     decoded: bool = False
+    whole: bool = False
     output: str = "uint8 CHW, box mean, linear"
 
     def prepare(self, job: Job, work: Path) -> None:
@@ -58,7 +81,8 @@ class OurPhotos:
 
     def open(self, job: Job, work: Path) -> Batches:
         crop = RandomResizedCrop(job.crop)  # torchvision's ranges
-        options: dict[str, Any] = {"augment": Chain([crop, Flip()])}
+        first = DecodedWhole(crop) if self.whole else crop
+        options: dict[str, Any] = {"augment": Chain([first, Flip()])}
         if self.stored == "crop":
             options = {"augment": Flip()} | ({} if self.decoded else {"once": crop})
         if self.cache is not None:
@@ -83,11 +107,12 @@ class AdoptedPhotos:
     """The path that most users take: the DataLoader of an ImageFolder, taken over."""
 
     reuse: int
-    version: Literal["v1", "v2"]
+    version: Literal["floats", "v2"]
+    decode: Literal["exact", "scaled"] = "exact"
 
     @property
     def output(self) -> str:
-        return f"{'float32' if self.version == 'v1' else 'uint8'} CHW"
+        return f"{'float32' if self.version == 'floats' else 'uint8'} CHW"
 
     def prepare(self, job: Job, work: Path) -> None:
         pass
@@ -98,7 +123,8 @@ class AdoptedPhotos:
         from peers.torch_pillow import loader, transform
 
         dataset = ImageFolder(job.folder, transform=transform(self.version, job.crop))
-        return ReuseLoader.from_dataloader(loader(dataset, job), reuse=self.reuse)
+        theirs = loader(dataset, job)
+        return ReuseLoader.from_dataloader(theirs, reuse=self.reuse, decode=self.decode)
 
 
 @dataclass(frozen=True, slots=True)

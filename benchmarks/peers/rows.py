@@ -10,46 +10,39 @@ FFCV = (
     "scripts/install_ffcv_packages.sh; pip install numba; pip install --no-deps ffcv fastargs"
     " terminaltables pytorch-pfn-extras assertpy"
 )
-MOSAIC = "pip install mosaicml-streaming simplejpeg opencv-python-headless in a venv of its own;"
-MOSAIC += " --python mosaic=VENV/bin/python"
-SIMD = "pip install pillow-simd torch torchvision in a venv of its own;"
-SIMD += " --python torch-simd=VENV/bin/python"
 
 PEERS = (
-    Row("torch-v1", "DataLoader, Pillow, transforms v1", "peers.torch_pillow:TorchPillow",
-        {"version": "v1"}, TORCH, smoke=True),
+    Row("torch-floats", "DataLoader, Pillow, Resize and floats", "peers.torch_pillow:TorchPillow",
+        {"version": "floats"}, TORCH, smoke=True, asked=True),
     Row("torch-v2", "DataLoader, Pillow, transforms v2, uint8", "peers.torch_pillow:TorchPillow",
         {"version": "v2"}, TORCH),
-    Row("torch-simd", "DataLoader, Pillow-SIMD, transforms v2, uint8",
-        "peers.torch_pillow_simd:TorchPillowSimd", {"version": "v2"},
-        ("torch", "torchvision", "pillow-simd"), SIMD),
     Row("torchcodec", "DataLoader, TorchCodec, transforms v2, uint8",
         "peers.torch_torchcodec:TorchTorchcodec", {}, ("torch", "torchvision", "torchcodec"),
-        "pip install 'torchcodec>=0.16'", smoke=True),
+        "pip install 'torchcodec>=0.16'", smoke=True, asked=True),
+    Row("torch-large", "DataLoader, 1920x1440, decode_jpeg, transforms v2, uint8",
+        "peers.torch_pillow:TorchDecodeJpeg", {}, TORCH, large=True, asked=True),
     Row("torch-simplejpeg", "DataLoader, simplejpeg, OpenCV",
-        "peers.torch_simplejpeg:TorchSimplejpeg", {}, ("torch", *JPEG), CV2),
+        "peers.torch_simplejpeg:TorchSimplejpeg", {}, ("torch", *JPEG), CV2, asked=True),
     Row("threads", "thread pool, simplejpeg, OpenCV", "peers.thread_pool:ThreadPool", {}, JPEG,
-        CV2, smoke=True),
+        CV2, smoke=True, asked=True),
     *(Row(f"echo-{k}", f"thread pool, naive echo buffer of 3 batches, {k} serves",
           "peers.echo_threads:EchoThreads", {"reuse": k}, JPEG, CV2, serves=k, smoke=k == 3)
       for k in (3, 6)),
     Row("dali", "DALI, CPU, fused", "peers.dali_fused:DaliFused", {},
-        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI, smoke=True),
+        ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI, smoke=True, asked=True),
     Row("dali-linear", "DALI, CPU, fused, antialias off", "peers.dali_fused:DaliFused",
-        {"antialias": False}, ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI),
+        {"antialias": False}, ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI, asked=True),
     Row("ffcv-jpg", "FFCV, jpg", "peers.ffcv_beton:FfcvPhotos", {"mode": "jpg"},
-        ("ffcv", "numba"), FFCV, converts=True),
+        ("ffcv", "numba"), FFCV, converts=True, asked=True),
     Row("ffcv-raw", "FFCV, raw", "peers.ffcv_beton:FfcvPhotos", {"mode": "raw"},
         ("ffcv", "numba"), FFCV, converts=True),
     Row("spdl", "SPDL, simplejpeg, OpenCV", "peers.spdl_threads:SpdlThreads", {},
-        ("spdl-core", *JPEG), "pip install spdl-core opencv-python-headless", smoke=True),
+        ("spdl-core", *JPEG), "pip install spdl-core opencv-python-headless", smoke=True, asked=True),
     Row("grain", "Grain, threads, simplejpeg, OpenCV", "peers.grain_threads:GrainThreads", {},
-        ("grain", *JPEG), "pip install grain opencv-python-headless", smoke=True),
+        ("grain", *JPEG), "pip install grain opencv-python-headless", smoke=True, asked=True),
     Row("webdataset", "WebDataset, simplejpeg, OpenCV", "peers.webdataset_tar:WebDatasetTar", {},
         ("webdataset", *JPEG), "pip install webdataset opencv-python-headless", converts=True,
         smoke=True),
-    Row("mosaic", "MosaicML Streaming, simplejpeg, OpenCV", "peers.mosaic_shards:MosaicShards",
-        {}, ("mosaicml-streaming", "numpy", *JPEG), MOSAIC, converts=True, smoke=True),
 )  # fmt: skip
 
 
@@ -57,14 +50,16 @@ def _ours(key: str, name: str, **options: object) -> Row:
     reuse = options["reuse"]
     assert isinstance(reuse, int)
     return Row(
-        key, name, "peers.ours:OurPhotos", options, ("simplejpeg",), serves=reuse,
+        key, name, "peers.ours:OurPhotos", options, ("pillow",), serves=reuse,
         group="ceiling" if "decoded" in options else "ours",
         smoke=key in ("ours-1", "ours-3", "ceiling"),
+        asked=key in ("ours-1", "ours-3", "ours-3-whole"),
     )  # fmt: skip
 
 
 OURS = (
     *(_ours(f"ours-{k}", f"ours, reuse {k}, cropped anew", reuse=k) for k in (1, 2, 3, 4, 6)),
+    _ours("ours-3-whole", "ours, reuse 3, pictures decoded and kept whole", reuse=3, whole=True),
     *(_ours(f"ours-{k}-short", f"ours, reuse {k}, short side 256, cropped anew", reuse=k,
             stored="short")
       for k in (1, 3, 6)),
@@ -77,8 +72,12 @@ OURS = (
           "peers.ours:AdoptedPhotos", {"reuse": k, "version": "v2"}, TORCH, serves=k, group="ours",
           smoke=k == 3)
       for k in (1, 3, 6)),
-    Row("adopted-3-v1", "ours, reuse 3, from_dataloader(ImageFolder), v1 floats",
-        "peers.ours:AdoptedPhotos", {"reuse": 3, "version": "v1"}, TORCH, serves=3, group="ours"),
+    *(Row(f"adopted-{k}-floats", f"ours, reuse {k}, from_dataloader(ImageFolder), Resize, floats",
+          "peers.ours:AdoptedPhotos", {"reuse": k, "version": "floats"}, TORCH, serves=k,
+          group="ours", asked=True) for k in (1, 3)),
+    *(Row(f"adopted-1-{how}", f"ours, reuse 1, 1920x1440, from_dataloader(ImageFolder), {how}",
+          "peers.ours:AdoptedPhotos", {"reuse": 1, "version": "v2", "decode": how}, TORCH,
+          group="ours", large=True, asked=True) for how in ("exact", "scaled")),
     _ours("ceiling", "ceiling: decoded already, cropped anew", reuse=1, decoded=True),
     _ours("ceiling-crop", "ceiling: cropped already, flipped", reuse=1, stored="crop",
           decoded=True),
@@ -102,3 +101,16 @@ CIFAR10 = (
 )  # fmt: skip
 
 SUITES = {"photos": (*PEERS, *OURS), "cifar10": CIFAR10}
+
+DECODE_EVERY_TIME = tuple(
+    row.key for row in PEERS if row.asked and not row.large and row.key != "torch-floats"
+)
+ASKED = (
+    ("native crops of 224, reuse 1, over the cheapest peer", "ours-1", DECODE_EVERY_TIME, 0.8),
+    ("native, reuse 3, over pictures decoded whole", "ours-3", ("ours-3-whole",), 0.92),
+    ("adopted, floats, reuse 1, over its DataLoader", "adopted-1-floats", ("torch-floats",), 0.6),
+    ("adopted, floats, reuse 3, over its DataLoader", "adopted-3-floats", ("torch-floats",), 0.22),
+    ("1920x1440, adopted, exact, over decode_jpeg", "adopted-1-exact", ("torch-large",), 1.0),
+    ("1920x1440, adopted, scaled, over decode_jpeg", "adopted-1-scaled", ("torch-large",), 0.7),
+)
+"""What was asked of us: CPU time of a served picture, ours over the cheapest of theirs, at most."""

@@ -1,7 +1,7 @@
 """torch's DataLoader over Pillow and torchvision's transforms: what most people have.
 
-v1 ends in normalised float32, as everybody's recipe does; v2 works on uint8 tensors and stays
-there. Both resize with antialiasing.
+"floats" resizes first and ends in normalised float32, as everybody's recipe does; v2 works on
+uint8 tensors and stays there. Both resize with antialiasing.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from peers.contract import Batches, Job
 from peers.folders import listing
 
-Version = Literal["v1", "v2"]
+Version = Literal["floats", "v2"]
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -34,13 +35,30 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
             return self.transform(picture.convert("RGB")), self.labels[index]
 
 
+class DecodedPictures(Pictures):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        pixels = decode_jpeg(read_file(str(self.paths[index])), ImageReadMode.RGB)
+        return self.transform(pixels), self.labels[index]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDecodeJpeg:
+    output: str = "uint8 CHW, antialiased"
+
+    def prepare(self, job: Job, work: Path) -> None:
+        pass
+
+    def open(self, job: Job, work: Path) -> Batches:
+        return loader(DecodedPictures(job.folder, transform("v2", job.crop)), job)
+
+
 @dataclass(frozen=True, slots=True)
 class TorchPillow:
     version: Version
 
     @property
     def output(self) -> str:
-        return f"{'float32' if self.version == 'v1' else 'uint8'} CHW, antialiased"
+        return f"{'float32' if self.version == 'floats' else 'uint8'} CHW, antialiased"
 
     def prepare(self, job: Job, work: Path) -> None:
         pass
@@ -50,9 +68,9 @@ class TorchPillow:
 
 
 def transform(version: Version, crop: int) -> Any:
-    if version == "v1":
+    if version == "floats":
         return transforms.Compose([
-            transforms.RandomResizedCrop(crop), transforms.RandomHorizontalFlip(),
+            transforms.Resize(256), transforms.RandomResizedCrop(crop), transforms.RandomHorizontalFlip(),
             transforms.ToTensor(), transforms.Normalize(MEAN, SPREAD),
         ])  # fmt: skip
     return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(crop), v2.RandomHorizontalFlip()])
