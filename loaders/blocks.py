@@ -14,6 +14,7 @@ Pinned memory is left to torch, whose allocator also waits for copies that are u
 
 import sys
 import threading
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Blocks:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array whose values are undefined."""
-        nbytes = int(np.prod(shape)) * dtype.itemsize
+        nbytes = prod(shape) * dtype.itemsize
         if self._pin_memory:
             pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
             return pinned.view(dtype).reshape(shape)

@@ -62,7 +62,7 @@ class PictureDecoder:
         if self.pixel_limit is not None and self.pixel_limit < 1:
             raise ValueError(f"pixel_limit must be at least 1, not {self.pixel_limit}")
 
-    def __call__(self, path: Path, room: Room = ANYWHERE) -> torch.Tensor:
+    def __call__(self, path: Path | str, room: Room = ANYWHERE) -> torch.Tensor:
         try:
             with FileIO(path) as file:
                 data = file.readall()

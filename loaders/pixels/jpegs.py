@@ -90,7 +90,8 @@ class Jpeg:
             raise ValueError(f"box {box} is not inside its picture of {height}x{width}")
         window = (ctypes.c_int32 * 4)(*scaled(box, eighths))
         memory = room.memory((window[2], -(-width * eighths // 8), 3))
-        error = self._library.jpeg_decode(self._reading, eighths, window, memory.ctypes.data)
+        at = kernels.address(memory)
+        error = self._library.jpeg_decode(self._reading, eighths, window, at)
         if error:
             raise ValueError(error.decode())
         top, left, tall, wide = window

@@ -103,7 +103,7 @@ def resized_crop(
         _resized_crop_numpy(pictures, boxes, flips, holes, out)
         return
     batch = _batch(pictures, flips, holes, out)
-    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(_address(boxes))):
+    if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(address(boxes))):
         raise MemoryError("there is no memory for a few rows of pixels: use less memory elsewhere")
 
 
@@ -119,7 +119,7 @@ def fit(picture: Pixels, boxes: Sequence[Box], out: Pixels) -> None:
     library, count = kernel_library(), len(boxes)
     _check("picture", picture, np.uint8, picture.shape)
     _check("out", out, np.uint8, (count, *out.shape[1:3], channels))
-    at = np.full(count, _address(picture), dtype=np.uintp)
+    at = np.array([address(picture)] * count, dtype=np.uintp)
     if isinstance(library, str):
         heights, widths = (np.full(count, side, dtype=np.int32) for side in (height, width))
         pictures = Pictures(at, heights, widths, channels, picture)
@@ -128,9 +128,9 @@ def fit(picture: Pixels, boxes: Sequence[Box], out: Pixels) -> None:
         return
     sides = [height] * count + [width] * count + [0] * count
     numbers = np.array([*sides, *chain.from_iterable(boxes)], dtype=np.int32)
-    first, step = _address(numbers), 4 * count
+    first, step = address(numbers), 4 * count
     batch = _KernelBatch(
-        *out.shape, _address(at), first, first + step, first + 2 * step, None, _address(out),
+        *out.shape, address(at), first, first + step, first + 2 * step, None, address(out),
         _portable(),
     )  # fmt: skip
     if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(first + 3 * step)):
@@ -154,7 +154,7 @@ def window(
         _window_numpy(pictures, corners, flips, holes, out)
         return
     batch = _batch(pictures, flips, holes, out)
-    library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(_address(corners)))
+    library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(address(corners)))
 
 
 # ---- what may be given to a kernel ---------------------------------------------------------------
@@ -232,17 +232,17 @@ def _batch(
     """The addresses of the arrays. The caller must keep the arrays until the kernel returns."""
     return _KernelBatch(
         *out.shape,
-        _address(pictures.addresses),
-        _address(pictures.heights),
-        _address(pictures.widths),
-        _address(flips),
-        None if holes is None else _address(holes),
-        _address(out),
+        address(pictures.addresses),
+        address(pictures.heights),
+        address(pictures.widths),
+        address(flips),
+        None if holes is None else address(holes),
+        address(out),
         _portable(),
     )
 
 
-def _address(array: NDArray[np.generic]) -> int:
+def address(array: NDArray[np.generic]) -> int:
     return array.__array_interface__["data"][0]
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from loaders.blocks import Blocks
 from loaders.errors import SampleShapeError
-from loaders.pixels.kernels import Pictures
+from loaders.pixels.kernels import Pictures, address
 from loaders.slots.allowance import Allowance
 from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
@@ -180,7 +180,7 @@ class Arrays:
             self._elsewhere[slot] = False
             self._size[slot] = *whole, array.shape[2]
             return
-        at = _address(array)
+        at = address(array)
         if at != self._address[slot]:  # otherwise it was decoded there
             np.copyto(self.room(slot, array.shape), array)
 
@@ -346,9 +346,5 @@ class Arrays:
         else:
             self._odd.pop(slot, None)
         self._elsewhere[slot] = elsewhere
-        self._address[slot] = _address(row)
+        self._address[slot] = address(row)
         self._size[slot] = row.shape
-
-
-def _address(array: Array) -> int:
-    return array.__array_interface__["data"][0]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaders.pixels.crops import Box, Crops, PicturePart, Sides, scaled
-from loaders.pixels.kernels import fit
+from loaders.pixels.kernels import address, fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,16 @@ class CropRows:
     def __init__(self, layout: CropLayout, slots: int) -> None:
         self.layout = layout
         self.memory = np.empty((slots, layout.nbytes), np.uint8)
+        self._views = [self._view(view) for view in range(len(layout.sizes))]
+        """The crops of each view: [slots, serves, height, width, channels]."""
         self.held = np.zeros(slots, dtype=bool)
         """Which slots hold crops."""
         self._expected: dict[int, Crops] = {}
+
+    def _view(self, view: int) -> NDArray[np.uint8]:
+        layout = self.layout
+        rows = self.memory[:, layout.start(view) : layout.start(view + 1)]
+        return rows.reshape(len(rows), layout.serves, *layout.sizes[view], layout.channels)
 
     def expect(self, slot: int, crops: Crops) -> None:
         """Keep these crops of the next picture that comes to `slot`."""
@@ -63,11 +70,9 @@ class CropRows:
             return None  # its serve says so
         picture = np.ascontiguousarray(picture)
         within = [_moved(scaled(box, part.eighths), part) for box in boxes]
-        for view, (tall, wide) in enumerate(self.layout.sizes):
-            start = self.layout.start(view)
-            memory = self.memory[slot, start : self.layout.start(view + 1)]
-            out = memory.reshape(self.layout.serves, tall, wide, channels)
-            fit(picture, within[view :: len(self.layout.sizes)], out)
+        views = len(self._views)
+        for view, memory in enumerate(self._views):
+            fit(picture, within[view::views], memory[slot])
         self.held[slot] = True
         return part.height, part.width
 
@@ -75,10 +80,9 @@ class CropRows:
         self, slots: NDArray[np.int64], serves: NDArray[np.int64], view: int
     ) -> NDArray[np.int64]:
         """Where the crops of these serves lie."""
-        layout = self.layout
-        assert serves.max() < layout.serves, "there is a crop for each serve"
-        within = layout.start(view) + serves * prod(layout.sizes[view]) * layout.channels
-        return self.memory.ctypes.data + slots * layout.nbytes + within
+        assert serves.max() < self.layout.serves, "there is a crop for each serve"
+        rows = self._views[view]
+        return address(rows) + slots * rows.strides[0] + serves * rows.strides[1]
 
 
 def _inside(box: Box, part: PicturePart) -> bool:

@@ -17,7 +17,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from loaders.errors import SourceError
 from loaders.pixels.decode_counts import DecodeCounts
-from loaders.pixels.decoding import ANYWHERE, PictureDecoder, Room
+from loaders.pixels.decoding import PictureDecoder
+from loaders.pixels.jpegs import ANYWHERE, Room
 from loaders.sources.folder_walk import FilePaths, FolderWalk
 from loaders.sources.left_out import PICTURE_SUFFIXES, is_picture, tell_left_out
 
@@ -57,7 +58,8 @@ class PictureFiles:
     def read_into(self, index: int, room: Room = ANYWHERE) -> tuple[torch.Tensor, int]:
         """Sample `index`, with its pixels in the memory that `room` gives where that saves a
         copy."""
-        return self.decoder(self.paths[index], room), self.labels[index]
+        names = self.paths.names if isinstance(self.paths, FilePaths) else self.paths
+        return self.decoder(names[index], room), self.labels[index]
 
     def name_of(self, index: int) -> str:
         """What errors call sample `index`."""
