@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from PIL import Image, ImageDraw
 from rich.console import Console
 
@@ -135,7 +134,7 @@ def make(root: Path, train: int = TRAIN_A_CLASS, val: int = VAL_A_CLASS) -> int:
             seed = zlib.crc32("/".join(path.parts[-3:]).encode())  # a picture is always the same
             part = path.with_suffix(".part")
             picture = np.asarray(draw(shape, np.random.default_rng(seed)))
-            part.write_bytes(simplejpeg.encode_jpeg(picture, quality=90, colorsubsampling="420"))
+            Image.fromarray(picture).save(part, "JPEG", quality=90)
             part.rename(path)
 
     with ThreadPoolExecutor() as pool:

@@ -19,7 +19,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-import simplejpeg
+from PIL import Image
 from slow_tests import SlowTests
 from support.warm_python import WarmPython
 
@@ -168,8 +168,8 @@ def make_pictures() -> MakePictures:
             (root / name).mkdir(parents=True)
             for number in range(count):
                 pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
-                data = simplejpeg.encode_jpeg(pixels, quality=90, colorspace="RGB")
-                (root / name / f"{number:03}.jpg").write_bytes(data)
+                path = root / name / f"{number:03}.jpg"
+                Image.fromarray(pixels).save(path, quality=90, subsampling=0)
         return root
 
     return make

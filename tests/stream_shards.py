@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
+from PIL import Image
 from torch.utils.data import IterableDataset
 
 from loaders import ReuseLoader
@@ -124,7 +124,9 @@ def jpeg_tar(path: Path, labels: dict[str, str], size: int = 16, only: str = "")
     with tarfile.open(path, "w") as tar:
         for name, label in labels.items():
             rows = torch.full((size, size, 3), 40 * int(name[-1]), dtype=torch.uint8).numpy()
-            for suffix, data in ("jpg", simplejpeg.encode_jpeg(rows)), ("cls", label.encode()):
+            file = io.BytesIO()
+            Image.fromarray(rows).save(file, "JPEG")
+            for suffix, data in ("jpg", file.getvalue()), ("cls", label.encode()):
                 if suffix != only:
                     info = tarfile.TarInfo(f"{name}.{suffix}")
                     info.size = len(data)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from gpu.part import Job
 from loaders.pixels.augmentation import Chain, Flip, PadCrop, RandomResizedCrop
@@ -46,8 +47,6 @@ def setting(data: str, job: Job) -> Setting:
 
 def drawn_photos(folder: Path, count: int) -> Path:
     """JPEGs of 500 x 375, smooth as photos are; made once."""
-    import simplejpeg
-
     whole = folder / "whole"
     if whole.exists():
         return folder / "pictures"
@@ -58,7 +57,7 @@ def drawn_photos(folder: Path, count: int) -> Path:
         coarse = torch.from_numpy(rng.integers(0, 256, (1, 3, 48, 64), np.uint8)).float()
         smooth = torch.nn.functional.interpolate(coarse, (375, 500), mode="bicubic")
         pixels = smooth.clamp(0, 255).byte()[0].permute(1, 2, 0).contiguous().numpy()
-        (place / f"{number:05d}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels, quality=90))
+        Image.fromarray(pixels).save(place / f"{number:05d}.jpg", quality=90)
     whole.touch()
     return folder / "pictures"
 

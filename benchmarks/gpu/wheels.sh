@@ -43,20 +43,19 @@ fetch() {
 imports=()
 case $part in
   few)
-    fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
-      simplejpeg==1.9.0
-    imports=(pydantic simplejpeg)
+    fetch pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5
+    imports=(pydantic)
     ;;
   core)
     fetch lightning==2.6.6 pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 \
       pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 \
-      typing-extensions==4.16.0 PyYAML==6.0.3 simplejpeg==1.9.0 rich==15.0.0 markdown-it-py==4.3.0 \
+      typing-extensions==4.16.0 PyYAML==6.0.3 rich==15.0.0 markdown-it-py==4.3.0 \
       mdurl==0.1.2 Pygments==2.21.0 packaging==26.3 tqdm==4.70.1 fsspec==2026.9.0 \
       numpy==2.4.6 pillow==13.0.0 matplotlib==3.11.2 contourpy==1.3.3 cycler==0.12.1 \
       fonttools==4.68.0 kiwisolver==1.5.1 pyparsing==3.3.3 python-dateutil==4.0.0 \
       nvidia-ml-py==13.615.71 pytest==9.2.0 pytest-timeout==2.4.0 pluggy==1.7.0 iniconfig==2.3.1 \
       hypothesis==6.170.15 sortedcontainers==2.4.0
-    imports=(lightning torchmetrics pydantic yaml simplejpeg rich matplotlib pynvml pytest)
+    imports=(lightning torchmetrics pydantic yaml rich matplotlib pynvml pytest)
     ;;
   peers)
     # From the sdist: no operator is compiled now, the CPU Adam is at its first use (g++).

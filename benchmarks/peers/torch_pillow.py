@@ -70,8 +70,9 @@ class TorchPillow:
 def transform(version: Version, crop: int) -> Any:
     if version == "floats":
         return transforms.Compose([
-            transforms.Resize(256), transforms.RandomResizedCrop(crop), transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(), transforms.Normalize(MEAN, SPREAD),
+            transforms.Resize(256), transforms.RandomResizedCrop(crop),
+            transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+            transforms.Normalize(MEAN, SPREAD),
         ])  # fmt: skip
     return v2.Compose([v2.PILToTensor(), v2.RandomResizedCrop(crop), v2.RandomHorizontalFlip()])
 

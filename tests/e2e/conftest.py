@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 import yaml
+from PIL import Image
 
 from perfect.train import main
 
@@ -27,7 +27,7 @@ def write_pictures(root: Path, each: int, seed: int) -> None:
         for number in range(each):
             pixels = rng.integers(0, 160, (12, 16, 3), dtype=np.uint8)
             pixels[..., 2 - channel] += 60
-            (folder / f"{number:03d}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
+            Image.fromarray(pixels).save(folder / f"{number:03d}.jpg", quality=85, subsampling=0)
 
 
 @pytest.fixture(scope="session")

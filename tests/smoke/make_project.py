@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
+from PIL import Image
 
 RECIPE = """
 model: {name: pilot}
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
             target.mkdir(parents=True)
             for number in range(8):
                 pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
-                (target / f"{number}.jpg").write_bytes(simplejpeg.encode_jpeg(pixels))
+                Image.fromarray(pixels).save(target / f"{number}.jpg")
     (folder / "recipe.yaml").write_text(RECIPE)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 from PIL import Image
 
@@ -24,7 +23,9 @@ SIZE = 16
 
 def jpeg(number: int, size: int = SIZE) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    return simplejpeg.encode_jpeg(pixels, quality=90, colorspace="RGB")
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, subsampling=0)
+    return file.getvalue()
 
 
 def packed(path: Path, files: dict[str, bytes | str], mode: str = "w") -> Path:
