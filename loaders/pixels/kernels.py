@@ -2,9 +2,9 @@
 
     picture --box--> (two rows -> one row) x H --> (two pixels -> one pixel) x W --> out[i]
 
-`csrc/pictures.c` does it at the speed of memory. The functions here that end in `_numpy` do the
-same in numpy, with a warning, where that was not compiled. Both give the same bits on every
-machine, because the arithmetic is in integers. It is the following.
+`csrc/pictures.c` does it at the speed of memory; where that was not compiled, torch does the same
+(`moving`), with a warning. Both give the same bits on every machine, because the arithmetic is in
+integers. It is the following.
 
 Along an axis, output d lies at `place = (d + 1/2) * scale - 1/2`, clipped to the pixels, in 32.32
 fixed point. Its value comes from the pixels a and b around it, with w = the fraction * 127,
@@ -31,9 +31,11 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from loaders.pixels.crops import Box
+from loaders.pixels.moving import moved
 
 LONGEST = 1 << 24  # the longest side; the sum of more pixels might not fit into 32 bits
 
@@ -72,8 +74,7 @@ class Pictures:
 
 
 def compiled() -> bool:
-    """Whether the kernels were compiled at installation. Without that they take 40 times as
-    long."""
+    """Whether the kernels were compiled at installation. Without that, torch does it slowly."""
     return not isinstance(kernel_library(), str)
 
 
@@ -99,8 +100,8 @@ def resized_crop(
         raise ValueError(_first_outside(pictures, boxes))
     library = kernel_library()
     if isinstance(library, str):
-        _warn_of_numpy(library)
-        _resized_crop_numpy(pictures, boxes, flips, holes, out)
+        _warn_of_torch(library)
+        _by_torch(pictures, boxes, flips, holes, out, resized=True)
         return
     batch = _batch(pictures, flips, holes, out)
     if library.pictures_resized_crop(ctypes.byref(batch), ctypes.c_void_p(address(boxes))):
@@ -150,8 +151,8 @@ def window(
     _check("corners", corners, np.int32, (len(pictures), 2))
     library = kernel_library()
     if isinstance(library, str):
-        _warn_of_numpy(library)
-        _window_numpy(pictures, corners, flips, holes, out)
+        _warn_of_torch(library)
+        _by_torch(pictures, corners, flips, holes, out, resized=False)
         return
     batch = _batch(pictures, flips, holes, out)
     library.pictures_window(ctypes.byref(batch), ctypes.c_void_p(address(corners)))
@@ -287,80 +288,35 @@ def _why_not_built(root: Path) -> str:
 
 
 @functools.cache
-def _warn_of_numpy(reason: str) -> None:
+def _warn_of_torch(reason: str) -> None:
     """Warn once a process, because a cached call is not made again."""
     warnings.warn(
-        "pictures are cropped by numpy, some 40 times slower than by the compiled kernels:"
-        f" {reason}",
+        f"pictures are cropped by torch, many times slower than by the compiled kernels: {reason}",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
-# ---- the same in numpy ---------------------------------------------------------------------------
+# ---- without them -------------------------------------------------------------------------------
 
 
-def _resized_crop_numpy(
+def _by_torch(
     pictures: Pictures,
     boxes: Integers,
     flips: NDArray[np.bool_] | Pixels,
     holes: Integers | None,
     out: Pixels,
+    resized: bool,
 ) -> None:
-    for n, (top, left, height, width) in enumerate(boxes.tolist()):
-        box = _pixels(pictures, n)[top : top + height, left : left + width]
-        rows = _resampled(box, out.shape[1])
-        columns = _resampled(rows.swapaxes(0, 1), out.shape[2])
-        out[n] = (columns[::-1] if flips[n] else columns).swapaxes(0, 1)
-        _punch(out[n], holes, n)
-
-
-def _window_numpy(
-    pictures: Pictures,
-    corners: Integers,
-    flips: NDArray[np.bool_] | Pixels,
-    holes: Integers | None,
-    out: Pixels,
-) -> None:
-    for n, (top, left) in enumerate(corners.tolist()):
-        picture = _pixels(pictures, n)
-        seen = picture[max(top, 0) : max(top + out.shape[1], 0)]
-        seen = seen[:, max(left, 0) : max(left + out.shape[2], 0)]
-        out[n] = 0
-        if seen.size:
-            place = out[n, max(-top, 0) :, max(-left, 0) :]
-            place[: seen.shape[0], : seen.shape[1]] = seen
-        if flips[n]:
-            out[n] = out[n, :, ::-1].copy()
-        _punch(out[n], holes, n)
+    for n in range(len(pictures)):
+        one, size = slice(n, n + 1), (out.shape[1], out.shape[2])
+        pixels = torch.from_numpy(_pixels(pictures, n))[None]
+        hole = None if holes is None else holes[one]
+        made = moved(pixels, boxes[one], size, resized, flips[one].astype(bool), hole)
+        out[n] = made[0].numpy()
 
 
 def _pixels(pictures: Pictures, n: int) -> Pixels:
     shape = (int(pictures.heights[n]), int(pictures.widths[n]), pictures.channels)
     memory = ctypes.c_uint8 * (shape[0] * shape[1] * shape[2])
     return np.ctypeslib.as_array(memory.from_address(int(pictures.addresses[n]))).reshape(shape)
-
-
-def _resampled(pixels: Pixels, size: int) -> Pixels:
-    """Pixels resampled to `size` along the first axis."""
-    extent = len(pixels)
-    box = max(1, extent // size)
-    count = extent // box
-    if box > 1:
-        sums = pixels[: count * box].reshape(count, box, *pixels.shape[1:]).sum(1, dtype=np.int64)
-        pixels = ((sums + box // 2) // box).astype(np.uint8)
-    step = (extent << 32) // (size * box)
-    places = step // 2 - (1 << 31) + step * np.arange(size, dtype=np.int64)
-    places = np.clip(places, 0, (count - 1) << 32)
-    first = places >> 32
-    weight = ((places & 0xFFFFFFFF) * 127 + (1 << 31)) >> 32
-    w = weight.astype(np.int32)[:, None, None]
-    blend = pixels[first] * (127 - w) + pixels[np.minimum(first + 1, count - 1)] * w
-    return ((blend * 258 + 16384) >> 15).astype(np.uint8)
-
-
-def _punch(picture: Pixels, holes: Integers | None, n: int) -> None:
-    if holes is None:
-        return
-    top, left, height, width = holes[n].tolist()
-    picture[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = 0

@@ -11,7 +11,6 @@ uint8.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -20,10 +19,8 @@ from numpy.typing import NDArray
 from loaders.blocks import Blocks
 from loaders.pixels import kernels
 from loaders.pixels.kernels import Pictures
+from loaders.pixels.moving import Boxes, moved
 from loaders.pixels.shapes import as_planes, check_shape, reshaped
-
-Boxes = NDArray[np.int32]
-BITS = MappingProxyType({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,10 @@ def render(images: Images, placing: Placing) -> torch.Tensor:
     if images.device.type == "cpu" and images.dtype == torch.uint8:
         made = _by_kernel(_batch_in_place(planes), placing)
     else:
-        made = _by_torch(planes, placing)
+        made = moved(
+            planes.movedim(-3, -1), placing.boxes, placing.size, placing.resized, placing.flips,
+            placing.holes,
+        ).movedim(-1, -3)  # fmt: skip
     return reshaped(made, (*images.shape[:-2], *placing.size))
 
 
@@ -188,92 +188,3 @@ def _by_kernel(images: SlotPictures, placing: Placing) -> torch.Tensor:
     if planes == 1:
         return batch.permute(0, 3, 1, 2)
     return batch.reshape(count, planes, *placing.size)
-
-
-# ---- the same by torch, on any device -----------------------------------------------------------
-
-
-def _by_torch(images: torch.Tensor, placing: Placing) -> torch.Tensor:
-    pixels = images.movedim(-3, -1)
-    out = _bits(_resized(pixels, placing) if placing.resized else _window(_bits(pixels), placing))
-    if placing.flips.any():
-        flips = torch.from_numpy(placing.flips).to(images.device)
-        out = torch.where(flips[:, None, None, None], out.flip(-2), out)
-    if placing.holes is not None:
-        tops, lefts, heights, widths = torch.from_numpy(placing.holes).to(images.device).T
-        rows = _between(placing.size[0], tops, heights)
-        columns = _between(placing.size[1], lefts, widths)
-        out = out.masked_fill((rows[:, :, None] & columns[:, None, :])[..., None], 0)
-    return out.view(images.dtype).contiguous().movedim(-1, -3)
-
-
-def _bits(pixels: torch.Tensor) -> torch.Tensor:
-    """Pixels as whole numbers of as many bytes: torch moves some types only so."""
-    return pixels.view(BITS.get(pixels.dtype.itemsize, pixels.dtype))
-
-
-def _between(extent: int, first: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(extent, device=first.device)
-    return (places >= first[:, None]) & (places < (first + length)[:, None])
-
-
-def _window(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
-    tops, lefts = torch.from_numpy(placing.boxes[:, :2]).to(pixels.device).long().T
-    rows = tops[:, None] + torch.arange(placing.size[0], device=pixels.device)
-    columns = lefts[:, None] + torch.arange(placing.size[1], device=pixels.device)
-    height, width = pixels.shape[1:3]
-    batch = torch.arange(len(pixels), device=pixels.device)[:, None, None]
-    picked = pixels[
-        batch, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
-    ]
-    inside = ((rows >= 0) & (rows < height))[:, :, None]
-    inside = inside & ((columns >= 0) & (columns < width))[:, None, :]
-    return picked.masked_fill(~inside[..., None], 0)
-
-
-def _resized(pixels: torch.Tensor, placing: Placing) -> torch.Tensor:
-    kind = pixels.dtype
-    plain = kind == torch.uint8 or kind.is_complex or (kind.is_floating_point and kind.itemsize > 1)
-    if not plain:  # torch does not interpolate whole numbers and floats of 8 bits
-        wide = _resized(pixels.double(), placing)
-        return (wide if kind.is_floating_point else wide.round()).to(kind)
-    tops, lefts, heights, widths = torch.from_numpy(placing.boxes).to(pixels.device).long().T
-    rows = _resampled(pixels, tops, heights, placing.size[0])
-    columns = _resampled(rows.transpose(1, 2), lefts, widths, placing.size[1])
-    return columns.transpose(1, 2)
-
-
-def _resampled(
-    pixels: torch.Tensor, firsts: torch.Tensor, extents: torch.Tensor, size: int
-) -> torch.Tensor:
-    """Resample a whole batch along dimension 1, as `kernels` describes: picture i from `firsts[i]`
-    on."""
-    exact = pixels.dtype == torch.uint8
-    box = (extents // size).clamp(min=1)
-    count = extents // box
-    step = (extents << 32) // (size * box)
-    order = torch.arange(size, device=pixels.device)
-    places = (step // 2 - (1 << 31))[:, None] + step[:, None] * order
-    places = torch.minimum(places.clamp(min=0), ((count - 1) << 32)[:, None])
-    first = places >> 32
-    weight = ((places & 0xFFFFFFFF) * 127 + (1 << 31)) >> 32
-    batch = torch.arange(len(pixels), device=pixels.device)[:, None]
-
-    def boxed(number: torch.Tensor) -> torch.Tensor:
-        """The mean of the `box` pixels that boxed pixel `number` stands for."""
-        most = int(box.max())
-        at = firsts[:, None] + number * box[:, None]
-        total = pixels[batch, at].to(torch.int32 if exact else pixels.dtype)
-        for further in range(1, most):
-            belongs = (further < box)[:, None, None, None]
-            more = pixels[batch, (at + further).clamp(max=pixels.shape[1] - 1)]
-            total = total + more * belongs
-        each = box[:, None, None, None]
-        return (total + each // 2) // each if exact else total / each
-
-    one, other = boxed(first), boxed(torch.minimum(first + 1, (count - 1)[:, None]))
-    w = weight[:, :, None, None]
-    if exact:
-        blend = one * (127 - w) + other * w
-        return ((blend * 258 + 16384) >> 15).to(torch.uint8)
-    return torch.lerp(one, other, (w / 127).to(one.dtype))

@@ -1,4 +1,4 @@
-"""The compiled kernels against their numpy twins, bit for bit, and both against float arithmetic.
+"""The compiled kernels against torch, bit for bit, and both against float arithmetic.
 
 The oracle knows nothing of fixed point: `np.interp` between the centres of the (boxed) pixels.
 """
@@ -78,12 +78,12 @@ def jobs(draw: st.DrawFn) -> Job:
 @MADE
 @given(jobs(), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
-def test_the_compiled_crop_and_its_numpy_twin_give_the_same_bits(job: Job, portable: bool) -> None:
+def test_the_compiled_crop_and_torch_give_the_same_bits(job: Job, portable: bool) -> None:
     pictures, compiled, twin = job.pictures(), job.out(), job.out()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_portable", lambda: portable)
         resized_crop(pictures, job.boxes, job.flips, job.holes, compiled)
-    kernels._resized_crop_numpy(pictures, job.boxes, job.flips, job.holes, twin)
+    kernels._by_torch(pictures, job.boxes, job.flips, job.holes, twin, resized=True)
     np.testing.assert_array_equal(compiled, twin)
     np.testing.assert_array_equal(around(compiled), 77)
 
@@ -91,14 +91,12 @@ def test_the_compiled_crop_and_its_numpy_twin_give_the_same_bits(job: Job, porta
 @MADE
 @given(jobs(), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
-def test_the_compiled_window_and_its_numpy_twin_give_the_same_bits(
-    job: Job, portable: bool
-) -> None:
+def test_the_compiled_window_and_torch_give_the_same_bits(job: Job, portable: bool) -> None:
     pictures, compiled, twin = job.pictures(), job.out(), job.out()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_portable", lambda: portable)
         window(pictures, job.corners, job.flips, job.holes, compiled)
-    kernels._window_numpy(pictures, job.corners, job.flips, job.holes, twin)
+    kernels._by_torch(pictures, job.corners, job.flips, job.holes, twin, resized=False)
     np.testing.assert_array_equal(compiled, twin)
     np.testing.assert_array_equal(around(compiled), 77)
 
@@ -136,12 +134,12 @@ def bilinear(line: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 @settings(max_examples=examples(100), deadline=None)
 def test_nothing_outside_the_box_has_a_say(job: Job) -> None:
     out, alone = job.out(), job.out()
-    kernels._resized_crop_numpy(job.pictures(), job.boxes, job.flips, job.holes, out)
+    kernels._by_torch(job.pictures(), job.boxes, job.flips, job.holes, out, resized=True)
     cut = [
         np.ascontiguousarray(image[top : top + tall, left : left + wide])
         for image, (top, left, tall, wide) in zip(job.images, job.boxes.tolist(), strict=True)
     ]
     whole = job.boxes * np.array([0, 0, 1, 1], dtype=np.int32)
     other = Job(cut, whole, job.corners, job.flips, job.holes, job.size)
-    kernels._resized_crop_numpy(other.pictures(), whole, job.flips, job.holes, alone)
+    kernels._by_torch(other.pictures(), whole, job.flips, job.holes, alone, resized=True)
     np.testing.assert_array_equal(out, alone)

@@ -1,6 +1,6 @@
 """The picture kernels on small pictures that can be checked by eye, and on wrong arguments.
 
-That compiled and numpy kernels agree to the bit is `property/test_kernels.py`.
+That compiled kernels and torch agree to the bit is `property/test_kernels.py`.
 """
 
 import functools
@@ -20,14 +20,14 @@ from loaders.pixels.kernels import Pictures, compiled, resized_crop, window
 Pixels = NDArray[np.uint8]
 
 
-@pytest.fixture(params=["compiled", "numpy"])
+@pytest.fixture(params=["compiled", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both ways of doing it, for every test that asks."""
     if request.param == "compiled" and not compiled():
         pytest.skip("the kernels were not compiled")
-    if request.param == "numpy":
+    if request.param == "torch":
         monkeypatch.setattr(kernels, "kernel_library", lambda: "it was taken away by a test")
-        monkeypatch.setattr(kernels, "_warn_of_numpy", lambda reason: None)
+        monkeypatch.setattr(kernels, "_warn_of_torch", lambda reason: None)
     yield
 
 
@@ -295,7 +295,7 @@ def test_without_compiled_kernels_a_process_is_warned_once_of_why_and_what_to_do
     monkeypatch.setattr(kernels, "kernel_library", lambda: "nobody has built them")
     # The cache that makes it once a process, but an empty one.
     monkeypatch.setattr(
-        kernels, "_warn_of_numpy", functools.cache(kernels._warn_of_numpy.__wrapped__)
+        kernels, "_warn_of_torch", functools.cache(kernels._warn_of_torch.__wrapped__)
     )
     assert not compiled()
     with warnings.catch_warnings(record=True) as caught:
