@@ -25,9 +25,6 @@ PEERS = (
         "peers.torch_simplejpeg:TorchSimplejpeg", {}, ("torch", *JPEG), CV2, asked=True),
     Row("threads", "thread pool, simplejpeg, OpenCV", "peers.thread_pool:ThreadPool", {}, JPEG,
         CV2, smoke=True, asked=True),
-    *(Row(f"echo-{k}", f"thread pool, naive echo buffer of 3 batches, {k} serves",
-          "peers.echo_threads:EchoThreads", {"reuse": k}, JPEG, CV2, serves=k, smoke=k == 3)
-      for k in (3, 6)),
     Row("dali", "DALI, CPU, fused", "peers.dali_fused:DaliFused", {},
         ("nvidia-dali-cuda120", "nvidia-dali-cuda130"), DALI, smoke=True, asked=True),
     Row("dali-linear", "DALI, CPU, fused, antialias off", "peers.dali_fused:DaliFused",
