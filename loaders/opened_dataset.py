@@ -115,8 +115,7 @@ def _check_scaled(opened: OpenedDataset, options: LoaderOptions) -> None:
         "the cache keeps whole pictures": options.cache is not None,
         "a collate function gets whole samples": options.collate is not None,
         "once crops whole pictures": options.once is not None,
-        "the device augments whole pictures": options.device is not None
-        and options.device.augments,
+        "the device augments whole pictures": device is not None and device.augments,
         "only threads of the loader decode so": apart,
     }
     if why := [each for each, holds in refused.items() if holds]:

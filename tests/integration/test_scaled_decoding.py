@@ -98,6 +98,7 @@ def test_every_crop_decides_how_small_a_picture_is() -> None:
     assert eighths((400, 400), (20, 40)) == 4
 
 
+RAM = Cache("ram", limit_bytes=1 << 20)
 COLLATE: Any = torch.utils.data.default_convert
 RESIZED = v2.Compose([v2.Resize(32), *LARGE.transforms])
 FLIPPED = v2.Compose([v2.RandomHorizontalFlip(), *LARGE.transforms])
@@ -112,9 +113,9 @@ FLIPPED = v2.Compose([v2.RandomHorizontalFlip(), *LARGE.transforms])
         (lambda root: ImageFolder(root, RESIZED), {}, "its transform changes the whole picture"),
         (lambda root: ImageFolder(root, FLIPPED), {}, "no RandomResizedCrop"),
         (lambda root: ImageFolder(root, v2.PILToTensor()), {}, "no RandomResizedCrop"),
-        (lambda root: ImageFolder(root, LARGE), {"cache": Cache("ram", limit_bytes=1 << 20)}, "the cache keeps"),
+        (lambda root: ImageFolder(root, LARGE), {"cache": RAM}, "the cache keeps"),
         (lambda root: ImageFolder(root, LARGE), {"collate": COLLATE}, "a collate function"),
-        (lambda root: ImageFolder(root, LARGE), {"workers": Workers(2, timeout=9)}, "only threads of the loader"),
+        (lambda root: ImageFolder(root, LARGE), {"workers": Workers(2, timeout=9)}, "only threads"),
         (lambda root: ImageFolder(root, LARGE), {"workers": Workers(2, "process")}, "only threads"),
         (lambda root: ImageFolder(root, LARGE), {"decode": "half"}, "must be one of exact, scaled"),
     ],
