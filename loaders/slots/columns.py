@@ -4,6 +4,7 @@ Arrays      memory for `slots` arrays like the template's; a slot may lie elsewh
 Objects     whatever is no array
 """
 
+import threading
 from collections import UserList, deque
 from collections.abc import Sequence
 from math import prod
@@ -16,9 +17,8 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from loaders.blocks import Blocks
-from loaders.errors import SampleShapeError
+from loaders.errors import BufferTooSmall, SampleShapeError
 from loaders.pixels.kernels import Pictures, address
-from loaders.slots.allowance import Allowance
 from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Leaf,
@@ -47,6 +47,26 @@ CARRIERS = (
 )
 
 Array = NDArray[Any]
+
+
+class Allowance:
+    """The bytes that all columns of a slab together may take, rows and larger slots."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, slot_bytes: int) -> None:
+        """Take `nbytes` for a slot of `slot_bytes`. A negative number gives bytes back."""
+        with self._lock:
+            if self.limit is not None and self._taken + nbytes > self.limit:
+                raise BufferTooSmall(
+                    f"a sample of {slot_bytes} bytes does not fit: the buffer holds"
+                    f" {self._taken} of at most {self.limit} bytes; raise buffer_bytes, lower"
+                    " batch_size, or store smaller samples"
+                )
+            self._taken += nbytes
 
 
 class Objects:

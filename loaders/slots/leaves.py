@@ -272,9 +272,14 @@ def own_object(thing: Any) -> Any:
         ) from error
 
 
+def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
+    """The same nest of tuples, lists and dicts, with every leaf replaced by `change(leaf)`."""
+    return Nest(sample).sample([change(leaf) for leaf in leaves_of(sample)])
+
+
 def own(sample: Sample) -> Sample:
     """A copy of the sample in memory of its own, as the data set returned it."""
-    return Nest(sample).sample([_own_leaf(leaf) for leaf in leaves_of(sample)])
+    return change_leaves(sample, _own_leaf)
 
 
 def _own_leaf(leaf: Any) -> Any:

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from loaders.slots.allowance import Allowance
-from loaders.slots.columns import Arrays, Objects
+from loaders.slots.columns import Allowance, Arrays, Objects
 from loaders.slots.crop_rows import CropLayout, CropRows
 from loaders.slots.leaves import (
     Nest,

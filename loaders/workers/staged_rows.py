@@ -12,8 +12,8 @@ from typing import Any, overload
 
 import torch
 
-from loaders.slots.leaves import Nest, Sample, leaves_of, structure_of
-from loaders.workers.staging import Staged, Staging, change_leaves
+from loaders.slots.leaves import Nest, Sample, change_leaves, leaves_of, structure_of
+from loaders.workers.staging import Staged, Staging
 
 NUMBERS = (int, float, bool)
 

@@ -12,7 +12,6 @@ import os
 import pickle
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from mmap import mmap
 from multiprocessing import reduction
@@ -29,8 +28,8 @@ from loaders.slots.leaves import (
     Sample,
     as_kind,
     as_tensor,
+    change_leaves,
     kind_of,
-    like_mapping,
     mode_of,
 )
 
@@ -172,19 +171,6 @@ def mapped(pipe: Connection, area_bytes: int) -> mmap:
         return mmap(descriptor, area_bytes)
     finally:
         os.close(descriptor)
-
-
-def change_leaves(sample: Sample, change: Callable[[Any], Any]) -> Sample:
-    """The same nest of tuples, lists and dicts, with every leaf replaced by `change(leaf)`."""
-    if isinstance(sample, Mapping):
-        made = {key: change_leaves(part, change) for key, part in sample.items()}
-        return like_mapping(sample, made)
-    if not isinstance(sample, tuple | list):
-        return change(sample)
-    parts = [change_leaves(part, change) for part in sample]
-    if hasattr(sample, "_fields"):
-        return type(sample)(*parts)
-    return tuple(parts) if isinstance(sample, tuple) else parts
 
 
 def _nameless_file() -> int:
