@@ -14,6 +14,7 @@ Lightning itself restores a loader's state only if the epoch was not over, and o
 numbers are those of rank 0.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import lightning as L
 
 from loaders import LoaderError, ReuseLoader
+from loaders.order.source_order import samples_per_rank
 from loaders.stats import UNTOLD, LoaderStats
 from perfect.callbacks.train_loaders import LoaderState, TrainLoader, next_pass, served_in_pass
 from trainers.lightning_seams import (
@@ -32,6 +34,8 @@ from trainers.lightning_seams import (
     should_update_logs,
 )
 
+log = logging.getLogger(__name__)
+
 
 class LoaderCallback(L.Callback):
     """Carries the train loader's state in checkpoints, and logs its counters."""
@@ -39,8 +43,13 @@ class LoaderCallback(L.Callback):
     reads_weights_between_steps = False
     """An offloaded run reads this (trainers/offloading/observers/weight_readers.py)."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, *, same_steps: bool | None = None
+    ) -> None:
+        """`same_steps`: whether a fit ends after as many steps as with a DataLoader, though reuse
+        makes its epochs longer. None: they stay longer, and a warning asks."""
         self._clock = clock
+        self._same_steps = same_steps
         self._loader: TrainLoader | None = None
         self._loaded: LoaderState | None = None
         self._epoch_batches: int | float = 0
@@ -66,11 +75,35 @@ class LoaderCallback(L.Callback):
         if vars(trainer)["overfit_batches"]:  # pyright knows no such attribute
             _serve_alike(trainer)
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Limit the steps before optimizers are made, whose schedules may count them."""
+        if stage != "fit" or not self._same_steps or trainer.max_epochs in (None, -1):
+            return
+        if not pl_module.automatic_optimization:
+            raise LoaderError(
+                "same_steps=True counts the steps of automatic optimization, but the module takes"
+                " its own: divide max_epochs by the reuse instead, and leave same_steps out"
+            )
+        trainer.fit_loop.setup_data()
+        batches = _batches_without_reuse(trainer, _train_loader(trainer))
+        steps = trainer.max_epochs * -(-batches // trainer.accumulate_grad_batches)
+        limit = trainer.max_steps
+        trainer.fit_loop.epoch_loop.max_steps = steps if limit == -1 else min(steps, limit)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         others: list[L.Callback] = vars(trainer)["callbacks"]  # pyright knows no such attribute
         if any(getattr(other, "restored_loader", False) for other in others):
             self._loaded = None  # a PhaseSwitch did, and may have ended a pass since
         self.restore(trainer)
+        reuse = 1 if self._loader is None else self._loader.reuse
+        open_ended = trainer.max_epochs in (None, -1) or trainer.max_steps != -1
+        if self._same_steps is None and reuse > 1 and not open_ended and trainer.is_global_zero:
+            log.warning(
+                "with reuse %d max_epochs=%s trains %d times as many steps as with a DataLoader:"
+                " LoaderCallback(same_steps=True) ends the fit after as many,"
+                " LoaderCallback(same_steps=False) says that you want more",
+                reuse, trainer.max_epochs, reuse,
+            )  # fmt: skip
 
     def restore(self, trainer: L.Trainer) -> bool:
         """Have the loader go on as the loaded state says. Return whether there was one."""
@@ -190,6 +223,17 @@ def _epoch_batches(trainer: L.Trainer, loader: TrainLoader) -> int:
             " from the loader than it trains, and a run that goes on from a checkpoint would miss"
             " it: give the stream samples=, or Trainer limit_train_batches="
         ) from error
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def _batches_without_reuse(trainer: L.Trainer, loader: TrainLoader) -> int:
+    """How many batches an epoch has where every sample is served once."""
+    share = samples_per_rank(len(loader.dataset), loader.world_size)
+    if isinstance(loader, ReuseLoader):
+        share = loader.share
+    whole, rest = divmod(share, loader.batch_size)
+    batches = whole + (rest > 0 and not loader.drop_last)
+    limit = trainer.limit_train_batches
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 

@@ -85,7 +85,7 @@ class PhaseSwitch(L.Callback):
         self._swapped = False
         self.restored_loader = False
         """Whether the loader goes on where a checkpoint left it. A `LoaderCallback` asks."""
-        self._carrier = LoaderCallback()
+        self._carrier = LoaderCallback(same_steps=False)
         self._owes_end = False
         """Whether a pass was trained to its last batch, and the policy was not told yet."""
 

@@ -213,3 +213,32 @@ def test_a_combined_loader_of_one_is_one() -> None:
     module = Module()
     make_trainer(LoaderCallback()).fit(module, CombinedLoader(make_loader(), "max_size_cycle"))
     assert passes_of(module.ids, BATCHES) == [WHOLE] * 3
+
+
+# ---- as many steps as before --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("limit", [1.0, 0.5, 4])
+def test_a_fit_may_end_after_as_many_steps_as_with_a_dataloader(
+    limit: float, accumulate: int
+) -> None:
+    how: dict[str, Any] = {"limit_train_batches": limit, "accumulate_grad_batches": accumulate}
+    plain = make_trainer(**how)
+    theirs = Module(estimates=True)
+    plain.fit(theirs, DataLoader(Pictures(), BATCH))
+    trainer, module = make_trainer(LoaderCallback(same_steps=True), **how), Module(estimates=True)
+    trainer.fit(module, make_loader(reuse=REUSE))
+    assert trainer.global_step == module.estimated == plain.global_step == theirs.estimated
+
+
+@pytest.mark.parametrize(("same", "warnings"), [(None, 1), (False, 0), (True, 0)])
+def test_a_longer_fit_is_asked_about_once(
+    same: bool | None, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(LoaderCallback(same_steps=same)).fit(Module(), make_loader())
+    asked = [r for r in caplog.records if "LoaderCallback(same_steps=True)" in r.getMessage()]
+    assert len(asked) == warnings
+    make_trainer(LoaderCallback()).fit(Module(), make_loader(reuse=1))
+    asked = [r for r in caplog.records if "LoaderCallback(same_steps=True)" in r.getMessage()]
+    assert len(asked) == warnings, "without reuse there is nothing to ask"
