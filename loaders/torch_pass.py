@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from loaders.adopting.thread_safety import why_not_sendable
@@ -30,6 +31,7 @@ from loaders.order.serve import Serve
 from loaders.passes import PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
+from loaders.slots.leaves import Nest, as_tensor, leaves_of
 from loaders.sources.own_batching import OwnBatching
 from loaders.sources.randomness import SeededGenerators, generators_of
 from loaders.stats import BatchInfo, LoaderStats
@@ -80,7 +82,7 @@ class TorchReads:
 
     def __init__(self, setup: PipelineSetup) -> None:
         self._dataset = setup.opened.dataset
-        self._collate: Collate = setup.options.collate or default_collate
+        self._collate: Collate = setup.options.collate or _collated
         self._seed = setup.seed
         self._init = setup.options.workers.init
         self._generators: SeededGenerators | None = None
@@ -308,6 +310,21 @@ class TorchPass:
 def seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
     key = draw_keys(setup.seed, pass_index, np.zeros(1, np.int64), OF_WORKERS)
     return int(key[0] >> np.uint64(1))
+
+
+def _collated(samples: list[Any]) -> Any:
+    """As torch's own function does it. Pictures of Pillow, of which it knows nothing, become tensors,
+    as they do in slots."""
+    try:
+        return default_collate(samples)
+    except TypeError:
+        if not any(isinstance(leaf, Image) for leaf in leaves_of(samples[0])):
+            raise
+    return default_collate([Nest(each).sample(_tensors(each)) for each in samples])
+
+
+def _tensors(sample: Any) -> list[Any]:
+    return [as_tensor(leaf) if isinstance(leaf, Image) else leaf for leaf in leaves_of(sample)]
 
 
 def _asked(
