@@ -108,8 +108,7 @@ class ReuseLoader(DataLoaderFace):
         self.announcement = Announcement(self._tuner is not None)
         self.buffer_batches, self.buffer_bytes = buffer_batches, buffer_bytes
         self.mode: Mode = mode
-        self.shuffle, self.drop_last = shuffle, drop_last
-        self.on_error = on_error
+        self.shuffle, self.drop_last, self.on_error = shuffle, drop_last, on_error
         self.made_ahead = AHEAD
         self.precedence = Precedence()  # `behind`: its workers give way to other loaders'
         self.last_batch: BatchInfo | None = None
