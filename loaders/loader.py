@@ -127,8 +127,7 @@ class ReuseLoader(DataLoaderFace):
         adopted = adopted_arguments(loader, changes, reuse)
         made = cls(**{"reuse": reuse, **adopted.arguments})
         made.announcement.adopted = adopted.served_in(made.__len__, made.reuse)
-        serving = made.position.next
-        expected = made._data.expected_buffer(serving)
+        serving, expected = made.position.next, made._data.expected_buffer(made.position.next)
         made.announcement.say(made.setup, made.order, serving, expected)
         return made
 
