@@ -313,8 +313,8 @@ def seed_of_workers(setup: PipelineSetup, pass_index: int) -> int:
 
 
 def _collated(samples: list[Any]) -> Any:
-    """As torch's own function does it. Pictures of Pillow, of which it knows nothing, become tensors,
-    as they do in slots."""
+    """As torch's own function does it. Pictures of Pillow, which it refuses, become tensors as in
+    slots."""
     try:
         return default_collate(samples)
     except TypeError:
