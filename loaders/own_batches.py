@@ -138,6 +138,7 @@ class OwnPass:
         self._stats = stats
         self._pass_index, self._index = position.pass_index, position.served
         self._limit = position.running.pass_limit
+        self._of_batches, self._batch_size = batching.is_of_batches, batching.batch_size or 1
         self._items = None
         if batching.source is not None:
             self._items = batching.drawn_in(setup.seed, self._pass_index)
@@ -162,7 +163,9 @@ class OwnPass:
             except StopIteration:
                 return
             waited, begins = time.perf_counter() - begun, self._index == 0
-            self._stats = self._stats.read_once(1, waited, waited, begins)
+            listed = self._items[self._index] if self._items and self._of_batches else None
+            count = self._batch_size if listed is None else len(listed)
+            self._stats = self._stats.read_once(count, waited, waited, begins)
             info = BatchInfo(self._pass_index, self._index, nobody, nobody, nobody, nobody)
             self._index += 1
             if self._feed is not None:

@@ -283,7 +283,7 @@ class TorchPass:
             return next(self._made)
         except BaseException as error:
             self._batches.close()
-            if not _is_death(error):
+            if not (self._setup.workers.count and _is_death(error)):
                 raise
             if self._a_worker_died:
                 raise WorkerDied(

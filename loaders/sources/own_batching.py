@@ -11,13 +11,16 @@ is iterated from its beginning, where the data set is a stream, and skips.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from loaders.errors import LoaderError
 from loaders.sources.randomness import generators_of, seeded_randomness
 from loaders.sources.samplers import SAMPLER_STREAM
 
+MOST_BATCHES = 1 << 24
 STATEFUL = "torchdata.stateful_dataloader."
 
 
@@ -77,4 +80,10 @@ class OwnBatching:
             set_epoch(pass_index)
         held = generators_of(self.source)
         with seeded_randomness(seed, SAMPLER_STREAM, pass_index, held=held):
-            return list(self.source)
+            drawn = list(islice(self.source, MOST_BATCHES + 1))
+        if len(drawn) > MOST_BATCHES:
+            raise LoaderError(
+                f"{self.why} gave more than {MOST_BATCHES} batches, which are all drawn when a pass"
+                " begins: let it end, or give an IterableDataset"
+            )
+        return drawn
