@@ -125,7 +125,7 @@ def test_the_fleet_of_the_first_example_stops_two_jobs_of_three(
 @pytest.mark.parametrize(
     ("page", "words", "shorter"),
     [
-        ("README.md", "LoaderCallback()", {"max_epochs=30": "max_epochs=2"}),
+        ("README.md", "LoaderCallback(", {"max_epochs=90": "max_epochs=6"}),
         (
             "docs/loader/plugging-in.md",
             "PhaseSwitch(phases)",
