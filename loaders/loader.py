@@ -6,7 +6,7 @@ ids of the pass -> workers fill slots of the Slab -> ReuseBuffer says who forms 
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from loaders.options import Device, LoaderOptions, Workers
 from loaders.order.reuse import ORDER_VERSION, Mode, ReuseBuffer
 from loaders.own_batches import OwnOrder, OwnPass
 from loaders.pass_position import PassPosition
-from loaders.passes import PassRun
+from loaders.passes import PassRun, ServedPass
 from loaders.pipeline import AHEAD, Pipeline, PipelineSetup
 from loaders.pixels.augmentation import Augmentation
 from loaders.process_pipeline import ProcessPipeline
@@ -146,7 +146,7 @@ class ReuseLoader(DataLoaderFace):
         return len(self.dataset) if batches is None else batches
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._serve_pass()  # it starts with the first next(), and ends with the loop
+        return ServedPass(self._serve_pass())  # it starts with the first next()
 
     @property
     def stats(self) -> LoaderStats:
@@ -300,7 +300,7 @@ class ReuseLoader(DataLoaderFace):
         if self._data.use_drawn(seed):
             self.close()
 
-    def _serve_pass(self) -> Iterator[Batch]:
+    def _serve_pass(self) -> Generator[Batch]:
         self._leave()  # another iterator may have been left open
         self.refresh()
         self.use_drawn_seed(self._data.seed_of_first_rank())

@@ -6,7 +6,7 @@ plan ---- Serve k, k + 1, ... ----> Prefetcher: its workers make them ahead ----
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,31 @@ class TakenBatch:
     """What a choice of the reuse goes by. None: there is none to be made."""
     last: bool
     """Whether it is the last batch of the pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FailedBatch:
+    """Stands for a batch that could not be made."""
+
+    error: Exception
+
+
+class ServedPass(Iterator[Any]):
+    """The batches of a pass as a training loop gets them. As with a DataLoader, whoever catches the
+    error of a batch may ask for the next one."""
+
+    def __init__(self, batches: Generator[Any]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        if isinstance(batch, FailedBatch):
+            raise batch.error
+        return batch
+
+    def close(self) -> None:
+        """Leave the pass."""
+        self._batches.close()
 
 
 @dataclass(slots=True, eq=False)

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from loaders.adopting.thread_safety import why_not_sendable
 from loaders.batches import Collate
 from loaders.device import DeviceFeed
-from loaders.errors import OTHER_ITERATOR, PassEnded, SourceError, WorkerDied
+from loaders.errors import OTHER_ITERATOR, LoaderError, PassEnded, SourceError, WorkerDied
 from loaders.order.serve import Serve
-from loaders.passes import PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
+from loaders.passes import FailedBatch, PlannedPass, TakenBatch, begun_elsewhere, sent_ahead
 from loaders.pipeline import PipelineSetup
 from loaders.pixels.augmentation import draw_keys
 from loaders.slots.leaves import Nest, as_tensor, leaves_of
@@ -264,7 +264,12 @@ class TorchPass:
         if not self._batches.makes(self._asked):
             raise PassEnded(OTHER_ITERATOR)
         begun, order = time.perf_counter(), self._order
-        batch, seconds = self._next()
+        try:
+            batch, seconds = self._next()
+        except LoaderError:
+            raise
+        except Exception as error:
+            batch, seconds = FailedBatch(error), 0.0
         serve, asked = self._under_way.popleft()
         draws = order.draws(serve.positions, serve.serves)
         info = BatchInfo(
@@ -273,7 +278,8 @@ class TorchPass:
         if self._feed is not None:
             batch = self._feed.send(batch, lambda there: there)
         waited, begins = time.perf_counter() - begun, self._index == 0
-        self._stats = self._stats.read_once(len(asked.ids), seconds, waited, begins)
+        count = 0 if isinstance(batch, FailedBatch) else len(asked.ids)
+        self._stats = self._stats.read_once(count, seconds, waited, begins)
         self._index += 1
         last = self._index == self._ending.batches
         return TakenBatch(batch, info, self._stats, None, last)
@@ -282,9 +288,9 @@ class TorchPass:
         try:
             return next(self._made)
         except BaseException as error:
-            self._batches.close()
             if not (self._setup.workers.count and _is_death(error)):
                 raise
+            self._batches.close()
             if self._a_worker_died:
                 raise WorkerDied(
                     f"{error}. One of this pass had died before: memory may have run out, or"

@@ -55,6 +55,15 @@ class Deadly(Numbers):
         return index
 
 
+class Torn(Numbers):
+    """Sample 6 cannot be read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 6:
+            raise ValueError("no sample 6")
+        return index
+
+
 class Asked(Numbers):
     """[i] says which worker reads it, and of which data set."""
 
@@ -158,6 +167,20 @@ def test_a_worker_may_die_once_in_a_pass(tmp_path: Path, times: int) -> None:
     assert notes.read_text() == "x" * times
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_catches_an_error_may_go_on_with_the_next_batch(workers: int) -> None:
+    with ReuseLoader.from_dataloader(DataLoader(Torn(), 4, num_workers=workers), 1) as loader:
+        serving, got = iter(loader), []
+        for _ in range(COUNT // 4):
+            try:
+                got.append(next(serving).tolist())
+            except ValueError as error:
+                assert "no sample 6" in str(error)
+                got.append(None)
+        assert next(serving, "the end") == "the end"
+    assert got == [[0, 1, 2, 3], None, [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
 def test_one_iterator_at_a_time() -> None:
     with ReuseLoader(Numbers(), 4, 1, workers=Workers(1, "process")) as loader:
         first, second = iter(loader), None
@@ -178,12 +201,13 @@ def test_the_attributes_of_a_dataloader_are_true() -> None:
             assert getattr(loader, name) == getattr(theirs, name), name
     for reuse in (1, 3):
         with ReuseLoader(Numbers(), 4, reuse, seed=5, workers=0) as loader:
-            assert isinstance(loader.sampler, SequentialSampler)  # or Lightning would replace it
+            assert not isinstance(loader.sampler, SequentialSampler)  # for overfit_batches
             assert sorted(loader.sampler) == list(range(COUNT))
             for _ in range(2):
                 planned = list(loader.batch_sampler)
                 assert len(planned) == len(loader.batch_sampler) == len(loader)
                 assert [batch[0].tolist() for batch in loader] == planned
+    assert isinstance(ReuseLoader(Numbers(), 4, 1, shuffle=False).sampler, SequentialSampler)
     with ReuseLoader.from_dataloader(THEIRS["buckets"](0), reuse=1) as loader:
         assert loader.batch_sampler is BUCKETS
     assert ReuseLoader(Shared(), 4, 1).sampler is None

@@ -30,7 +30,7 @@ class Counted(Pictures):
 def lone(**options: Any) -> ReuseLoader:
     # In threads, so that `reads` is told here.
     options["workers"] = Workers(2, "thread").changed_by(options.get("workers", Workers()))
-    usual: dict[str, Any] = {"batch_size": BATCH, "reuse": 1}
+    usual: dict[str, Any] = {"batch_size": BATCH, "reuse": 1, "buffer_batches": 3}
     return ReuseLoader(options.pop("dataset", None) or Counted(SIZE), **{**usual, **options})
 
 

@@ -61,7 +61,7 @@ def _owned(program: JobProgram) -> Iterator[tuple[int, str]]:
 def _of_loader(loader: Any, why: str) -> Iterator[tuple[int, str]]:
     if isinstance(loader, ReuseLoader):
         yield id(loader), f"a ReuseLoader, which serves one reader at a time here ({why})"
-    if getattr(loader, "persistent_workers", False):
+    elif getattr(loader, "persistent_workers", False):
         yield id(loader), "a loader with persistent_workers, which serves one reader at a time"
     for owner in (loader, getattr(loader, "sampler", None)):
         generator: Any = getattr(owner, "generator", None)
