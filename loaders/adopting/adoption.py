@@ -92,6 +92,8 @@ def from_dataloader(
     runs only the part that we know. `once`: whether each sample is served once a pass."""
     _check(dataloader)
     own = OwnBatching.of(dataloader)
+    if own is not None and not once and own.batch_size is not None:
+        own = None  # one thread at a time iterates the stream, and no sample comes twice
     if own is not None and not once:
         raise LoaderError(own.refusal)
     if own is not None:

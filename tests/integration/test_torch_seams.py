@@ -5,6 +5,10 @@ what we need of it. What needs CUDA is only looked up. Lightning's: test_lightni
 """
 
 import logging
+import multiprocessing
+import os
+import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
+from torch.utils.data import DataLoader
 
 import loaders.torch_seams
 import offload.torch_seams as t
@@ -336,6 +341,19 @@ def test_torch_says_which_worker_this_process_is(monkeypatch: pytest.MonkeyPatch
     assert info is not None
     assert (info.id, info.num_workers, info.seed) == (2, 3, 5)
     assert info.dataset == "the data set"
+
+
+def test_a_dead_worker_is_noticed_by_who_waits_and_others_end_when_they_are_told() -> None:
+    loader = DataLoader(range(40), 2, num_workers=2, persistent_workers=True)
+    batches = loaders.torch_seams.deaths_seen_late(iter(loader))
+    next(batches)
+    first, second = multiprocessing.active_children()
+    os.kill(first.pid or 0, signal.SIGKILL)
+    first.join()  # an error of torch's would be raised here, in the main thread
+    with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid"):
+        deque(batches, maxlen=0)
+    loaders.torch_seams.end_workers(loader)
+    assert not second.is_alive()
 
 
 def test_what_is_made_of_a_picture_is_a_plain_tensor() -> None:
