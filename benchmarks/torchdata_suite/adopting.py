@@ -38,7 +38,7 @@ class AdoptedDataLoader(DataLoader[Any]):
         self.ours.load_state_dict(state)
 
 
-StatefulDataLoader = AdoptedDataLoader if os.environ["OURS"] == "1" else DataLoader
+StatefulDataLoader = DataLoader if os.environ.get("OURS") == "0" else AdoptedDataLoader
 
 
 class Stateful:
