@@ -165,8 +165,10 @@ class PassRun:
     @property
     def leaves_room(self) -> bool:
         """Whether all samples are taken of a pass that is served to its end, so that the next one
-        may be begun."""
-        return self.pool.all_taken and self._ending.batches == len(self._plan)
+        may be begun. (With a cache: all are read, or the next pass would not find them there.)"""
+        pool = self.pool
+        done = pool.all_taken if self._pipeline.cache is None else pool.all_read
+        return done and self._ending.batches == len(self._plan)
 
     def finish(self) -> None:
         """The last batch was taken."""

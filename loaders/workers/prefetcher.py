@@ -126,6 +126,11 @@ class Prefetcher:
         """Whether workers have begun to read all samples of this pass."""
         return self._work is not None and self._work.all_taken
 
+    @property
+    def all_read(self) -> bool:
+        """Whether they have read them, too."""
+        return self._work is not None and self._work.all_taken and not self._work.busy
+
     def plan(self, index: int, serve: Serve) -> None:
         """Make this batch when its samples are there. The consumer gets it after those that were
         planned before."""
