@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from loaders.adopted import adopted_arguments
 from loaders.arguments import (
     SAME_AFTER_RESUME,
+    Serving,
     check_state,
     first_serving,
     tuner_for,
@@ -262,8 +263,6 @@ class ReuseLoader(DataLoaderFace):
         second._data = self._data.without_cache()
         return second
 
-    # ---- state ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "samples": self.order.in_dataset,
@@ -341,33 +340,35 @@ class ReuseLoader(DataLoaderFace):
     def _begin(self, batches: int | None) -> PassRun | TorchPass | OwnPass:
         at = self.position
         serving = at.running = self.order.within_share(at.running, self.drop_last)
-        pass_index, first = at.pass_index, at.served
         by_torch = self._tuner is None and is_made_by_torch(self.setup, serving.reuse)
         if by_torch or isinstance(self.order, OwnOrder):
             self.announcement.say(self.setup, self.order, serving, None)
         if isinstance(self.order, OwnOrder):
             return OwnPass(self._torch, self.setup, at, self._stats, self._feed)
-        pipeline = None if by_torch else self.pipeline_of_this_process()
-        buffer_batches = self.buffer_batches
-        if pipeline is not None:
-            buffer_batches = pipeline.prepare(serving, self.buffer_batches)
-        plan = self._data.plan(pass_index, serving, buffer_batches)
-        order, in_vain = self._pipeline.followed(pass_index, plan.slots)
+        pipeline, buffered = (None, self.buffer_batches) if by_torch else self._prepared(serving)
+        plan = self._data.plan(at.pass_index, serving, buffered)
+        order, in_vain = self._pipeline.followed(at.pass_index, plan.slots)
         self._count_extra(in_vain)
-        order = order or self.order.of_pass(pass_index)
-        self.identity.begin(self.order.check_ranks(order, batches and batches - first))
-        planned = self.order.planned(plan, order, first, batches or serving.pass_limit)
+        order = order or self.order.of_pass(at.pass_index)
+        self.identity.begin(self.order.check_ranks(order, batches and batches - at.served))
+        planned = self.order.planned(plan, order, at.served, batches or serving.pass_limit)
+        if pipeline is not None and pipeline is not self._pipeline.open:
+            pipeline, _ = self._prepared(serving)  # it was closed, because a worker had failed
         if pipeline is None:
             self._pipeline.close()
             return TorchPass(self._torch, self.setup, planned, self._stats, self._feed)
         self._torch.close()
         order, jobs = planned.order, planned.jobs
-        # Lightning evaluates in inference mode, and outside it nobody may write to such tensors.
-        with torch.inference_mode(False):
+        with torch.inference_mode(False):  # Lightning's; outside it such tensors are read-only
             pool = pipeline.ready_for(plan.slots, order, jobs, self.made_ahead)
         self.announcement.say(self.setup, self.order, serving, pipeline.buffer(serving.batch_size))
         pipeline.begin(order, jobs, serving.reuse, serving.reaugment, planned.serves)
         return PassRun(pipeline, pool, planned, self._stats, self._feed)
+
+    def _prepared(self, serving: Serving) -> tuple[Pipeline, int]:
+        """A pipeline for such a pass, and how many batches it buffers."""
+        pipeline = self.pipeline_of_this_process()
+        return pipeline, pipeline.prepare(serving, self.buffer_batches)
 
     def _look_ahead(self, run: PassRun | TorchPass | OwnPass) -> None:
         """Let the workers go on with the next pass when this one's samples are all taken."""

@@ -58,6 +58,7 @@ def is_made_by_torch(setup: PipelineSetup, reuse: int) -> bool:
         reuse == 1
         and not (redone or options.augment is not None or options.once is not None)
         and options.cache is None
+        and options.buffer_bytes is None
         and options.on_error == "raise"
         and options.backend == "native"
         and (opened.decoded is None or options.workers.init is not None)

@@ -67,6 +67,8 @@ class WorkerPool(Generic[Worker]):
     def fill(self) -> list[Worker]:
         """Make the workers that are still missing; returns all of them."""
         with self._lock:
+            if self._closed:
+                raise PassEnded("the loader was closed: its workers read no more samples")
             while len(self._all) < self._most:
                 made = self._make(len(self._all))
                 self._all.append(made)

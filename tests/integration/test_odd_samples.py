@@ -76,14 +76,14 @@ def test_a_cache_keeps_what_is_no_none(tmp_path: Path) -> None:
 def test_without_a_collate_a_none_is_named_with_what_to_do(
     broken: tuple[int, ...], reading: Any
 ) -> None:
-    loader = ReuseLoader(data.Broken(SIZE, broken), 4, reuse=1, shuffle=False, workers=reading)
+    loader = ReuseLoader(data.Broken(SIZE, broken), 4, reuse=2, shuffle=False, workers=reading)
     said = rf"sample {broken[0]} is None.*give a collate function.*on_error=\"skip\""
     with loader, pytest.raises(SampleShapeError, match=said):
         list(loader)
 
 
 def test_where_all_is_none_nobody_knows_what_a_sample_looks_like() -> None:
-    loader = ReuseLoader(data.Broken(SIZE, (*range(SIZE),)), 4, reuse=1, collate=data.whole)
+    loader = ReuseLoader(data.Broken(SIZE, (*range(SIZE),)), 4, reuse=2, collate=data.whole)
     with loader, pytest.raises(SampleShapeError, match="is None"):
         list(loader)
 
@@ -192,7 +192,7 @@ def test_the_memory_of_odd_samples_counts() -> None:
             return {"picture": data.pixels(index), **more}
 
     how: dict[str, Any] = {"collate": data.as_they_are, "workers": 1, "shuffle": False}
-    with ReuseLoader(Growing(SIZE), 4, reuse=1, **how) as loader:
+    with ReuseLoader(Growing(SIZE), 4, reuse=2, **how) as loader:
         for _ in loader:
             assert loader.stats["buffer_bytes"] > 3 << 18
             break
