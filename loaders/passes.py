@@ -44,18 +44,21 @@ class FailedBatch:
     error: Exception
 
 
-class ServedPass(Iterator[Any]):
+class ServedPass(Generator[Any]):
     """The batches of a pass as a training loop gets them. As with a DataLoader, whoever catches the
     error of a batch may ask for the next one."""
 
     def __init__(self, batches: Generator[Any]) -> None:
         self._batches = batches
 
-    def __next__(self) -> Any:
-        batch = next(self._batches)
+    def send(self, value: None) -> Any:
+        batch = self._batches.send(value)
         if isinstance(batch, FailedBatch):
             raise batch.error
         return batch
+
+    def throw(self, *raised: Any) -> Any:
+        return self._batches.throw(*raised)
 
     def close(self) -> None:
         """Leave the pass."""

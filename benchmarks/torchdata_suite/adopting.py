@@ -6,14 +6,16 @@ With OURS=0 in the environment it is torch's DataLoader itself.
 import copy
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from loaders import ReuseLoader
 
+Sample = TypeVar("Sample", covariant=True)
 
-class AdoptedDataLoader(DataLoader[Any]):
+
+class AdoptedDataLoader(DataLoader[Sample]):
     """A DataLoader that is adopted with reuse=1 when it is first iterated. Its state may be asked
     for at any batch, so `snapshot_every_n_steps` says nothing."""
 

