@@ -46,7 +46,7 @@ def loading(folder: Path) -> Report:
     one = 0.0
     for workers in range(1, cores + 1):
         job = Job(folder, 0, BATCH, workers, CROP, None, 0)
-        loader = TorchPillow("v1").open(job, folder)
+        loader = TorchPillow("v2").open(job, folder)
         rate = _pass(loader, 0.0)[0]
         one = one or rate
         waits = {f"{pace:g}x": _pass(loader, BATCH / (pace * one))[1] for pace in PACES}
