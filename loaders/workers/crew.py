@@ -184,6 +184,7 @@ class ThreadCrew:
             attendance = Attendance(self._workers)
             while (job := self._next_job(attendance, find)) is not None:
                 self._do(job)
+                del job  # or what it made would stay while this thread waits
             attendance.leave()
         except BaseException as error:
             self._let_go()
