@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -229,6 +229,13 @@ def test_a_run_resumes_at_every_step_on_another_number_of_peers(
                 peer.advance()
 
 
+@example(
+    {
+        "size": 1, "batch_size": 1, "reuse": 1, "buffer_batches": 4, "mode": "rolling",
+        "shuffle": False, "drop_last": False, "reaugment": False, "seed": 0, "lanes": 1,
+    },
+    [1, 1, 2],
+)  # fmt: skip
 @given(lane_settings(), st.lists(st.integers(1, 4), min_size=3, max_size=3))
 @settings(max_examples=examples(40))
 def test_reuse_changes_between_passes_on_all_peers_alike(
