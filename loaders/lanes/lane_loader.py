@@ -28,7 +28,7 @@ from loaders.lanes.lane_crew import LaneCrew
 from loaders.lanes.lane_order import LanePass, LaneServe
 from loaders.lanes.laneable import check_alone, check_loader, check_pass, check_place
 from loaders.loader import ReuseLoader
-from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer, buffered_batches
+from loaders.order.reuse import ORDER_STREAM, ORDER_VERSION, ReuseBuffer
 from loaders.pipeline import Pipeline
 from loaders.stats import BatchInfo, LoaderStats
 from loaders.workers.pass_order import PassOrder
@@ -278,7 +278,7 @@ class LaneLoader:
             samples=loader.order.samples,
             batch_size=serving.batch_size,
             reuse=serving.reuse,
-            buffer_batches=buffered_batches(loader.mode, serving.reuse, loader.buffer_batches),
+            buffer_batches=loader.buffer_batches,
             mode=loader.mode,
             shuffle=loader.shuffle,
             drop_last=loader.drop_last,

@@ -189,10 +189,8 @@ class LaneTable:
             if positions:
                 self._pipeline.reader.read(share, held.room.slab, positions, slots, done)
 
-        def make(step: int, serve: Serve, slots: NDArray[np.int64]) -> Gathered | None:
+        def make(step: int, serve: Serve, slots: NDArray[np.int64]) -> Gathered:
             assert held.room is not None
-            if not len(serve.positions):
-                return None  # nobody asks for a batch of this step
             serves = serve.serves if progress.of.reaugment else np.zeros_like(serve.serves)
             draws, ids = share.draws(serve.positions, serves), share.ids(serve.positions)
             info = BatchInfo(share.pass_index, step, serve.positions, ids, serve.serves, draws)
