@@ -19,7 +19,7 @@ class BufferSize:
     @property
     def said(self) -> str:
         about = "about " if self.about else ""
-        size = "" if self.nbytes is None else f" ({about}{said_size(self.nbytes)})"
+        size = "" if not self.nbytes else f" ({about}{said_size(self.nbytes)})"
         return f"a buffer of {self.batches} batches{size}"
 
     def exceeds(self, largest: int) -> bool:

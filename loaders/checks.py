@@ -1,6 +1,7 @@
 """What refuses a wrong number, an unknown word, and an argument that would have no effect."""
 
 from collections.abc import Sequence
+from numbers import Integral
 
 
 def without_effect(name: str, value: object, needed: str) -> None:
@@ -9,6 +10,8 @@ def without_effect(name: str, value: object, needed: str) -> None:
 
 
 def at_least_one(name: str, value: int) -> None:
+    if not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
 

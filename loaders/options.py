@@ -52,8 +52,10 @@ class Workers:
             one_of("start_method", self.start_method, get_args(StartMethod))
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, not {self.timeout}")
-        if self.count != "auto" and self.count < 0:
-            raise ValueError(f"workers must be at least 0, not {self.count}")
+        if self.count != "auto" and not (isinstance(self.count, int) and self.count >= 0):
+            raise ValueError(
+                f'workers must be a whole number from 0 on, or "auto", not {self.count!r}'
+            )
         if self.count == 0:
             without_effect("timeout", self.timeout, "workers")
             if self.kind == "process":

@@ -32,7 +32,6 @@ class OwnOrder:
     named = None
     unknown_draws = ""
     foreseen = False
-    known = True
     share = samples = 1 << 62
 
     def __init__(
@@ -55,6 +54,10 @@ class OwnOrder:
                     f"{name} does not go with a DataLoader that has {batching.why}: leave {name}"
                     " out, or give single samples and a batch_size"
                 )
+
+    @property
+    def known(self) -> bool:
+        return self.ranks.known
 
     @property
     def rank(self) -> int:

@@ -138,6 +138,8 @@ class ServedData:
         own = options.sampler if isinstance(options.sampler, OwnBatching) else None
         opened = OpenedDataset(dataset, None, None) if own else open_dataset(dataset, options)
         workers = settled(options.workers, opened.dataset)
+        if own and workers.count:
+            workers = replace(workers, kind="process", because="as the DataLoader has them")
         self.setup = PipelineSetup(opened, options, workers, self.seed)
         streamed = isinstance(opened.dataset, StreamedSamples)
         dataset = dataset.dataset if isinstance(dataset, ScaledDecoding) else dataset

@@ -26,6 +26,7 @@ from loaders.pipeline import PipelineSetup
 from loaders.rank_order import RankOrder
 from loaders.stream_order import StreamOrder
 from loaders.streams.streamed_samples import StreamedSamples
+from loaders.torch_pass import is_made_by_torch
 from loaders.workers.cpus import launched_ranks
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,13 @@ def told_of(
         f"{serving.reuse} (auto recommends one when it is sure)" if tuned else f"{serving.reuse}"
     )
     unknown = order.unknown_draws
+    samples = _samples(opened, setup.options)
+    if isinstance(order, OwnOrder):
+        samples = f"made as the DataLoader makes them, which has {order.batching.why}"
+    elif not tuned and is_made_by_torch(setup, serving.reuse):
+        samples = "made by torch's DataLoader: nothing is reused, cached or redone"
     return Told(
-        _samples(opened, setup.options),
+        samples,
         f"{reuse}" if serving.reaugment else f"{reuse} with the same draws",
         setup.options.cache.kind if setup.options.cache else "",
         "" if buffer is None or opened.decoded is not None else buffer.said,

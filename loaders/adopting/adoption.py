@@ -112,7 +112,7 @@ def from_dataloader(
         timeout=None if streamed else dataloader.timeout or None,
         start_method=None if streamed else _start_method(dataloader),
         worker_init_fn=_worker_init_fn(dataloader),
-        notes=tuple(_without_effect(dataloader)),
+        notes=tuple(_without_effect(dataloader, own)),
     )
     return _with_order(adopted, batches.sampler)
 
@@ -121,7 +121,7 @@ def _as_it_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
     """What goes with batches of a DataLoader's own."""
     return Adopted(
         dataset=dataloader.dataset,
-        batch_size=1,
+        batch_size=own.batch_size or 1,
         shuffle=False,
         sampler=own,
         drop_last=False,
@@ -131,6 +131,7 @@ def _as_it_batches(dataloader: DataLoader[Any], own: OwnBatching) -> Adopted:
         timeout=dataloader.timeout or None,
         start_method=_start_method(dataloader),
         worker_init_fn=_worker_init_fn(dataloader),
+        notes=tuple(_without_effect(dataloader, own)),
     )
 
 
@@ -171,10 +172,10 @@ def _check(dataloader: DataLoader[Any]) -> None:
         )
 
 
-def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
+def _without_effect(dataloader: DataLoader[Any], own: OwnBatching | None) -> Iterator[str]:
     if type(dataloader).__module__.startswith(STATEFUL):
         yield "its load_state_dict has no effect: ReuseLoader has a state_dict of its own"
-    if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers:
+    if isinstance(dataloader.dataset, IterableDataset) and dataloader.num_workers and own is None:
         yield (
             f"num_workers={dataloader.num_workers}, and what it says of them, has no effect: one"
             f" thread at a time iterates {type(dataloader.dataset).__name__}, and no sample comes"
@@ -185,9 +186,13 @@ def _without_effect(dataloader: DataLoader[Any]) -> Iterator[str]:
         yield "worker_init_fn has no effect with num_workers=0, as in torch"
     if dataloader.prefetch_factor not in (None, 2):  # 2 is what torch fills in
         given = dataloader.prefetch_factor
-        yield f"prefetch_factor={given} has no effect: the reuse buffer is what is read ahead"
+        yield f"prefetch_factor={given} has no effect: how much is read ahead is settled here"
     if dataloader.persistent_workers:
-        yield "persistent_workers=True has no effect"
+        streamed = isinstance(dataloader.dataset, IterableDataset)
+        why = (
+            "those of a stream start anew in each" if streamed else "workers stay from pass to pass"
+        )
+        yield f"persistent_workers=True has no effect: {why}"
     if dataloader.pin_memory_device:
         yield f"pin_memory_device={dataloader.pin_memory_device!r} has no effect"
     if not dataloader.in_order:

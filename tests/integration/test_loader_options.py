@@ -232,6 +232,7 @@ def test_a_resume_on_a_device_gives_the_same_tail(batches: int) -> None:
         (lambda: Workers(0, timeout=1), "timeout=1 has no effect without workers"),
         (lambda: Cache("memory", 100), "kind must be one of ram, disk, not 'memory'"),
         (lambda: Cache("ram", 0), "limit_bytes must be at least 1, not 0"),
+        (lambda: Workers("two"), "workers must be a whole number from 0 on, or"),
         (lambda: Cache("disk", 100), "needs a folder"),
         (lambda: Cache("ram", 100, folder="kept"), "folder='kept' has no effect on a cache in RAM"),
     ],
@@ -360,3 +361,10 @@ def test_the_counters_add_up_whatever_was_done(data: st.DataObject) -> None:
         read = stats.decoded + stats.extra_decodes
         assert 0 <= len(calls) - read <= 7
     del loader
+
+
+@pytest.mark.parametrize("name", ["reuse", "batch_size", "buffer_batches"])
+@pytest.mark.parametrize("value", [1.5, "3", None])
+def test_what_is_counted_must_be_a_whole_number(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be a (whole )?number"):
+        ReuseLoader(sets.Pictures(8), **{"batch_size": 4, "reuse": 2, name: value})

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from loaders import LoaderError, ReuseLoader, Workers
 from loaders.errors import PassEnded, WorkerDied
 from loaders.pixels.augmentation import Chain, Flip, PadCrop
+from loaders.workers.crew import ThreadCrew
 
 pytestmark = [
     # Python 3.12 warns of fork where threads live; these tests ask for it by name.
@@ -167,6 +168,18 @@ def test_batches_before_a_second_death_were_served_whole(tmp_path: Path) -> None
         # The death of a process takes its whole chunk along: batches 3 and 4 may be lost with it.
         assert 1 <= len(got) <= 5
         assert got == expected[: len(got)]
+
+
+def test_a_pipeline_whose_thread_failed_is_made_anew_and_its_processes_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = ThreadCrew.close
+    monkeypatch.setattr(ThreadCrew, "close", lambda crew: end(crew) and False)
+    with apart(sets.Pictures(40), reuse=2, buffer_batches=3) as loader:
+        whole = sets.served(loader)
+        loader.set_reuse(2, batch_size=5)  # the slots for the next pass do not fit any more
+        assert len(sets.served(loader)) == len(whole) * 4 // 5
+    assert not multiprocessing.active_children()
 
 
 # ---- a consumer that stops ----------------------------------------------------------------------

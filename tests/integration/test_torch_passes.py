@@ -1,5 +1,6 @@
 """Passes that torch's DataLoader makes: what is served once and as it is read, at reuse 1."""
 
+import logging
 import os
 import random
 import signal
@@ -179,6 +180,19 @@ def test_who_catches_an_error_may_go_on_with_the_next_batch(workers: int) -> Non
                 got.append(None)
         assert next(serving, "the end") == "the end"
     assert got == [[0, 1, 2, 3], None, [8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+def test_the_summary_says_who_makes_the_batches(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "loaders")
+    for theirs in (
+        DataLoader(Numbers(), 4, prefetch_factor=4, num_workers=2),
+        THEIRS["buckets"](2),
+    ):
+        ReuseLoader.from_dataloader(theirs, 1)
+    plain, own = (record.getMessage() for record in caplog.records)
+    assert plain.startswith("made by torch's DataLoader: nothing is reused, cached or redone;")
+    assert plain.endswith("prefetch_factor=4 has no effect: how much is read ahead is settled here")
+    assert own.startswith("made as the DataLoader makes them, which has a batch_sampler (list);")
 
 
 def test_one_iterator_at_a_time() -> None:
