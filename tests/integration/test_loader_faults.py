@@ -179,7 +179,7 @@ class Endless(IterableDataset[int]):
             r"batch_size 9 is larger than what a rank serves in a pass \(samples: 8\), and",
         ),
         ({"buffer_batches": 0}, ValueError, "buffer_batches must be at least 1, not 0"),
-        ({"workers": -1}, ValueError, "workers must be at least 0, not -1"),
+        ({"workers": -1}, ValueError, "workers must be a whole number from 0 on, .* not -1"),
         ({"mode": "roling"}, ValueError, "mode must be one of rolling, block, immediate"),
         ({"dataset": Endless(), "sampler": [0]}, ValueError, "sampler does not go with a stream"),
         ({"rank": 1}, ValueError, "rank must be a rank and the number of ranks, such as .*not 1"),
