@@ -29,6 +29,10 @@ KEPT = 16
 again."""
 
 
+def floats_like(images: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(images, dtype=torch.float32)
+
+
 class Blocks:
     """Blocks of memory, of which at most `spare` wait to be used again."""
 
@@ -51,6 +55,14 @@ class Blocks:
             pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
             return pinned.view(dtype).reshape(shape)
         return self._take(nbytes)[:nbytes].view(dtype).reshape(shape)
+
+    def floats_like(self, images: torch.Tensor) -> torch.Tensor:
+        """Undefined float32 values, which lie in memory as the pixels of `images` do."""
+        by_pixel = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
+        if not by_pixel and not images.is_contiguous():
+            return floats_like(images)
+        floats = torch.from_numpy(self.array((images.numel(),), np.dtype(np.float32)))
+        return floats.as_strided(images.shape, images.stride())
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:

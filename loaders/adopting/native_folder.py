@@ -18,10 +18,11 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
 from loaders.adopting.torchvision_datasets import torchvision_reader
-from loaders.adopting.torchvision_steps import torchvision_name
+from loaders.adopting.torchvision_steps import resizing_of, torchvision_name
 from loaders.adopting.transforms import Decode
 from loaders.pixels.decode_counts import DecodeCounts
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Pixels, Room, decodes_jpegs, is_jpeg
+from loaders.pixels.resizing import resizes
 from loaders.slots.leaves import Picture
 
 Decoding = Literal["exact", "scaled"]
@@ -51,9 +52,10 @@ class NativeFolder:
         self.folder = folder
         self.scaled = scaled
         self.counts = counts or DecodeCounts()
-        steps = folder.transform.steps if folder.transform is not None else ()
-        self._steps: tuple[Any, ...] = steps
-        self._converts = folder.transform is None or folder.transform.keeps_pixels
+        steps: tuple[Any, ...] = folder.transform.steps if folder.transform is not None else ()
+        self.resizing = resizing_of(steps[0]) if steps and resizes() else None
+        self._steps = steps[1:] if self.resizing else steps
+        self._converts = Decode(self._steps).keeps_pixels
 
     def __len__(self) -> int:
         return len(self.folder)
@@ -78,7 +80,7 @@ class NativeFolder:
             ), target
         if self._converts:
             return _converted(torch.from_numpy(pixels).permute(2, 0, 1), self._steps), target
-        return self.folder.transform(Image.fromarray(pixels)), target
+        return Decode(self._steps)(Image.fromarray(pixels)), target
 
     def _native(self, path: str, room: Room) -> Pixels | None:
         """The pixels of a JPEG. None: Pillow has to read it."""
@@ -87,25 +89,28 @@ class NativeFolder:
         if not is_jpeg(data):
             self.counts.add(_format_of(path), native=False)
             return None
-        pixels, eighths = _decoded(data, room, self.scaled)
+        pixels, eighths = self._decoded(data, room)
         kind = "JPEG" if eighths == 8 else f"JPEG at 1/{8 // eighths}"
         self.counts.add(kind, native=pixels is not None)
         return pixels
 
-
-def _decoded(data: bytes, room: Room, scaled: bool) -> tuple[Pixels | None, int]:
-    """The pixels, and at how many eighths of the size they were decoded."""
-    try:
-        with Jpeg(data) as jpeg:
-            limit = Image.MAX_IMAGE_PIXELS
-            if jpeg.printed or (limit and jpeg.height * jpeg.width > limit):
-                return None, 8
-            eighths = 8
-            if scaled and room.crops:
-                eighths = room.crops.eighths(jpeg.height, jpeg.width)
-            return jpeg.decode(room, eighths), eighths
-    except ValueError:  # Pillow may know better, or says in its own words what is wrong
-        return None, 8
+    def _decoded(self, data: bytes, room: Room) -> tuple[Pixels | None, int]:
+        """The pixels, and at how many eighths of the size they were decoded."""
+        resizing, eighths = self.resizing, 8
+        try:
+            with Jpeg(data) as jpeg:
+                whole = jpeg.height, jpeg.width
+                limit = Image.MAX_IMAGE_PIXELS
+                if jpeg.printed or (limit and whole[0] * whole[1] > limit):
+                    return None, 8
+                if resizing is not None:
+                    as_pillow = resizing.begins_with_columns(*whole)
+                    return resizing.decoded(jpeg, room) if as_pillow else None, 8
+                if self.scaled and room.crops:
+                    eighths = room.crops.eighths(*whole)
+                return jpeg.decode(room, eighths), eighths
+        except ValueError:  # Pillow may know better, or says in its own words what is wrong
+            return None, 8
 
 
 def decoded_natively(dataset: Any, scaled: bool = False) -> tuple[Any, str]:
@@ -128,10 +133,12 @@ def decoded_natively(dataset: Any, scaled: bool = False) -> tuple[Any, str]:
         return dataset, ""
     if why := _why_not(dataset):
         return dataset, f"decoded by the data set ({why})"
-    how = "with Pillow's bits"
+    folder = NativeFolder(dataset, scaled=scaled)
     if scaled:
         how = "smaller where every crop stays large enough (not Pillow's bits); others whole"
-    return NativeFolder(dataset, scaled=scaled), f"JPEG decoded natively, {how}"
+        return folder, f"JPEG decoded natively, {how}"
+    what = "decoded and resized" if folder.resizing else "decoded"
+    return folder, f"JPEG {what} natively, with Pillow's bits"
 
 
 def _why_not(folder: Any) -> str:

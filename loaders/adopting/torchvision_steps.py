@@ -21,6 +21,7 @@ from PIL import Image
 
 from loaders.pixels.augmentation import Augmentation, Flip, PadCrop, RandomCrop, RandomResizedCrop
 from loaders.pixels.color import ColorJitter, Normalize, ToFloat
+from loaders.pixels.resizing import Resizing
 
 # A picture has the form that a user's transforms pass on: PIL, array or tensor.
 Step = Callable[[Any], Any]
@@ -77,6 +78,18 @@ def size_after(step: Any, size: Size | None) -> Size | None:
             return None
         case _:
             return size
+
+
+def resizing_of(step: Any) -> Resizing | None:
+    """What `Resize` does to a picture of Pillow. None: it is another step, or Pillow has to do
+    it."""
+    if torchvision_name(step) != "Resize" or step.max_size is not None or step.size is None:
+        return None
+    size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
+    how = getattr(step.interpolation, "value", step.interpolation)
+    if how not in ("bilinear", "bicubic") or min(size) < 1:
+        return None
+    return Resizing(size, cubic=how == "bicubic")
 
 
 def batched(rest: Sequence[Step], size: Size | None, form: Form) -> list[Augmentation] | str:

@@ -14,7 +14,7 @@ pass over the pixels does all of these moves, straight out of the slots of the s
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from loaders.blocks import floats_like
 from loaders.errors import SampleShapeError
 from loaders.pixels.crops import Box, Crops, Sides
 from loaders.pixels.placing import Images, Placing, SlotPictures, render
@@ -30,6 +31,9 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, which spreads consecutive nu
 MASK = (1 << 64) - 1
 
 TRIES = 10  # as torchvision's
+
+FloatMemory = Callable[[torch.Tensor], torch.Tensor]
+"""Gives memory for the float32 values that the pixels of a tensor become."""
 
 
 class Draws:
@@ -83,6 +87,16 @@ class Augmentation(Protocol):
         ...
 
 
+class Converting(ABC):
+    """An augmentation that makes floats of uint8, without draws."""
+
+    @abstractmethod
+    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor: ...
+
+    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return self.converted(images, floats_like)
+
+
 class Geometric(ABC):
     """An augmentation that only moves pixels. It says where they come from."""
 
@@ -132,13 +146,16 @@ class Chain:
         """The augmented pictures, and where they were placed, one move after the other."""
         placing: Placing | None = None
         done: list[Placing] = []
+        memory = images.blocks.floats_like if isinstance(images, SlotPictures) else floats_like
         for step in self.steps:
             if isinstance(step, Chain):
                 images, inner = step.moved(_rendered(images, placing, done), draws)
                 done, placing = [*done, *inner], None
                 continue
             if not isinstance(step, Geometric):
-                images, placing = step(_rendered(images, placing, done), draws), None
+                moved, placing = _rendered(images, placing, done), None
+                converts = isinstance(step, Converting)
+                images = step.converted(moved, memory) if converts else step(moved, draws)
                 continue
             if placing is not None and step.stage <= placing.stage:
                 images, placing = _rendered(images, placing, done), None

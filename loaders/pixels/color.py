@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from loaders.errors import LoaderError
-from loaders.pixels.augmentation import Draws
+from loaders.pixels.augmentation import Converting, Draws, FloatMemory
 from loaders.pixels.shapes import as_frames, reshaped
 
 Range = float | tuple[float, float]
@@ -40,16 +40,16 @@ GREY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
 
 
 @dataclass(frozen=True, slots=True)
-class ToFloat:
+class ToFloat(Converting):
     """Turn uint8 levels into float32 between 0 and 1. Floating point becomes float32, unscaled."""
 
     by_product: bool = False
     """Whether to multiply by 1 / 255, as torchvision's v2 does, instead of dividing by 255, as its
     v1 does: the last bits differ."""
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         if _whole_levels(images):
-            return self.scale(images.to(torch.float32))
+            return self.scale(memory(images).copy_(images))
         return images.to(torch.float32)
 
     def scale(self, levels: torch.Tensor) -> torch.Tensor:
@@ -58,14 +58,14 @@ class ToFloat:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
+class Normalize(Converting):
     """Compute (value - mean) / std for each channel. uint8 becomes float32 by `to_float` first."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     to_float: ToFloat = ToFloat()
 
-    def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
         frames, whole = as_frames(images), _whole_levels(images)
         channels = frames.shape[1]
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -74,7 +74,7 @@ class Normalize:
                     f"Normalize has a {name} of {len(values)} values, pictures have {channels}"
                     " channels: give one value for each channel, or one for all"
                 )
-        out = torch.empty_like(frames, dtype=torch.float32 if whole else None)
+        out = memory(frames) if whole else torch.empty_like(frames)
         # They are expanded to one row of the picture, so that the inner loops run along memory.
         row = out[:1, :, :1]
         mean = torch.empty_like(row).copy_(_per_channel(self.mean, out))

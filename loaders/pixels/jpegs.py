@@ -24,27 +24,34 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from loaders.pixels import kernels
-from loaders.pixels.crops import Crops, PicturePart, scaled
+from loaders.pixels.crops import Box, Crops, PicturePart, scaled
 
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]
 """Height, width, channels."""
+Memory = Callable[[Shape], Pixels]
 PRINTED = (4, 5)
 """libjpeg's numbers for CMYK and YCCK, the colours of printers."""
 MESSAGE = 200
+
+
+def fresh(shape: Shape) -> Pixels:
+    return np.empty(shape, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """Where the pixels of one picture go."""
 
-    memory: Callable[[Shape], Pixels]
+    memory: Memory
     """Gives memory for these pixels, or for more than them."""
     crops: Crops | None = None
     """What will be seen of the picture: who decodes less of it says so there. None: all of it."""
+    scratch: Memory = fresh
+    """Gives memory for pixels that are not kept."""
 
 
-ANYWHERE = Room(lambda shape: np.empty(shape, np.uint8))
+ANYWHERE = Room(fresh)
 
 
 def begins_as_jpeg(data: bytes) -> bool:
@@ -84,22 +91,26 @@ class Jpeg:
     def decode(self, room: Room, eighths: int = 8) -> Pixels:
         """The RGB pixels at so many eighths of the size, or the part of them that `room` says will
         be seen."""
-        height, width = self.height, self.width
-        box = room.crops.union(height, width) if room.crops else (0, 0, height, width)
-        if min(box) < 0 or box[0] + box[2] > height or box[1] + box[3] > width:
-            raise ValueError(f"box {box} is not inside its picture of {height}x{width}")
+        whole = self.height, self.width
+        box = room.crops.union(*whole) if room.crops else (0, 0, *whole)
+        pixels, (top, left, *sides) = self.decode_box(box, room.memory, eighths)
+        if room.crops and (*sides,) != whole:
+            room.crops.part = PicturePart(top, left, *whole, eighths)
+        return pixels
+
+    def decode_box(self, box: Box, memory: Memory, eighths: int = 8) -> tuple[Pixels, Box]:
+        """The RGB pixels that hold a box of the picture, and which ones they are."""
+        if min(box) < 0 or box[0] + box[2] > self.height or box[1] + box[3] > self.width:
+            raise ValueError(f"box {box} is not inside its picture of {self.height}x{self.width}")
         window = (ctypes.c_int32 * 4)(*scaled(box, eighths))
-        memory = room.memory((window[2], -(-width * eighths // 8), 3))
-        at = kernels.address(memory)
-        error = self._library.jpeg_decode(self._reading, eighths, window, at)
+        pixels = memory((window[2], -(-self.width * eighths // 8), 3))
+        error = self._library.jpeg_decode(self._reading, eighths, window, kernels.address(pixels))
         if error:
             raise ValueError(error.decode())
         top, left, tall, wide = window
-        if (tall, wide) == (height, width):
-            return memory
-        if room.crops:
-            room.crops.part = PicturePart(top, left, height, width, eighths)
-        return memory.reshape(-1)[: tall * wide * 3].reshape(tall, wide, 3)
+        if pixels.shape[:2] != (tall, wide):  # a part of the columns
+            pixels = pixels.reshape(-1)[: tall * wide * 3].reshape(tall, wide, 3)
+        return pixels, (top, left, tall, wide)
 
 
 @functools.cache

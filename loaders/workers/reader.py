@@ -270,9 +270,8 @@ class Reader:
         if sample_id in self._first and not self._scaled:
             return False
         try:
-            room = Room(partial(picture.room, slot))
-            if crops is not None:
-                room = Room(self._memory, crops)
+            memory = partial(picture.room, slot) if crops is None else self._memory
+            room = Room(memory, crops, self._memory)
             sample = self._read_into(self._of_base([sample_id])[0], room)
         except BufferTooSmall:
             raise

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from products import every_value
 from support import loader_datasets as sets
 
 from loaders import ReuseLoader, Workers
 from loaders.errors import BufferTooSmall
 from loaders.pipeline import AHEAD, HELD
-from loaders.pixels.augmentation import Chain, RandomResizedCrop
+from loaders.pixels.augmentation import Chain, Flip, RandomResizedCrop
+from loaders.pixels.color import Normalize, ToFloat
 
 pytestmark = pytest.mark.cold
 
@@ -89,6 +91,22 @@ def test_a_limit_is_part_of_the_state_and_the_tail_is_the_same() -> None:
         assert sets.served(interrupted, 13) == tail[:13]
         resumed.load_state_dict(interrupted.state_dict())
         assert sets.served(resumed) == tail[13:]
+
+
+@pytest.mark.parametrize("step", [ToFloat(), Normalize((0.5,), (0.2,))])
+def test_floats_lie_in_memory_that_is_used_again_unless_somebody_has_it(step: Any) -> None:
+    augment = Chain([RandomResizedCrop(8), Flip(), step])
+    options: dict[str, Any] = {"reuse": 2, "workers": 1, "seed": 3, "augment": augment}
+    with ReuseLoader(sets.Pictures(96), 4, **options) as loader:
+        places, count = set[int](), 0
+        for pictures, _ in loader:
+            assert pictures.dtype == torch.float32
+            places.add(pictures.data_ptr())
+            count += 1
+        assert len(places) < count // 2
+    with ReuseLoader(sets.Pictures(96), 4, **options) as keeper:
+        kept = [(pictures, pictures.clone()) for pictures, _ in keeper]
+    assert all(torch.equal(pictures, then) for pictures, then in kept)
 
 
 # ---- pictures of many sizes ---------------------------------------------------------------------
