@@ -140,12 +140,12 @@ AVX2 static void weigh_rows(const byte *const *rows, const int32_t *weights, int
 struct scratch {
     int32_t *numbers;  /* of both axes */
     double *exact;     /* the weights of one output */
-    byte *ring, *last; /* the second: the last row, with a few bytes behind it */
+    byte *ring, *row; /* the second: one row of the source, with `behind` bytes behind it */
     const byte **rows;
 };
 
 static int resize(const struct resizing *r, struct axis *tall, struct axis *wide,
-                  struct scratch *s, int64_t line) {
+                  struct scratch *s, int64_t line, int64_t behind) {
     const int32_t *const part = r->part, *const window = r->window;
     const int64_t height = window[2], width = window[3], taps = tall->taps, bytes = 3 * part[3];
     tall->first = s->numbers, tall->weights = tall->first + height;
@@ -156,15 +156,16 @@ static int resize(const struct resizing *r, struct axis *tall, struct axis *wide
                   s->exact))
         return -2;
     split(tall, height), split(wide, width);
-    memcpy(s->last, r->source + (part[2] - 1) * bytes, (size_t)bytes);
     byte *out = r->out;
-    int32_t done = tall->first[0];
+    int64_t done = tall->first[0];
     for (int64_t y = 0; y < height; y++, out += 3 * width) {
-        const int32_t first = tall->first[y];
+        const int64_t first = tall->first[y];
         if (done < first) done = first;
-        for (; done < first + taps && done < part[2]; done++)
-            weigh_columns(done + 1 < part[2] ? r->source + done * bytes : s->last, wide, width,
-                          s->ring + done % taps * line);
+        for (; done < first + taps && done < part[2]; done++) {
+            const byte *row = r->source + done * bytes;
+            if ((part[2] - done - 1) * bytes < behind) row = memcpy(s->row, row, (size_t)bytes);
+            weigh_columns(row, wide, width, s->ring + done % taps * line);
+        }
         for (int64_t k = 0; k < taps; k++) s->rows[k] = s->ring + (first + k) % taps * line;
         weigh_rows(s->rows, tall->weights + y * taps, taps, 3 * width, out);
     }
@@ -178,17 +179,18 @@ int pictures_resize(const struct resizing *r) {
     struct axis tall = {.taps = most_taps(r->whole[0], r->size[0], r->cubic)};
     struct axis wide = {.taps = most_taps(r->whole[1], r->size[1], r->cubic)};
     const int64_t line = 3 * width + 8;
+    const int64_t behind = 3 * wide.taps + 8; /* bytes that may be read behind a row */
     const int64_t most = tall.taps > wide.taps ? tall.taps : wide.taps;
     struct scratch s = {
         .numbers = malloc(4 * (size_t)(height * (tall.taps + 1) + width * (wide.taps + 1))),
         .exact = malloc((size_t)most * sizeof(double)),
         .ring = calloc((size_t)tall.taps, (size_t)line),
-        .last = calloc(1, (size_t)(3 * (r->part[3] + wide.taps) + 8)),
+        .row = calloc(1, (size_t)(3 * r->part[3] + behind)),
         .rows = malloc((size_t)tall.taps * sizeof *s.rows),
     };
-    const int all = s.numbers && s.exact && s.ring && s.last && s.rows;
-    const int failed = all ? resize(r, &tall, &wide, &s, line) : -1;
-    free(s.numbers), free(s.exact), free(s.ring), free(s.last), free(s.rows);
+    const int all = s.numbers && s.exact && s.ring && s.row && s.rows;
+    const int failed = all ? resize(r, &tall, &wide, &s, line, behind) : -1;
+    free(s.numbers), free(s.exact), free(s.ring), free(s.row), free(s.rows);
     return failed;
 }
 
