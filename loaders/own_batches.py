@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from loaders.arguments import Serving
 from loaders.device import DeviceFeed
@@ -72,11 +71,11 @@ class OwnOrder:
         return None if self.batching.source is None else len(self.dataset)
 
     def __len__(self) -> int:
-        source = self.batching.source
-        if source is not None:
-            return len(source)
-        one = DataLoader(self.dataset, **self.batching.arguments(None))
-        return len(one)
+        batching = self.batching
+        if batching.source is not None:
+            return len(batching.source)
+        samples, size = len(self.dataset), batching.batch_size or 1
+        return samples // size if batching.drop_last else -(-samples // size)
 
     def batches(self, serving: Serving, mode: Mode, drop_last: bool) -> int | None:
         """None: nobody knows."""

@@ -55,7 +55,8 @@ REASONS = {
     " that hangs is named",
     "test_shuffler_iterdatapipe": "a pipe's shuffle is seeded by the loader, not by its generator",
     "test_dataset_not_reset": "a stream's workers start anew in each pass, as it is then",
-    "test_iterable_style_dataset": "a warning comes before len() is asked for (not yet explained)",
+    "test_iterable_style_dataset": "torch's warning of more workers than cores comes with the first"
+    " batch, and not at iter()",
 }
 """By a part of the name of a test and its failure: why it fails."""
 
