@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, Resize
 
-from loaders.pixels.crops import Crops
+from loaders.pixels.crops import Box, Crops
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Room
 from loaders.pixels.resizing import Resizing, resizes
 
@@ -56,7 +56,15 @@ def test_large_pictures_become_small(size: tuple[int, ...]) -> None:
     assert np.array_equal(out, np.asarray(theirs))
 
 
-def test_a_part_that_is_too_small_is_refused() -> None:
-    pixels, out = np.zeros((20, 30, 3), np.uint8), np.empty((10, 10, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"window \(5, 0, 10, 10\) .* needs more than"):
-        Resizing((20, 20)).resize(pixels, (0, 0, 20, 30), (40, 40), (5, 0, 10, 10), out)
+@pytest.mark.parametrize(
+    ("part", "window"),
+    [
+        ((0, 0, 20, 30), (5, 0, 10, 10)),
+        ((0, 0, 40, 40), (-1, 0, 10, 10)),
+        ((0, 0, 40, 40), (0, 11, 10, 10)),
+    ],
+)
+def test_a_window_that_the_part_does_not_make_is_refused(part: Box, window: Box) -> None:
+    pixels, out = np.zeros((*part[2:], 3), np.uint8), np.empty((10, 10, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"window \(.* 10, 10\) .* needs more than"):
+        Resizing((20, 20)).resize(pixels, part, (40, 40), window, out)

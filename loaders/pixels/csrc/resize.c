@@ -57,11 +57,13 @@ static int64_t most_taps(int32_t whole, int32_t size, int cubic) {
     return ((int64_t)(2 * reach) + 3) / 2 * 2;
 }
 
-/* Fill an axis for `count` outputs from `from` on. Places in the source count from `begin`. */
+/* Fill an axis for `count` outputs from `from` on. Places in the source count from `begin`. -1: an
+   output is outside of the result, or needs more than the source. */
 static int fill_axis(struct axis *axis, int32_t whole, int32_t size, int32_t from, int32_t count,
                      int32_t begin, int32_t length, int cubic, double *exact) {
     const double scale = (double)whole / size, stretch = scale < 1 ? 1 : scale;
     const double support = (cubic ? 2.0 : 1.0) * stretch, shrink = 1.0 / stretch;
+    if (from < 0 || count > size - from) return -1;
     for (int64_t i = 0; i < count; i++) {
         const double centre = ((double)(from + i) + 0.5) * scale;
         int32_t low = (int32_t)(centre - support + 0.5), high = (int32_t)(centre + support + 0.5);
@@ -172,7 +174,8 @@ static int resize(const struct resizing *r, struct axis *tall, struct axis *wide
     return 0;
 }
 
-/* 0; or -1: there is no memory, -2: the part is too small, -3: this processor has no AVX2. */
+/* 0; or -1: there is no memory, -2: the window reaches out of the result, or needs more than
+   the part, -3: this processor has no AVX2. */
 int pictures_resize(const struct resizing *r) {
     if (!__builtin_cpu_supports("avx2")) return -3;
     const int64_t height = r->window[2], width = r->window[3];
