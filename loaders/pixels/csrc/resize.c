@@ -39,7 +39,7 @@ struct resizing {
 /* One axis of the window: output i is the sum of `taps` source pixels from first[i] on, times its
    weights. What its filter does not cover has a weight of zero. */
 struct axis {
-    int64_t taps; /* even */
+    int64_t taps; /* rows: even, columns: a multiple of four */
     int32_t *first;
     int32_t *weights; /* two neighbours: their upper halves, then their lower ones */
 };
@@ -52,9 +52,10 @@ static double covered(double x, int cubic) {
     return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
-static int64_t most_taps(int32_t whole, int32_t size, int cubic) {
+/* The pixels that a filter may cover, rounded up to a multiple. */
+static int64_t most_taps(int32_t whole, int32_t size, int cubic, int64_t multiple) {
     const double scale = (double)whole / size, reach = (cubic ? 2 : 1) * (scale < 1 ? 1 : scale);
-    return ((int64_t)(2 * reach) + 3) / 2 * 2;
+    return ((int64_t)(2 * reach) + multiple) / multiple * multiple;
 }
 
 /* Fill an axis for `count` outputs from `from` on. Places in the source count from `begin`. -1: an
@@ -84,21 +85,31 @@ static int fill_axis(struct axis *axis, int32_t whole, int32_t size, int32_t fro
     return 0;
 }
 
-/* A row of RGB to `count` pixels. Sums of the weights' halves are put together before anything is
-   rounded. */
+/* A row of RGB to `count` pixels, by four source pixels at a time: two in each half of a register.
+   Sums of both halves, and of the weights' halves, are put together before anything is rounded. */
 AVX2 static void weigh_columns(const byte *row, const struct axis *axis, int64_t count, byte *out) {
-    const __m128i pairs = _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
-    const __m128i half = _mm_set1_epi32(1 << (POINT - 1));
-    const int32_t *weight = axis->weights;
-    for (int64_t i = 0; i < count; i++, out += 3) {
-        const byte *at = row + 3 * axis->first[i];
-        __m128i high = _mm_setzero_si128(), low = half;
-        for (int64_t k = 0; k < axis->taps; k += 2, at += 6, weight += 2) {
-            const __m128i two = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)at), pairs);
-            high = _mm_add_epi32(high, _mm_madd_epi16(two, _mm_set1_epi32(weight[0])));
-            low = _mm_add_epi32(low, _mm_madd_epi16(two, _mm_set1_epi32(weight[1])));
+    const __m256i pairs = _mm256_setr_epi8(
+        0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1,
+        6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1);
+    const __m256i upper = _mm256_set_epi64x(0x0b0a09080b0a0908, 0x0b0a09080b0a0908,
+                                            0x0302010003020100, 0x0302010003020100);
+    const __m256i lower = _mm256_add_epi8(upper, _mm256_set1_epi8(4));
+    const __m256i quarter = _mm256_set1_epi32(1 << (POINT - 2)); /* of a level, in each half */
+    const int64_t taps = axis->taps;
+    const int32_t *weight = axis->weights, *first = axis->first;
+    for (byte *const end = out + 3 * count; out < end; out += 3) {
+        const byte *at = row + 3 * *first++;
+        __m256i high = _mm256_setzero_si256(), low = quarter;
+        for (const int32_t *const next = weight + taps; weight < next; at += 12, weight += 4) {
+            const __m256i pixels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)at));
+            const __m256i four = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)weight));
+            const __m256i two = _mm256_shuffle_epi8(pixels, pairs);
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(two, _mm256_shuffle_epi8(four, upper)));
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(two, _mm256_shuffle_epi8(four, lower)));
         }
-        __m128i sum = _mm_srai_epi32(_mm_add_epi32(_mm_slli_epi32(high, LOW), low), POINT);
+        const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(high, LOW), low);
+        __m128i sum = _mm256_extracti128_si256(both, 1);
+        sum = _mm_srai_epi32(_mm_add_epi32(_mm256_castsi256_si128(both), sum), POINT);
         sum = _mm_packs_epi32(sum, sum);
         const int pixel = _mm_cvtsi128_si32(_mm_packus_epi16(sum, sum));
         memcpy(out, &pixel, 4); /* the byte too many is written over, or behind the row */
@@ -179,8 +190,8 @@ static int resize(const struct resizing *r, struct axis *tall, struct axis *wide
 int pictures_resize(const struct resizing *r) {
     if (!__builtin_cpu_supports("avx2")) return -3;
     const int64_t height = r->window[2], width = r->window[3];
-    struct axis tall = {.taps = most_taps(r->whole[0], r->size[0], r->cubic)};
-    struct axis wide = {.taps = most_taps(r->whole[1], r->size[1], r->cubic)};
+    struct axis tall = {.taps = most_taps(r->whole[0], r->size[0], r->cubic, 2)};
+    struct axis wide = {.taps = most_taps(r->whole[1], r->size[1], r->cubic, 4)};
     const int64_t line = 3 * width + 8;
     const int64_t behind = 3 * wide.taps + 8; /* bytes that may be read behind a row */
     const int64_t most = tall.taps > wide.taps ? tall.taps : wide.taps;
