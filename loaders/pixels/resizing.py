@@ -68,7 +68,7 @@ class Resizing:
         library = kernel_library()
         assert not isinstance(library, str)  # `resizes` says so
         at = address(pixels)
-        call = _Resizing(at, part, whole, self.sides(*whole), window, self.cubic, address(out))
+        call = _ResizeCall(at, part, whole, self.sides(*whole), window, self.cubic, address(out))
         error = library.pictures_resize(ctypes.byref(call))
         if error == -1:
             raise MemoryError("there is no memory to resize a picture: use less memory elsewhere")
@@ -85,7 +85,7 @@ def _span(whole: int, size: int, first: int, count: int, reach: int) -> tuple[in
     return low, high - low
 
 
-class _Resizing(ctypes.Structure):
+class _ResizeCall(ctypes.Structure):
     """The same fields as `struct resizing` of csrc/resize.c."""
 
     _fields_ = (

@@ -19,7 +19,7 @@
 
 typedef uint8_t byte;
 
-/* The same fields as `_Resizing` in resizing.py. */
+/* The same fields as `_ResizeCall` in resizing.py. */
 struct resizing {
     const byte *source;     /* rows without gaps */
     int32_t part[4];        /* which box of the picture `source` is: top, left, height, width */
