@@ -30,6 +30,7 @@ again."""
 
 
 def floats_like(images: torch.Tensor) -> torch.Tensor:
+    """Undefined float32 values, which lie in fresh memory as the pixels of `images` do."""
     return torch.empty_like(images, dtype=torch.float32)
 
 
@@ -57,12 +58,12 @@ class Blocks:
         return self._take(nbytes)[:nbytes].view(dtype).reshape(shape)
 
     def floats_like(self, images: torch.Tensor) -> torch.Tensor:
-        """Undefined float32 values, which lie in memory as the pixels of `images` do."""
-        by_pixel = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
-        if not by_pixel and not images.is_contiguous():
+        """What the function does, in a block of memory, where `images` are in a CPU's memory."""
+        if not images.is_cpu:
             return floats_like(images)
+        strides = torch.empty_like(images, device="meta").stride()
         floats = torch.from_numpy(self.array((images.numel(),), np.dtype(np.float32)))
-        return floats.as_strided(images.shape, images.stride())
+        return floats.as_strided(images.shape, strides)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         with self._lock:

@@ -91,7 +91,8 @@ class Converting(ABC):
     """An augmentation that makes floats of uint8, without draws."""
 
     @abstractmethod
-    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor: ...
+    def converted(self, images: torch.Tensor, memory: FloatMemory) -> torch.Tensor:
+        """The floats: those of uint8 in what `memory` gives."""
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         return self.converted(images, floats_like)
