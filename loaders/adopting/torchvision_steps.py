@@ -29,6 +29,8 @@ Size = tuple[int, int]  # height, width
 
 CONVERSIONS = frozenset({"Identity", "PILToTensor", "ToImage", "ToPureTensor"})
 """Transforms that change the type of a picture, but no pixel."""
+BILINEAR = ("bilinear", Image.Resampling.BILINEAR)
+"""What torchvision calls it, or Pillow."""
 Form = Literal["picture", "image", "tensor", "array"]
 """The form in which a picture reaches its transforms: "picture" is PIL, "image" is torchvision's
 subclass of a tensor."""
@@ -87,9 +89,10 @@ def resizing_of(step: Any) -> Resizing | None:
         return None
     size = (step.size,) if isinstance(step.size, int) else tuple(step.size)
     how = getattr(step.interpolation, "value", step.interpolation)
-    if how not in ("bilinear", "bicubic") or min(size) < 1:
+    cubic = how in ("bicubic", Image.Resampling.BICUBIC)
+    if min(size) < 1 or not (cubic or how in BILINEAR):
         return None
-    return Resizing(size, cubic=how == "bicubic")
+    return Resizing(size, cubic)
 
 
 def batched(rest: Sequence[Step], size: Size | None, form: Form) -> list[Augmentation] | str:
@@ -140,7 +143,7 @@ def _resized_crop(step: Any, pil: bool) -> list[Augmentation] | str:
     if not pil and not step.antialias:  # Pillow always does it
         return "RandomResizedCrop has one only with antialias=True"
     how = getattr(step.interpolation, "value", step.interpolation)
-    if how not in ("bilinear", Image.Resampling.BILINEAR):
+    if how not in BILINEAR:
         return "RandomResizedCrop has one only for bilinear interpolation"
     return [RandomResizedCrop(tuple(step.size), tuple(step.scale), tuple(step.ratio))]
 

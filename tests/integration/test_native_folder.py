@@ -16,6 +16,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import Compose, PILToTensor, RandomHorizontalFlip, Resize, v2
 
 from loaders import ReuseLoader, Workers
+from loaders.adopting import native_folder
 from loaders.adopting.native_folder import NativeFolder, decoded_natively
 from loaders.adopting.transforms import Decode
 from loaders.augment import Chain, RandomResizedCrop
@@ -85,6 +86,7 @@ TRANSFORMS: dict[str, Any] = {
     "Resize": Decode((Resize(20), PILToTensor())),
     "Resize to less than half of the height": Decode((Resize((10, 50)), v2.ToImage())),
     "Resize, then a crop": Decode((v2.Resize([30], CUBIC), v2.CenterCrop(20), PILToTensor())),
+    "Resize with Pillow's number": Decode((v2.Resize(20, Image.Resampling.BICUBIC),)),
     "a nearest size": Decode((v2.Resize(20, v2.InterpolationMode.NEAREST), PILToTensor())),
     "a longest side": Decode((Resize(20, max_size=25), PILToTensor())),
 }
@@ -111,6 +113,18 @@ def test_every_sample_is_that_of_the_folder_to_the_last_bit(mixed: Path, transfo
     assert (counts["JPEG natively"] > len(theirs)) != (rows_first and resizes())  # of both rounds
     assert counts["PNG by Pillow"] == counts["WEBP by Pillow"] == 12
     assert sum(counts.values()) == 2 * len(theirs)
+
+
+def test_pillow_resizes_what_we_decoded_where_we_cannot(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_folder, "resizes", lambda: False)
+    theirs = ImageFolder(str(mixed), transform=TRANSFORMS["Resize"])
+    ours, said = decoded_natively(theirs)
+    assert said == "JPEG decoded natively, with Pillow's bits"
+    for index in range(len(theirs)):
+        assert torch.equal(ours[index][0], cast(Any, theirs[index][0]))
+    assert ours.counts.now()["JPEG natively"] > len(theirs) // 2
 
 
 def own_loader(path: str) -> Any:

@@ -1,6 +1,7 @@
 """A window of a resized picture has the bits that Pillow gives the whole one there."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, Resize
 
+from loaders.pixels import resizing
 from loaders.pixels.crops import Box, Crops
 from loaders.pixels.jpegs import ANYWHERE, Jpeg, Room
 from loaders.pixels.resizing import Resizing, resizes
@@ -68,3 +70,15 @@ def test_a_window_that_the_part_does_not_make_is_refused(part: Box, window: Box)
     pixels, out = np.zeros((*part[2:], 3), np.uint8), np.empty((10, 10, 3), np.uint8)
     with pytest.raises(ValueError, match=r"window \(.* 10, 10\) .* needs more than"):
         Resizing((20, 20)).resize(pixels, part, (40, 40), window, out)
+
+
+@pytest.mark.parametrize("answer", ["nobody has built it", -3, 0])
+def test_ours_is_not_trusted_where_it_cannot_or_has_other_bits(
+    answer: str | int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(call: object) -> str | int:
+        return answer
+
+    library = answer if isinstance(answer, str) else SimpleNamespace(pictures_resize=leave)
+    monkeypatch.setattr(resizing, "kernel_library", lambda: library)
+    assert not resizes.__wrapped__()

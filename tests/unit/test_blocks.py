@@ -1,4 +1,4 @@
-"""Floats in memory that is used again: they lie as torch lays them, and nobody's are overwritten."""
+"""Floats in memory that is used again lie as torch lays them, and nobody's are overwritten."""
 
 from collections.abc import Callable
 from typing import Any
