@@ -7,6 +7,7 @@ name, which a resumed run would leave out. Here nothing of batch k is left to do
 the dice are where the next batch finds them.
 """
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,17 @@ import lightning as L
 from trainers.atomic_checkpoint import is_safe
 from trainers.fleet.jobs.job_left import JobLeft
 from trainers.fleet.jobs.pass_logs import PassLogs
+from trainers.read_checkpoint import not_allowed
 
 if TYPE_CHECKING:
     from trainers.fleet.jobs.seat import Seat
 
 LAST, FINAL = "last.ckpt", "final.ckpt"
+CANNOT_GO_ON = (
+    "job %s could not go on from %s, which holds objects of %s, and loading them may run code:"
+    " allow their classes by torch.serialization.add_safe_globals where you define them"
+)
+log = logging.getLogger(__name__)
 
 
 def written(trainer: L.Trainer, path: Path, weights_only: bool = False) -> bool:
@@ -78,7 +85,9 @@ class JobCheckpoint(L.Callback):
         due = time.monotonic() - self._saved >= seat.settings.checkpoint_seconds
         if not (due or seat.leave_asked) or not self._safe or taken != done:
             return
-        if written(trainer, seat.folder / LAST):
+        if written(trainer, last := seat.folder / LAST):
+            if not self._saved_step and (names := not_allowed(last)):
+                log.warning(CANNOT_GO_ON, seat.name, last, ", ".join(names))
             self._saved_step = trainer.global_step
         self._saved = time.monotonic()
         if seat.leave_asked:

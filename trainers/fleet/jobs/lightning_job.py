@@ -17,6 +17,7 @@ from trainers.fleet.jobs.job_checkpoint import FINAL, LAST, JobCheckpoint, writt
 from trainers.fleet.jobs.job_program import JobProgram
 from trainers.fleet.jobs.mid_pass_loader import MidPassLoader, in_mid_pass
 from trainers.fleet.jobs.seat import Seat
+from trainers.read_checkpoint import read_checkpoint
 
 Module = L.LightningModule | Callable[[], L.LightningModule]
 OURS = ("strategy", "accelerator", "devices", "num_nodes", "default_root_dir")
@@ -97,12 +98,14 @@ class LightningJob:
         checkpoint = JobCheckpoint(seat)
         trainer.callbacks.append(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
         last = seat.folder / LAST
+        if resumed := last.exists():
+            read_checkpoint(last, "global_step", int)  # whoever gave the folder may have written it
         trainer.fit(
             module,
             self._input(seat, checkpoint),
             _made(self.val),
-            ckpt_path=str(last) if last.exists() else None,
-            weights_only=False,  # the job wrote it itself
+            ckpt_path=str(last) if resumed else None,
+            weights_only=True,
         )
         final = seat.folder / FINAL
         if not written(trainer, final, weights_only=True):
@@ -143,7 +146,7 @@ def give_final_weights(program: JobProgram, folder: Path) -> None:
     module = program.module if isinstance(program, LightningJob) else None
     final = folder / FINAL
     if isinstance(module, L.LightningModule) and final.exists():
-        module.load_state_dict(torch.load(final, map_location="cpu")["state_dict"])
+        module.load_state_dict(read_checkpoint(final, "state_dict", dict))
 
 
 def _made(given: Any) -> Any:

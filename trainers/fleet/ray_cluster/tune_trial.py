@@ -17,6 +17,7 @@ import lightning as L
 from trainers.fleet.deciding.fleet_error import FleetError
 from trainers.fleet.ray_cluster.ray_package import import_tune
 from trainers.offloading.strategy import OffloadStrategy
+from trainers.read_checkpoint import read_checkpoint
 
 FILE = "trial.ckpt"
 QUIET = MappingProxyType(
@@ -81,13 +82,10 @@ def tune_trainable(
             trainer.fit(module, _called(made["train"]), val)
             return
         with before.as_directory() as folder:
-            trainer.fit(
-                module,
-                _called(made["train"]),
-                val,
-                ckpt_path=Path(folder) / FILE,
-                weights_only=False,  # a trial of ours wrote it
-            )
+            path = Path(folder) / FILE
+            read_checkpoint(path, "global_step", int)  # whoever gave the folder may have written it
+            train = _called(made["train"])
+            trainer.fit(module, train, val, ckpt_path=path, weights_only=True)
 
     return trial
 
