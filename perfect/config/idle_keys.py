@@ -41,7 +41,8 @@ def idle_keys(raw: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
     data = given("data").get("name")
     if isinstance(data, str) and data in IN_MEMORY:
         default = LoaderConfig().model_dump(mode="json")
-        kind, steps = given("loader").get("worker_kind"), raw.get("augment") or ()
+        kind, steps = given("loader").get("worker_kind"), raw.get("augment")
+        steps = steps if isinstance(steps, list) else []
         own_steps = any("class_path" in step for step in steps if isinstance(step, dict))
         if own_steps or kind == "thread":  # it runs the own steps; what lies in memory has threads
             default["worker_kind"] = kind

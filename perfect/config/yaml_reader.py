@@ -9,6 +9,7 @@ YAML 1.1 reads `1e-3` as text; here it is read as a number.
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -22,6 +23,10 @@ from perfect.config.idle_keys import idle_keys
 from perfect.config.schema import RunConfig
 from perfect.errors import ConfigError
 
+MOST_BYTES, MOST_VALUES, DEEPEST = 128 * 1024, 5_000, 40
+"""Our own configurations have 130 values at most, and are 6 deep."""
+MOST_PROBLEMS, LONGEST = 100, 500
+"""So many problems are told at once, and so many characters of one are shown."""
 Path_ = tuple[str | int, ...]
 Problem = tuple[Path_, str]
 """The place of a key, and what is wrong there."""
@@ -75,30 +80,38 @@ def run_of(document: Document) -> tuple[RunConfig, Source]:
 def read_document(path: Path) -> Document:
     """Read a file that has sections, or raise ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content[:MOST_BYTES].decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
+        raise config_error(
             [f"{path}: cannot be read: {getattr(error, 'strerror', error)}"]
         ) from error
+    if len(content) > MOST_BYTES:
+        raise config_error([f"{path}: has more than {MOST_BYTES:,} bytes: give a smaller file"])
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        loader = _Loader(text)
+        data = loader.plain_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
+        # An error without a mark has its place in the text.
+        line = mark.line + 1 if mark else text.count("\n", 0, getattr(error, "position", 0)) + 1
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError([f"{path}:{line}: this is not YAML: {reason}"]) from error
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError([f"{path}:1: the file must have sections: model:, data:, phases:"])
-    lines: dict[Path_, int | str] = {}
-    problems: list[str] = []
-    source = Source(str(path), lines)
-    data = _construct(node, (), lines, source, problems)
-    return Document(source, data, tuple(problems))
+        what = "" if isinstance(error, TooLarge) else "this is not YAML: "
+        raise config_error([f"{path}:{line}: {what}{reason}"]) from error
+    if not isinstance(data, dict):
+        raise config_error([f"{path}:1: the file must have sections: model:, data:, phases:"])
+    source = Source(str(path), loader.lines)
+    return Document(source, data, tuple(source.at(*problem) for problem in loader.problems))
 
 
 def read_value(text: str) -> Any:
-    """Return the value that a text stands for in a file."""
-    return yaml.load(text, Loader=_Loader)
+    """Return the value that a text stands for in a file. Raise what `with_settings` expects."""
+    loader = _Loader(text)
+    data = loader.plain_data()
+    if loader.problems:
+        raise ValueError(loader.problems[0][1])
+    return data
 
 
 def check_run(data: dict[str, Any], source: Source) -> tuple[RunConfig | None, list[Problem]]:
@@ -115,12 +128,18 @@ def validated(
         return model.model_validate(data), []
     except ValidationError as error:
         told = [e for e in error.errors() if not _reported(e["input"])]
-        return None, [_problem(e, source, model) for e in told]
+        return None, [_problem(e, source, model) for e in told[:MOST_PROBLEMS]]
 
 
 def config_error(problems: Sequence[str]) -> ConfigError:
-    """Return the error that tells these problems, in the order of the file."""
-    return ConfigError(sorted(problems, key=_line))
+    """Return the error that tells these problems, in the order of the file. What a terminal would
+    not show is escaped, and the middle of a long problem is left out."""
+    half = LONGEST // 2
+    short = [p if len(p) <= LONGEST else f"{p[:half]} ... {p[-half:]}" for p in problems]
+    shown = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in one) for one in short]
+    first = sorted(shown, key=_line)[:MOST_PROBLEMS]
+    more = [f"only the first {MOST_PROBLEMS} problems are told: correct these"]
+    return ConfigError(first if len(first) < MOST_PROBLEMS else [*first, *more])
 
 
 def _line(problem: str) -> int:
@@ -132,44 +151,99 @@ UNREADABLE = "\0"
 """Replaces a value that was reported already, so that the schema does not report it again."""
 
 
+class TooLarge(yaml.MarkedYAMLError):
+    """A YAML has too many values, or is too deep."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, with 1e-3 and 5e4 read as numbers."""
+    """YAML 1.1, with 1e-3 and 5e4 read as numbers, and with bounds. Of scalars it has plain ones
+    alone: no tag of a type of Python's, nothing that is no 64-bit number or cannot be UTF-8."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lines: dict[Path_, int | str] = {}
+        self.problems: list[Problem] = []
+        self._values = self._depth = 0
+
+    def plain_data(self) -> Any:
+        """Return the data; note the line of each key and what is wrong."""
+        try:
+            node = self.get_single_node()
+        except (ValueError, OverflowError) as error:  # an escape or version of many digits
+            why = str(error)
+            raise yaml.MarkedYAMLError(problem=why, problem_mark=self.get_mark()) from error
+        self._values = 0
+        return None if node is None else self._plain(node, ())
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        with self._counted(self.peek_event().start_mark):
+            return super().compose_node(parent, index)
+
+    @contextmanager
+    def _counted(self, mark: yaml.Mark) -> Iterator[None]:
+        """Count a value that begins here. An alias counts as all that it stands for."""
+        self._values += 1
+        self._depth += 1
+        if self._depth > DEEPEST:
+            why = f"this is nested more than {DEEPEST} deep: nest it less"
+            raise TooLarge(problem=why, problem_mark=mark)
+        if self._values > MOST_VALUES:
+            why = f"there are more than {MOST_VALUES:,} values, aliases counted in full: give fewer"
+            raise TooLarge(problem=why, problem_mark=mark)
+        yield
+        self._depth -= 1
+
+    def _plain(self, node: yaml.Node, path: Path_) -> Any:
+        with self._counted(node.start_mark):
+            self.lines.setdefault(path, node.start_mark.line + 1)
+            long = len(node.value) > LONGEST and node.tag in NUMBERS  # 1:1:1:... takes its square
+            if long or node.tag not in PLAIN_TAGS:
+                return self._unreadable(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self._plain(item, (*path, n)) for n, item in enumerate(node.value)]
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            try:
+                value = self.construct_object(node, deep=True)
+                node.value.encode()
+            except Exception:  # `!!int x`: whatever the reader of a type raises
+                return self._unreadable(node, path)
+            large = isinstance(value, int) and abs(value) >= 2**63
+            return self._unreadable(node, path) if large else value
+
+    def _unreadable(self, node: yaml.Node, path: Path_) -> str:
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        self.problems.append((path, f"'{text}' is not a value of the type {node.tag}"))
+        return UNREADABLE
+
+    def _mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode) or len(key_node.value) > LONGEST:
+                why = f"the key on line {line} is no name: give text of up to {LONGEST} characters"
+                self.problems.append((path, why))
+                continue
+            here = (*path, key_node.value)
+            if key_node.value in mapping:
+                why = f"is given twice (again on line {line}): keep one"
+                self.problems.append((here, why))
+                continue
+            self.lines[here] = line
+            mapping[key_node.value] = self._plain(value_node, here)
+        return mapping
 
 
+NUMBERS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+PLAIN_TAGS = (
+    *NUMBERS,
+    *(f"tag:yaml.org,2002:{name}" for name in ("bool", "map", "null", "seq", "str", "timestamp")),
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
-
-
-def _construct(
-    node: yaml.Node, path: Path_, lines: dict[Path_, int | str], source: Source, problems: list[str]
-) -> Any:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.SequenceNode):
-        return [
-            _construct(item, (*path, n), lines, source, problems)
-            for n, item in enumerate(node.value)
-        ]
-    if not isinstance(node, yaml.MappingNode):
-        try:
-            return _Loader("").construct_object(node, deep=True)
-        except (yaml.YAMLError, ValueError):
-            text = node.value if isinstance(node, yaml.ScalarNode) else ""
-            problems.append(source.at(path, f"'{text}' is not a value of the type {node.tag}"))
-            return UNREADABLE
-    mapping: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        here = (*path, key)
-        line = key_node.start_mark.line + 1
-        if key in mapping:
-            problems.append(source.at(here, f"is given twice (again on line {line}): keep one"))
-            continue
-        lines[here] = line
-        mapping[key] = _construct(value_node, here, lines, source, problems)
-    return mapping
 
 
 def _reported(given: Any) -> bool:
